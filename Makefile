@@ -1,0 +1,37 @@
+# Two commands for users: `make demo` and `make test`. Everything they need is set up by them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test check format bench clean
+
+help: ## what there is
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+# Rebuilt when the dependencies change.
+$(VENV)/.ready: pyproject.toml scripts/setup
+	PYTHON=$(PYTHON) ./scripts/setup $(VENV)
+	@touch $@
+
+demo: $(VENV)/.ready ## run Duly with its dashboard and a few sample jobs
+	@$(BIN)/duly up --demo
+
+test: check ## check everything and run all tests
+	$(BIN)/pytest
+
+check: $(VENV)/.ready ## format, lint, types, import direction
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+format: $(VENV)/.ready ## put the code into its one format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.ready ## measure, beside a raw-SQL loop of the same statements
+	$(BIN)/duly bench
+
+clean: ## remove what was set up here
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

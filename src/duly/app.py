@@ -1,0 +1,259 @@
+"""The SDK: an application's tasks, and the jobs it submits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import fields, replace
+from datetime import datetime
+from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from duly.config import Settings, load_settings
+from duly.errors import InvalidInput
+from duly.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, JobRequest, Policy
+from duly.operations import Operations
+from duly.store.opening import open_store
+from duly.worker.task import Handler, Task
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+_POLICY_FIELDS = {field.name for field in fields(Policy)}
+_JOB_FIELDS = {
+    "name", "payload_ref", "timezone", "start_at", "end_at", "max_runs", "queue", "priority", "dedupe_key", "labels",
+}  # fmt: skip
+
+
+class Duly:
+    """An application: register tasks on it, submit jobs through it, and point `duly worker --app` at it.
+
+    Without arguments it uses `DULY_DATABASE_URL`, or an embedded PostgreSQL if that is unset. Connections are opened
+    when first needed and belong to the event loop that needed them; `async with app:` closes them at the end.
+    """
+
+    def __init__(self, database_url: str | None = None, *, settings: Settings | None = None) -> None:
+        self._given_settings = settings
+        self._given_url = database_url
+        self.tasks: dict[str, Task] = {}
+        #: Jobs that the code itself declares (`@app.cron`); workers register them when they start.
+        self.declared: dict[str, JobRequest] = {}
+        self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
+        self._bridge: _Bridge | None = None
+        self._bridge_lock = threading.Lock()
+
+    @property
+    def settings(self) -> Settings:
+        if self._given_settings is None:
+            self._given_settings = load_settings(database_url=self._given_url)
+        return self._given_settings
+
+    # Tasks
+
+    def task(
+        self,
+        name: str | None = None,
+        *,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = DEFAULT_PRIORITY,
+        **policy: Any,
+    ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+        """Register a function as a task. Its jobs get this queue, priority and policy unless they say otherwise.
+
+        `policy` takes the policy fields of a job: `max_retries`, `timeout_seconds`, `overlap`, …
+        """
+
+        def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+            self._register(function, name, queue, priority, _policy(policy))
+            return function
+
+        return register
+
+    def cron(
+        self,
+        schedule: str,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        payload: Mapping[str, Any] | None = None,
+        queue: str = DEFAULT_QUEUE,
+        priority: int = DEFAULT_PRIORITY,
+        **options: Any,
+    ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+        """A task and its recurring job in one. `schedule` may be any recurring form: cron, `every 15m`, an RRULE.
+
+        The job is known by the task's name: changing the decorator and deploying changes the job.
+        """
+
+        def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+            policy = _policy({key: options[key] for key in options if key in _POLICY_FIELDS})
+            task = self._register(function, name, queue, priority, policy)
+            others = {key: value for key, value in options.items() if key not in _POLICY_FIELDS}
+            self.declared[task.name] = self.request(
+                task.name,
+                dict(payload or {}),
+                schedule=schedule,
+                timezone=timezone,
+                dedupe_key=f"declared:{task.name}",
+                **others,
+            )
+            return function
+
+        return register
+
+    def _register(self, function: Handler, name: str | None, queue: str, priority: int, policy: Policy) -> Task:
+        task = Task(name or str(getattr(function, "__name__", "")), function, queue=queue, priority=priority, policy=policy)
+        if task.name in self.tasks and self.tasks[task.name].function is not function:
+            raise InvalidInput("handler", f"a task {task.name!r} is registered already; give one of them another name")
+        self.tasks[task.name] = task
+        return task
+
+    # Submitting
+
+    def request(
+        self,
+        task: str | Callable[..., Any],
+        payload: Any = None,
+        *,
+        run_at: datetime | None = None,
+        schedule: str | datetime | None = None,
+        **options: Any,
+    ) -> JobRequest:
+        """What `submit` would send: the job's fields, on top of the defaults its task was registered with."""
+        handler = self._name_of(task)
+        if run_at is not None and schedule is not None:
+            raise InvalidInput("run_at", "cannot be given together with schedule")
+        known = self.tasks.get(handler)
+        policy = known.policy if known else Policy()
+        if changes := {key: options[key] for key in options if key in _POLICY_FIELDS}:
+            policy = replace(policy, **changes)
+        others = {key: value for key, value in options.items() if key not in _POLICY_FIELDS}
+        if unknown := others.keys() - _JOB_FIELDS:
+            raise InvalidInput(min(unknown), "is not a field of a job")
+        if known:
+            others.setdefault("queue", known.queue)
+            others.setdefault("priority", known.priority)
+        return JobRequest(
+            handler=handler,
+            payload={} if payload is None else payload,
+            schedule=run_at if run_at is not None else schedule,
+            policy=policy,
+            **others,
+        )
+
+    async def submit(
+        self,
+        task: str | Callable[..., Any],
+        payload: Any = None,
+        *,
+        run_at: datetime | None = None,
+        schedule: str | datetime | None = None,
+        allow_unknown_handler: bool = False,
+        **options: Any,
+    ) -> str:
+        """Register a job and return its id. Without `run_at` or `schedule` it runs now.
+
+        `options` are the fields of a job: `name`, `timezone`, `queue`, `dedupe_key`, `max_retries`, `overlap`, …
+        """
+        request = self.request(task, payload, run_at=run_at, schedule=schedule, **options)
+        operations = await self.operations()
+        return str((await operations.submit(request, allow_unknown_handler=allow_unknown_handler)).job_id)
+
+    async def submit_many(self, requests: Sequence[JobRequest]) -> list[str]:
+        """Register many jobs (made with `request`) in few statements. All are checked before any is stored."""
+        operations = await self.operations()
+        return [str(submitted.job_id) for submitted in await operations.submit_many(requests)]
+
+    def submit_sync(self, task: str | Callable[..., Any], payload: Any = None, **options: Any) -> str:
+        """`submit` for code without an event loop."""
+        with self._bridge_lock:
+            if self._bridge is None:
+                self._bridge = _Bridge()
+        return str(self._bridge.call(self.submit(task, payload, **options)))
+
+    async def declare(self) -> list[UUID]:
+        """Register the jobs that the code declares, and bring changed ones up to date."""
+        operations = await self.operations()
+        return [await operations.declare(request) for request in self.declared.values()]
+
+    def _name_of(self, task: str | Callable[..., Any]) -> str:
+        if isinstance(task, str):
+            return task
+        for name, known in self.tasks.items():
+            if known.function is task:
+                return name
+        shown = getattr(task, "__name__", repr(task))
+        raise InvalidInput("handler", f"{shown} is not a task of this app; decorate it with @app.task()")
+
+    # Connections
+
+    async def operations(self) -> Operations:
+        """The layer beneath, connected, for this event loop."""
+        loop = asyncio.get_running_loop()
+        connection = self._open.get(loop)
+        if connection is None:
+            connection = self._open[loop] = _Connection()
+        return await connection.operations(self)
+
+    async def close(self) -> None:
+        """Close this event loop's connections."""
+        if (connection := self._open.pop(asyncio.get_running_loop(), None)) is not None:
+            await connection.close()
+
+    def close_sync(self) -> None:
+        """Close what `submit_sync` opened."""
+        with self._bridge_lock:
+            bridge, self._bridge = self._bridge, None
+        if bridge is not None:
+            bridge.call(self.close())
+            bridge.stop()
+
+    async def __aenter__(self) -> Duly:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+class _Connection:
+    """The store as one event loop holds it open."""
+
+    def __init__(self) -> None:
+        self._stack = AsyncExitStack()
+        self._lock = asyncio.Lock()
+        self._operations: Operations | None = None
+
+    async def operations(self, app: Duly) -> Operations:
+        async with self._lock:
+            if self._operations is None:
+                store = await self._stack.enter_async_context(open_store(app.settings))
+                self._operations = await Operations.open(store.pool, app.settings, local_handlers=app.tasks.keys())
+        return self._operations
+
+    async def close(self) -> None:
+        await self._stack.aclose()
+
+
+class _Bridge:
+    """An event loop in a thread of its own, for callers that have none."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="duly-sync", daemon=True)
+        self._thread.start()
+
+    def call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _policy(options: Mapping[str, Any]) -> Policy:
+    if unknown := options.keys() - _POLICY_FIELDS:
+        raise InvalidInput(min(unknown), "is not a policy of a job")
+    return Policy(**options)

@@ -1,0 +1,243 @@
+"""Checking what a client sends: every field of a job against its rule, with an error that names the field.
+
+No I/O. The result is a row on its way into the store, schedule parsed and first occurrence planned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any, get_args
+from uuid import UUID
+
+from duly.errors import InvalidInput, InvalidSchedule
+from duly.model import (
+    DEFAULT_POLICY,
+    DstFold,
+    DstGap,
+    JobRequest,
+    MissedWindow,
+    Overlap,
+    Policy,
+    RetryBackoff,
+    ScheduleKind,
+)
+from duly.timing import check_template, make_timetable, parse_schedule
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+_LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
+MAX_LABELS = 32
+MAX_SECONDS = 10 * 365 * 86400
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "missed_window": get_args(MissedWindow),
+    "overlap": get_args(Overlap),
+    "retry_backoff": get_args(RetryBackoff),
+    "dst_gap": get_args(DstGap),
+    "dst_fold": get_args(DstFold),
+}
+_INTEGERS: dict[str, tuple[int, int]] = {
+    "catch_up_window_seconds": (0, MAX_SECONDS),
+    "max_missed": (0, 100_000),
+    "max_queued": (0, 100_000),
+    "max_retries": (0, 10_000),
+    "jitter_seconds": (0, 86_400),
+}
+_NUMBERS: dict[str, tuple[float, float]] = {
+    "retry_delay_seconds": (0, MAX_SECONDS),
+    "retry_max_delay_seconds": (0, MAX_SECONDS),
+    "timeout_seconds": (0.001, MAX_SECONDS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a schedule came to: its canonical text, its kind, and when it is first due (None: now)."""
+
+    kind: ScheduleKind
+    canonical: str
+    first: datetime | None
+
+
+def check_text(field: str, value: object, *, longest: int, shortest: int = 1) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(field, f"must be a text, not {_kind(value)}")
+    if not shortest <= len(value) <= longest:
+        raise InvalidInput(field, f"must have {shortest} to {longest} characters, this has {len(value)}")
+    if _CONTROL.search(value):
+        raise InvalidInput(field, "must not contain control characters")
+    return value
+
+
+def check_integer(field: str, value: object, low: int, high: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidInput(field, f"must be a whole number, not {_kind(value)}")
+    if not low <= value <= high:
+        raise InvalidInput(field, f"must be {low} to {high}, not {value if abs(value) < 10**20 else 'that large'}")
+    return value
+
+
+def check_moment(field: str, value: object) -> datetime | None:
+    if value is None:
+        return None
+    if not isinstance(value, datetime):
+        raise InvalidInput(field, f"must be a time, not {_kind(value)}")
+    if value.tzinfo is None:
+        raise InvalidInput(field, "must have an offset or time zone, such as 2026-03-08T09:30:00Z")
+    try:
+        return value.astimezone(UTC)
+    except OverflowError as error:
+        raise InvalidInput(field, "is outside the years that can be stored") from error
+
+
+@lru_cache(maxsize=4096)
+def check_policy(policy: Policy) -> Policy:
+    """Every policy field against its rule. Cached: a million jobs share a few policies."""
+    for field in fields(policy):
+        name = field.name
+        value = getattr(policy, name)
+        if name in _CHOICES:
+            if value not in _CHOICES[name]:
+                raise InvalidInput(name, f"must be one of {', '.join(_CHOICES[name])}, not {str(value)[:40]!r}")
+        elif name in _INTEGERS:
+            if value is not None or name != "catch_up_window_seconds":
+                check_integer(name, value, *_INTEGERS[name])
+        elif name in _NUMBERS:
+            low, high = _NUMBERS[name]
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise InvalidInput(name, f"must be a number of seconds, not {_kind(value)}")
+            if not low <= value <= high:
+                raise InvalidInput(name, f"must be {low:g} to {high:g} seconds, not {value:g}")
+    if policy.idempotency_key_template != DEFAULT_POLICY.idempotency_key_template:
+        check_text("idempotency_key_template", policy.idempotency_key_template, longest=500)
+        check_template(policy.idempotency_key_template)
+    return policy
+
+
+def payload_text(payload: Any, *, limit: int) -> str:
+    """A payload as the JSON the store keeps, or a clear refusal."""
+    if payload == {} and isinstance(payload, dict):
+        return "{}"
+    try:
+        text = json.dumps(payload, allow_nan=False, separators=(",", ":"))
+    except ValueError as error:
+        if "Out of range" in str(error):
+            raise InvalidInput("payload", "must be JSON: NaN and infinity are not") from error
+        raise InvalidInput("payload", f"must be JSON: {error}") from error
+    except TypeError as error:
+        raise InvalidInput("payload", f"must be JSON: {error}") from error
+    except RecursionError as error:
+        raise InvalidInput("payload", "is nested too deeply") from error
+    if len(text) > limit and len(text.encode()) > limit:
+        raise InvalidInput("payload", f"must be at most {limit} bytes as JSON, this has {len(text)}; use payload_ref")
+    if "\\u0000" in text and _contains(payload, "\x00"):
+        raise InvalidInput("payload", "must not contain NUL characters (\\u0000)")
+    if "\\ud" in text and _has_lone_surrogate(text):
+        raise InvalidInput("payload", "must not contain lone surrogates: it is not valid Unicode")
+    return text
+
+
+def check_labels(labels: object) -> str | None:
+    if not isinstance(labels, Mapping):
+        raise InvalidInput("labels", f"must be a map of texts, not {_kind(labels)}")
+    if not labels:
+        return None
+    if len(labels) > MAX_LABELS:
+        raise InvalidInput("labels", f"must be at most {MAX_LABELS}, these are {len(labels)}")
+    checked = {
+        check_text("labels", key, longest=63): check_text(f"labels.{str(key)[:63]}", value, longest=255, shortest=0)
+        for key, value in labels.items()
+    }
+    return json.dumps(checked, ensure_ascii=False, sort_keys=True)
+
+
+@lru_cache(maxsize=4096)
+def _plan_shared(schedule: str, timezone: str, policy: Policy, anchor: datetime, second: datetime) -> Plan:
+    """Plans of recurring jobs that ask for the same thing in the same second."""
+    return _plan(schedule, timezone, policy, anchor, second)
+
+
+def _plan(schedule: str | None, timezone: str, policy: Policy, anchor: datetime, now: datetime) -> Plan:
+    parsed = parse_schedule(
+        schedule, now=now, timezone=timezone, dst_gap=policy.dst_gap, dst_fold=policy.dst_fold, anchor=anchor
+    )
+    return Plan(parsed.kind, parsed.canonical, parsed.next(_LONG_AGO if parsed.kind == "once" else now))
+
+
+def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: datetime) -> Plan:
+    """Parse the schedule and find the first occurrence within the job's bounds."""
+    schedule = request.schedule
+    if isinstance(schedule, datetime):
+        schedule = (check_moment("schedule", schedule) or now).isoformat()
+    if schedule is not None and not isinstance(schedule, str):
+        raise InvalidSchedule(f"must be a text, not {_kind(schedule)}")
+    timezone = check_text("timezone", request.timezone, longest=100)
+    if schedule is None or schedule.strip().lower() == "now":
+        _plan_shared("now", timezone, request.policy, _LONG_AGO, _LONG_AGO)
+        return Plan("once", "now", None)
+    start_at, end_at = request.start_at, request.end_at
+    plan = _plan(schedule, timezone, request.policy, start_at or anchor, now)
+    if plan.kind == "once":
+        if plan.first is None:
+            raise InvalidSchedule("can never fire")
+        return plan
+    timetable = make_timetable(
+        kind=plan.kind,
+        schedule=plan.canonical,
+        timezone=timezone,
+        anchor=start_at or anchor,
+        start_at=start_at,
+        end_at=end_at,
+        policy=request.policy,
+        job_id=job_id,
+    )
+    first = timetable.next(now)
+    if first is None:
+        raise InvalidSchedule("has no occurrence between now and end_at" if end_at else "can never fire")
+    return Plan(plan.kind, plan.canonical, first)
+
+
+def fingerprint(request: JobRequest, payload: str, labels: str | None, schedule: str) -> bytes:
+    """Of everything a client chose: the same dedupe_key with other content is a conflict."""
+    content = [
+        request.name, request.handler, payload, request.payload_ref, schedule, request.timezone,
+        request.start_at and request.start_at.isoformat(), request.end_at and request.end_at.isoformat(),
+        request.max_runs, request.queue, request.priority, request.policy.to_stored(), labels,
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(content, default=dict, sort_keys=True).encode()).digest()
+
+
+def _kind(value: object) -> str:
+    names = {"NoneType": "nothing", "bool": "true or false", "int": "a number", "float": "a number", "str": "a text",
+             "dict": "an object", "list": "a list"}  # fmt: skip
+    return names.get(type(value).__name__, type(value).__name__)
+
+
+def _contains(value: Any, needle: str) -> bool:
+    """Whether any string within holds `needle`; a loop, not recursion, because depth is the client's choice."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            if needle in item:
+                return True
+        elif isinstance(item, dict):
+            stack.extend(item)
+            stack.extend(item.values())
+        elif isinstance(item, list | tuple):
+            stack.extend(item)
+    return False
+
+
+def _has_lone_surrogate(text: str) -> bool:
+    try:
+        json.loads(text)
+        json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False

@@ -1,0 +1,86 @@
+"""Settings: flags win over environment (`DULY_*`) over `duly.toml` over defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+
+from duly.errors import ConfigError
+
+
+class Settings(BaseSettings):
+    """Every setting, with its default and what it is for."""
+
+    model_config = SettingsConfigDict(env_prefix="DULY_", toml_file="duly.toml", extra="ignore", frozen=True)
+
+    database_url: str | None = Field(None, description="PostgreSQL address; unset: an embedded PostgreSQL under home")
+    home: Path | None = Field(None, description="where the embedded PostgreSQL keeps its data")
+    pgbouncer: bool = Field(False, description="the address is a pooler in transaction mode")
+    direct_url: str | None = Field(None, description="address for LISTEN when database_url is a pooler")
+    coordinator: str = Field("postgres", description="who elects shard leaders")
+    dispatch: str = Field("postgres", description="how runs travel to workers")
+    shards: int = Field(64, ge=1, le=4096, description="fixed when the store is created")
+    pool_size: int = Field(4, ge=1, le=1000, description="connections per process")
+
+    leader_lease_seconds: float = Field(5, gt=0, description="a crashed scheduler's shards move after this long")
+    worker_lease_seconds: float = Field(15, gt=0, description="a crashed worker's runs are taken back after this long")
+    heartbeat_seconds: float | None = Field(None, gt=0, description="how often leases are extended; default: lease / 3")
+    poll_seconds: float = Field(1, gt=0, description="how often an idle worker looks without being told to")
+    notifications: bool = Field(True, description="LISTEN for new work; off: polling and re-reading alone")
+
+    misfire_grace_seconds: float = Field(10, ge=0, description="later than this, an occurrence is missed")
+    horizon_seconds: float = Field(600, ge=10, description="how much of the future schedulers hold in memory")
+    reread_seconds: float = Field(60, gt=0, description="how often schedulers re-read the near future")
+
+    concurrency: int = Field(100, ge=1, le=100_000, description="runs a worker process holds at once")
+    shutdown_grace_seconds: float = Field(30, ge=0, description="how long running handlers may finish at shutdown")
+
+    payload_max_bytes: int = Field(256 * 1024, ge=1, description="largest payload")
+    host: str = Field("127.0.0.1", description="address the API binds to")
+    port: int = Field(8080, ge=0, le=65535, description="port the API binds to; 0: any free one")
+    log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+
+    @property
+    def heartbeat_interval(self) -> float:
+        return self.heartbeat_seconds or self.worker_lease_seconds / 3
+
+    @model_validator(mode="after")
+    def _beats_fit_leases(self) -> Settings:
+        # Two beats may be lost and the lease still stands; with fewer, one slow answer costs every run its lease.
+        if self.heartbeat_interval * 3 > self.worker_lease_seconds * 1.001:
+            raise ValueError(
+                f"heartbeat_seconds ({self.heartbeat_interval:g}) must be at most a third of "
+                f"worker_lease_seconds ({self.worker_lease_seconds:g})"
+            )
+        if self.coordinator != "postgres":
+            raise ValueError(f"coordinator {self.coordinator!r} is not available: use postgres")
+        if self.dispatch != "postgres":
+            raise ValueError(f"dispatch {self.dispatch!r} is not available: use postgres")
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings from all sources; a flag that is None was not given."""
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"setting {where}: {message}" if where else f"settings: {message}") from error
+    except ValueError as error:
+        raise ConfigError(f"duly.toml cannot be read: {error}") from error

@@ -1,0 +1,106 @@
+"""Everything Duly raises on purpose.
+
+```
+DulyError
+├── InvalidInput          what the caller gave is wrong; names the field (HTTP 422, exit code 2)
+│   ├── InvalidSchedule   the schedule cannot be read or can never fire
+│   └── UnknownHandler    no worker or app knows a task of that name
+├── NotFound              no such job, run or dead letter (HTTP 404, exit code 4)
+├── Conflict              it contradicts what is stored (HTTP 409, exit code 5)
+├── ConfigError           a setting is missing, contradictory or unusable (exit code 2)
+├── MissingExtra          an optional part of Duly is not installed (exit code 2)
+├── StoreUnavailable      PostgreSQL cannot be reached (HTTP 503, exit code 3)
+├── StoreMismatch         the store's schema is newer or older than this Duly (exit code 3)
+├── LeaseLost             this worker no longer holds the run; nothing it writes counts
+└── HandlerSignal         raised by handlers to steer what happens next
+    ├── Permanent         do not retry: to the dead letters at once
+    ├── RetryAfter        retry, but after this many seconds
+    └── Snooze            run again later; does not count as an attempt
+```
+"""
+
+from __future__ import annotations
+
+
+class DulyError(Exception):
+    """Base of everything Duly raises on purpose. Its text is one sentence that a user can act on."""
+
+
+class InvalidInput(DulyError):
+    """What the caller gave is wrong. `field` names the part, in the words of the job's own fields."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class InvalidSchedule(InvalidInput):
+    """A schedule that cannot be read, or that can never fire. `part` says which piece of the text is wrong."""
+
+    def __init__(self, message: str, *, part: str | None = None, field: str = "schedule") -> None:
+        super().__init__(field, message)
+        self.part = part
+
+
+class UnknownHandler(InvalidInput):
+    """No worker or app knows a task of that name."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("handler", message)
+
+
+class NotFound(DulyError):
+    """No such thing, or not for this tenant."""
+
+
+class Conflict(DulyError):
+    """The request contradicts what is stored."""
+
+
+class ConfigError(DulyError):
+    """A setting is missing, contradictory or unusable."""
+
+
+class MissingExtra(DulyError):
+    """An optional part of Duly is needed but not installed."""
+
+    def __init__(self, purpose: str, extra: str) -> None:
+        super().__init__(f"{purpose} needs an extra: pip install 'duly[{extra}]'")
+        self.extra = extra
+
+
+class StoreUnavailable(DulyError):
+    """PostgreSQL cannot be reached."""
+
+
+class StoreMismatch(DulyError):
+    """The store's schema is newer or older than this Duly."""
+
+
+class LeaseLost(DulyError):
+    """This worker no longer holds the run; nothing it writes about it counts."""
+
+
+class HandlerSignal(DulyError):
+    """Base of what a handler raises to say what should happen next."""
+
+
+class Permanent(HandlerSignal):
+    """The handler knows that trying again is useless: the run goes to the dead letters at once."""
+
+
+class RetryAfter(HandlerSignal):
+    """The handler failed and knows when to try again. Counts as an attempt."""
+
+    def __init__(self, seconds: float, message: str = "") -> None:
+        super().__init__(message or f"retry after {seconds:g} s")
+        self.seconds = float(seconds)
+
+
+class Snooze(HandlerSignal):
+    """Not now: run again after `seconds`. Does not count as an attempt."""
+
+    def __init__(self, seconds: float, message: str = "") -> None:
+        super().__init__(message or f"snoozed for {seconds:g} s")
+        self.seconds = float(seconds)

@@ -1,0 +1,206 @@
+"""Job, run and policies: the small frozen values that every part of Duly passes around.
+
+They hold what spec'd fields are called and what they default to; nothing here does I/O. Validation of what a client
+sends is in `operations`; the moves between run states are in `states`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, Literal
+from uuid import UUID
+
+MissedWindow = Literal["SKIP", "RUN_ONCE", "RUN_ALL"]
+Overlap = Literal["skip", "queue", "parallel"]
+RetryBackoff = Literal["immediate", "linear", "exponential"]
+DstGap = Literal["shift", "skip"]
+DstFold = Literal["first", "second", "both"]
+ScheduleKind = Literal["once", "cron", "interval", "rrule"]
+JobStatus = Literal["active", "paused", "completed", "cancelled"]
+
+DEFAULT_TENANT = "default"
+DEFAULT_QUEUE = "default"
+DEFAULT_PRIORITY = 5
+DEFAULT_KEY_TEMPLATE = "{{job_id}}:{{scheduled_at_unix}}"
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """The part of a job that only Python reads: never a column, so that a job's row stays narrow.
+
+    The store keeps just what differs from these defaults, as one JSON text, and NULL when nothing does. Scheduler and
+    worker turn that text back into a `Policy` through a cache keyed by the text itself.
+    """
+
+    missed_window: MissedWindow = "RUN_ONCE"
+    catch_up_window_seconds: int | None = None
+    max_missed: int = 100
+    overlap: Overlap = "skip"
+    max_queued: int = 100
+    max_retries: int = 3
+    retry_backoff: RetryBackoff = "exponential"
+    retry_delay_seconds: float = 30
+    retry_max_delay_seconds: float = 1800
+    timeout_seconds: float = 300
+    jitter_seconds: int = 0
+    dst_gap: DstGap = "shift"
+    dst_fold: DstFold = "first"
+    idempotency_key_template: str = DEFAULT_KEY_TEMPLATE
+
+    def to_stored(self) -> str | None:
+        """The JSON text of what differs from the defaults, in field order; None when nothing does."""
+        if self == DEFAULT_POLICY:
+            return None
+        changed = {
+            name: value for name, default in _POLICY_DEFAULTS.items() if (value := getattr(self, name)) != default
+        }
+        return json.dumps(changed, separators=(",", ":"))
+
+
+DEFAULT_POLICY = Policy()
+_POLICY_DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Policy)}
+POLICY_FIELDS = frozenset(_POLICY_DEFAULTS)
+
+
+@lru_cache(maxsize=4096)
+def policy_from_stored(text: str | None) -> Policy:
+    """The policy behind a stored text. A key this version does not know is ignored: a newer node wrote it."""
+    if text is None:
+        return DEFAULT_POLICY
+    return Policy(**{name: value for name, value in json.loads(text).items() if name in POLICY_FIELDS})
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """What a client asks for when it submits a job: section 2 of the spec, before anything is checked."""
+
+    handler: str | Mapping[str, Any]
+    name: str | None = None
+    payload: Any = field(default_factory=dict)
+    payload_ref: str | None = None
+    schedule: str | datetime | None = None
+    timezone: str = "UTC"
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    max_runs: int | None = None
+    queue: str = DEFAULT_QUEUE
+    priority: int = DEFAULT_PRIORITY
+    policy: Policy = DEFAULT_POLICY
+    dedupe_key: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    tenant: str = DEFAULT_TENANT
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A stored job."""
+
+    job_id: UUID
+    shard: int
+    tenant: str
+    name: str
+    handler: str | dict[str, Any]
+    payload: Any
+    payload_ref: str | None
+    kind: ScheduleKind
+    schedule: str
+    timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
+    max_runs: int | None
+    queue: str
+    priority: int
+    policy: Policy
+    dedupe_key: str | None
+    labels: dict[str, str]
+    status: JobStatus
+    status_reason: str | None
+    next_run_at: datetime | None
+    last_run_at: datetime | None
+    run_count: int
+    created_at: datetime
+    updated_at: datetime
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """What went wrong in one attempt."""
+
+    type: str
+    message: str
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of a run that did not end well."""
+
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    error: ErrorInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One occurrence's execution as a reader sees it, wherever its row is: queue, claim or history."""
+
+    job_id: UUID
+    scheduled_at: datetime
+    status: str
+    attempt: int
+    missed: bool = False
+    deduplicated: bool = False
+    run_at: datetime | None = None
+    fired_at: datetime | None = None
+    epoch: int | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker: str | None = None
+    idempotency_key: str | None = None
+    error: ErrorInfo | None = None
+    result: Any = None
+    note: dict[str, Any] | None = None
+    attempts: tuple[Attempt, ...] = ()
+    job_name: str | None = None
+
+    @property
+    def run_id(self) -> str:
+        return make_run_id(self.job_id, self.scheduled_at)
+
+
+# A run is named by what it is, (job, scheduled_at), so its id is derived and never stored.
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def to_micros(moment: datetime) -> int:
+    """Microseconds since 1970 in UTC: exact, unlike `timestamp()`."""
+    return (moment - _EPOCH) // _MICROSECOND
+
+
+def from_micros(micros: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def make_run_id(job_id: UUID, scheduled_at: datetime) -> str:
+    # Offset by 2**62 so that times before 1970 stay non-negative and ids sort by time within a job.
+    return f"{job_id}-{to_micros(scheduled_at) + (1 << 62):016x}"
+
+
+def parse_run_id(run_id: str) -> tuple[UUID, datetime] | None:
+    """The (job, scheduled_at) behind a run id, or None if it is not one."""
+    job_text, _, micros_text = run_id.rpartition("-")
+    if len(micros_text) != 16:
+        return None
+    try:
+        return UUID(job_text), from_micros(int(micros_text, 16) - (1 << 62))
+    except (ValueError, OverflowError):
+        return None

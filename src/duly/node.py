@@ -1,0 +1,188 @@
+"""The composition root: wires the parts of a node together and runs them until a signal ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from duly.cluster.coordinator import Term
+from duly.cluster.postgres import PostgresCoordinator
+from duly.config import Settings
+from duly.maintenance.leader import LeaderService
+from duly.maintenance.partitions import Partitions
+from duly.maintenance.rescuer import Rescuer
+from duly.scheduler.firer import Firer
+from duly.scheduler.loader import Loader
+from duly.scheduler.near_future import NearFuture
+from duly.service import Service
+from duly.store.notifier import Notifier
+from duly.store.pool import Pool
+from duly.worker.task import Task
+from duly.worker.worker import Observer, Worker
+
+log = logging.getLogger("duly.node")
+T = TypeVar("T")
+
+# The node that leads this shard also does the upkeep.
+UPKEEP_SHARD = 0
+
+
+def duly_version() -> str:
+    try:
+        return version("duly")
+    except PackageNotFoundError:  # run from a source tree that was never installed
+        return "0"
+
+
+def node_name() -> str:
+    """For people; never used to tell nodes apart."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+def make_notifier(pool: Pool, settings: Settings) -> Notifier | None:
+    """None where notifications are off, or where only a pooler is known: LISTEN needs a direct connection."""
+    if not settings.notifications or (settings.pgbouncer and settings.direct_url is None):
+        return None
+    return Notifier(settings.direct_url or pool.url)
+
+
+class SchedulerNode:
+    """Coordinator, loader, firer and upkeep. Terms are pushed to it and passed on."""
+
+    def __init__(self, pool: Pool, settings: Settings) -> None:
+        self.node_id = uuid4()
+        self.future = NearFuture(pool.clock, horizon_us=int(settings.horizon_seconds * 1e6))
+        grace = timedelta(seconds=settings.misfire_grace_seconds)
+        self.firer = Firer(pool, pool.clock, self.future, misfire_grace=grace)
+        self.loader = Loader(pool, self.future, interval=settings.reread_seconds, changed=self.firer.wake)
+        self.upkeep: list[LeaderService] = [Rescuer(pool), Partitions(pool)]
+        self.coordinator = PostgresCoordinator(
+            self,
+            pool,
+            node_id=self.node_id,
+            name=node_name(),
+            version=duly_version(),
+            lease_seconds=settings.leader_lease_seconds,
+        )
+        self.notifier = make_notifier(pool, settings)
+        if self.notifier is not None:
+            self.notifier.listen("duly_due", self.loader.heard)
+            self.notifier.listen("duly_shards", lambda _: self.coordinator.wake())
+        self._services: list[Service] = [*self.upkeep, self.firer, self.loader, self.coordinator]
+        if self.notifier is not None:
+            self._services.insert(0, self.notifier)
+
+    def term_began(self, term: Term) -> None:
+        self.firer.lead(term)
+        self.loader.lead(term.shard)
+        if term.shard == UPKEEP_SHARD:
+            for service in self.upkeep:
+                service.lead(True)
+
+    def term_ended(self, term: Term) -> None:
+        self.firer.drop(term.shard)
+        self.loader.drop(term.shard)
+        if term.shard == UPKEEP_SHARD:
+            for service in self.upkeep:
+                service.lead(False)
+
+    async def start(self) -> None:
+        for service in self._services:
+            await service.start()
+
+    async def stop(self) -> None:
+        """Nothing new is fired, the fire that is under way ends, then the shards are anybody's."""
+        await self.coordinator.stop()
+        await self.firer.stop()
+        await self.loader.stop()
+        await self.coordinator.leave()
+        for service in (*self.upkeep, self.notifier):
+            if service is not None:
+                await service.stop()
+
+
+@asynccontextmanager
+async def running_scheduler(pool: Pool, settings: Settings) -> AsyncIterator[SchedulerNode]:
+    node = SchedulerNode(pool, settings)
+    await node.start()
+    try:
+        yield node
+    finally:
+        await node.stop()
+
+
+@asynccontextmanager
+async def running_worker(
+    pool: Pool,
+    tasks: Mapping[str, Task],
+    settings: Settings,
+    *,
+    queues: Sequence[str] = ("default",),
+    concurrency: int | None = None,
+    observer: Observer | None = None,
+) -> AsyncIterator[Worker]:
+    notifier = make_notifier(pool, settings)
+    worker = Worker(
+        pool,
+        tasks,
+        settings,
+        name=node_name(),
+        version=duly_version(),
+        queues=queues,
+        concurrency=concurrency,
+        notifier=notifier,
+        observer=observer,
+    )
+    async with AsyncExitStack() as stack:
+        if notifier is not None:
+            await notifier.start()
+            stack.push_async_callback(notifier.stop)
+        await worker.start()
+        stack.push_async_callback(worker.stop)
+        yield worker
+
+
+class Signals:
+    """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    @asynccontextmanager
+    async def handled(self) -> AsyncIterator[Signals]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._heard)
+        try:
+            yield self
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _heard(self) -> None:
+        if self.asked.is_set():
+            self.insisted.set()
+        self.asked.set()
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """`asyncio.run` on uvloop where that exists."""
+    if sys.platform != "win32":
+        try:
+            import uvloop
+        except ImportError:
+            log.debug("uvloop is not installed; using asyncio's own loop")
+        else:
+            return uvloop.run(main())
+    return asyncio.run(main())

@@ -1,0 +1,171 @@
+"""Jobs: submit, look up, change. Everything is filtered by tenant here, so that no caller can forget to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from operator import attrgetter
+from typing import Any
+from uuid import UUID
+
+from duly.model import Job, ScheduleKind, policy_from_stored
+from duly.store.pool import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A checked and planned job on its way into the store. Field order is the parameter order of `jobs/submit.sql`."""
+
+    job_id: UUID
+    shard: int
+    tenant: str
+    name: str
+    handler: str
+    target: str | None
+    payload: str
+    payload_ref: str | None
+    kind: ScheduleKind
+    schedule: str
+    timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
+    max_runs: int | None
+    queue: str
+    priority: int
+    policy: str | None
+    labels: str | None
+    dedupe_key: str | None
+    fingerprint: bytes | None
+    next_run_at: datetime | None
+    immediate: bool
+
+
+_columns_of = attrgetter(*NewJob.__dataclass_fields__)
+
+
+async def submit(store: Executor, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
+    """Insert jobs in one statement. Returns the ids that are new; the others were there, or their dedupe_key was."""
+    columns = zip(*map(_columns_of, jobs), strict=True)
+    rows = await store.fetch("jobs/submit", *columns, created_at)
+    return {row["job_id"] for row in rows}
+
+
+async def find_duplicates(
+    store: Executor, keys: Sequence[tuple[str, str]]
+) -> dict[tuple[str, str], tuple[UUID, bytes | None]]:
+    """The jobs that hold these (tenant, dedupe_key) pairs."""
+    rows = await store.fetch("jobs/find_duplicates", [key[0] for key in keys], [key[1] for key in keys])
+    return {(row["tenant"], row["dedupe_key"]): (row["job_id"], row["fingerprint"]) for row in rows}
+
+
+async def redefine(store: Executor, job: NewJob, *, old_fingerprint: bytes | None) -> UUID | None:
+    """Give the job that holds this dedupe_key the new definition, unless somebody else changed it meanwhile."""
+    row = await store.row(
+        "jobs/redefine",
+        job.tenant,
+        job.dedupe_key,
+        job.name,
+        job.handler,
+        job.payload,
+        job.payload_ref,
+        job.kind,
+        job.schedule,
+        job.timezone,
+        job.start_at,
+        job.end_at,
+        job.max_runs,
+        job.queue,
+        job.priority,
+        job.policy,
+        job.labels,
+        old_fingerprint,
+        job.fingerprint,
+        job.next_run_at,
+    )
+    return None if row is None else row["job_id"]
+
+
+async def get(store: Executor, *, job_id: UUID, tenant: str) -> Job | None:
+    row = await store.row("jobs/get", job_id, tenant)
+    return None if row is None else to_job(row)
+
+
+async def find(store: Executor, *, text: str, tenant: str) -> list[Job]:
+    """Jobs whose id begins with `text`, or whose name it is."""
+    digits = text.replace("-", "").lower()
+    low = high = UUID(int=0)
+    if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
+        low, high = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+    return [to_job(row) for row in await store.fetch("jobs/find", tenant, low, high, text)]
+
+
+async def list_jobs(
+    store: Executor,
+    *,
+    tenant: str,
+    status: str | None,
+    queue: str | None,
+    name: str | None,
+    label: dict[str, str] | None,
+    before: UUID | None,
+    limit: int,
+) -> list[Job]:
+    rows = await store.fetch(
+        "jobs/list", tenant, status, queue, name, json.dumps(label) if label else None, before, limit
+    )
+    return [to_job(row) for row in rows]
+
+
+async def pause(store: Executor, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
+    row = await store.row("jobs/pause", job_id, tenant, reason)
+    return None if row is None else to_job(row)
+
+
+async def resume(store: Executor, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int) -> Job | None:
+    row = await store.row("jobs/resume", job_id, tenant, next_run_at, version)
+    return None if row is None else to_job(row)
+
+
+async def trigger(store: Executor, *, job_id: UUID, tenant: str, flags: int) -> tuple[UUID, datetime] | None:
+    row = await store.row("jobs/trigger", job_id, tenant, flags)
+    return None if row is None else (row["job_id"], row["scheduled_at"])
+
+
+async def cancel(store: Executor, *, job_id: UUID, tenant: str, running: bool) -> int | None:
+    """Returns how many waiting runs were cancelled with it; None if there was no job to cancel."""
+    row = await store.row("jobs/cancel", job_id, tenant, running)
+    return None if row is None else int(row["cancelled_runs"])
+
+
+def to_job(row: Any) -> Job:
+    target = row["target"]
+    return Job(
+        job_id=row["job_id"],
+        shard=row["shard"],
+        tenant=row["tenant"],
+        name=row["name"],
+        handler=row["handler"] if target is None else json.loads(target),
+        payload=json.loads(row["payload"]),
+        payload_ref=row["payload_ref"],
+        kind=row["kind"],
+        schedule=row["schedule"],
+        timezone=row["timezone"],
+        start_at=row["start_at"],
+        end_at=row["end_at"],
+        max_runs=row["max_runs"],
+        queue=row["queue"],
+        priority=row["priority"],
+        policy=policy_from_stored(row["policy"]),
+        dedupe_key=row["dedupe_key"],
+        labels=json.loads(row["labels"]) if row["labels"] else {},
+        status=row.get("shown_status") or row["status"],
+        status_reason=row["status_reason"],
+        next_run_at=row["next_run_at"],
+        last_run_at=row["last_run_at"],
+        run_count=row["run_count"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        version=row["version"],
+    )

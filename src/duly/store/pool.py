@@ -1,0 +1,196 @@
+"""The connection pool, and the one place where database errors become Duly's own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from duly.clock import DatabaseClock
+from duly.errors import ConfigError, StoreUnavailable
+from duly.store.statements import statement
+
+if TYPE_CHECKING:
+    from asyncpg.pool import PoolConnectionProxy
+
+    Connection = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
+
+log = logging.getLogger("duly.store")
+
+# A statement that lost a deadlock or a serialisation race changed nothing, so it may simply be sent again.
+_RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+_TRIES = 6
+
+_AWAY = (
+    OSError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.ConnectionDoesNotExistError,
+    asyncpg.ConnectionFailureError,
+    asyncpg.ConnectionRejectionError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    asyncpg.AdminShutdownError,
+    asyncpg.CrashShutdownError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.DiskFullError,
+    asyncpg.OutOfMemoryError,
+)
+
+
+class Executor(Protocol):
+    """What can run a named statement: the pool, or one connection inside a transaction."""
+
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]: ...
+
+    async def row(self, name: str, *args: Any) -> asyncpg.Record | None: ...
+
+
+def shown_url(url: str) -> str:
+    """The URL without its password."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    host = parts.netloc.rpartition("@")[2]
+    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
+
+
+@contextmanager
+def translated_errors(url: str) -> Iterator[None]:
+    """Database away: one error for all its many faces. What the caller did wrong stays what it is."""
+    try:
+        yield
+    except asyncpg.InvalidCatalogNameError as error:
+        raise ConfigError(
+            f"the database in {shown_url(url)} does not exist: create it, then run: duly migrate"
+        ) from error
+    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidPasswordError) as error:
+        raise ConfigError(f"PostgreSQL at {shown_url(url)} refused the user or password: {error}") from error
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedFunctionError) as error:
+        raise ConfigError(f"the store at {shown_url(url)} is not set up ({error}); run: duly migrate") from error
+    except TimeoutError as error:
+        raise StoreUnavailable(f"PostgreSQL at {shown_url(url)} did not answer in time") from error
+    except _AWAY as error:
+        detail = str(error) or type(error).__name__
+        raise StoreUnavailable(f"PostgreSQL at {shown_url(url)} cannot be reached: {detail}") from error
+
+
+class InTransaction:
+    """Named statements on one connection, inside a transaction that is already open."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        return await self.connection.fetch(statement(name), *args)
+
+    async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
+        return await self.connection.fetchrow(statement(name), *args)
+
+
+class Pool:
+    """Connections to one store. Every call is one statement and one transaction, unless `transaction` is used."""
+
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], url: str, *, command_timeout: float) -> None:
+        self._pool = pool
+        self._command_timeout = command_timeout
+        self.url = url
+        self.clock = DatabaseClock()
+
+    @classmethod
+    async def connect(
+        cls,
+        url: str,
+        *,
+        size: int = 4,
+        pgbouncer: bool = False,
+        connect_timeout: float = 10,
+        command_timeout: float = 60,
+    ) -> Pool:
+        async def no_reset(_: Connection) -> None:
+            # Duly leaves no session state behind, so the reset statement after every use would be a wasted round trip.
+            return
+
+        with translated_errors(url):
+            try:
+                pool = await asyncpg.create_pool(
+                    url,
+                    min_size=1,
+                    max_size=size,
+                    timeout=connect_timeout,
+                    command_timeout=command_timeout,
+                    reset=no_reset,
+                    max_inactive_connection_lifetime=300,
+                    **connection_options(pgbouncer=pgbouncer),
+                )
+            except (asyncpg.ClientConfigurationError, ValueError) as error:
+                raise ConfigError(f"DULY_DATABASE_URL is not a usable PostgreSQL address: {error}") from error
+        self = cls(pool, url, command_timeout=command_timeout)
+        for _ in range(3):
+            await self.measure_clock()
+        return self
+
+    async def close(self) -> None:
+        try:
+            async with asyncio.timeout(5):
+                await self._pool.close()
+        except (TimeoutError, *_AWAY):
+            self._pool.terminate()
+
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        return await self.query(statement(name), *args)
+
+    async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
+        rows = await self.query(statement(name), *args)
+        return rows[0] if rows else None
+
+    async def query(self, sql: str, *args: Any) -> list[asyncpg.Record]:
+        """One statement as its own transaction, sent again if it only lost a race against another."""
+        with translated_errors(self.url):
+            for attempt in range(1, _TRIES + 1):
+                try:
+                    return await self._pool.fetch(sql, *args)
+                except _RETRYABLE:
+                    if attempt == _TRIES:
+                        raise
+                    await asyncio.sleep(random.uniform(0, 0.01 * 2**attempt))  # noqa: S311
+        raise AssertionError("unreachable")
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[InTransaction]:
+        with translated_errors(self.url):
+            async with self._pool.acquire() as connection, connection.transaction():
+                yield InTransaction(connection)
+
+    async def measure_clock(self) -> None:
+        """Compare clocks. Cheap, and services do it as they go."""
+        sent = time.monotonic()
+        rows = await self.query("select duly.now() as now") if await self._has_clock() else []
+        if rows:
+            self.clock.observe(rows[0]["now"], sent, time.monotonic())
+
+    _clock_known = False
+
+    async def _has_clock(self) -> bool:
+        if not self._clock_known:
+            rows = await self.query("select to_regproc('duly.now') is not null as there")
+            self._clock_known = bool(rows[0]["there"])
+        return self._clock_known
+
+
+def connection_options(*, pgbouncer: bool) -> dict[str, Any]:
+    """What every connection of ours is opened with."""
+    if pgbouncer:
+        # Behind a transaction-mode pooler a prepared statement may not be there next time, and start-up parameters
+        # other than the application's name are refused.
+        return {"statement_cache_size": 0, "server_settings": {"application_name": "duly"}}
+    # JIT compiles for longer than our short statements run.
+    return {"server_settings": {"application_name": "duly", "jit": "off"}}

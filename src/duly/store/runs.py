@@ -1,0 +1,180 @@
+"""Claiming runs and writing what became of them: the worker's side of the store.
+
+Every write names the claim it was made under. A claim that is gone (its lease ran out and rescue took the runs back)
+accepts nothing; the count that comes back tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from duly.model import Policy, policy_from_stored
+from duly.store.pool import Executor
+
+
+class ClaimedRun:
+    """One run in a worker's hands. Made for every run of a claim, so it is slots and no more."""
+
+    __slots__ = (
+        "attempt", "claim_id", "flags", "handler", "job_id", "name", "ordinal", "payload", "payload_ref",
+        "policy_text", "scheduled_at", "target", "timezone",
+    )  # fmt: skip
+
+    claim_id: UUID
+    ordinal: int
+    job_id: UUID
+    scheduled_at: datetime
+    attempt: int
+    flags: int
+    name: str
+    handler: str
+    target: str | None
+    payload: str
+    payload_ref: str | None
+    timezone: str
+    policy_text: str | None
+
+    @property
+    def policy(self) -> Policy:
+        return policy_from_stored(self.policy_text)
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one claim statement brought. `next_run_at`: when the next run of these lanes may start, if one waits."""
+
+    claim_id: UUID | None
+    runs: list[ClaimedRun]
+    next_run_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    run: ClaimedRun
+    started_us: int
+    finished_us: int
+    result: str | None = None
+    flags: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """Back to the queue: `retrying` after a failed attempt, `queued` after a snooze or a return."""
+
+    run: ClaimedRun
+    state: str
+    delay: float
+    started_us: int | None
+    finished_us: int | None
+    error: str | None = None
+    refund: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Buried:
+    """No more attempts: `dead`, or `cancelled` when somebody asked for that."""
+
+    run: ClaimedRun
+    started_us: int | None
+    finished_us: int
+    error: str
+    status: str = "dead"
+
+
+async def claim(
+    store: Executor, *, worker_id: UUID, lease_seconds: float, limit: int, lanes: tuple[list[str], list[int]]
+) -> Claim:
+    """Take up to `limit` startable runs, highest priority first, under one new lease."""
+    rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes)
+    runs = []
+    next_run_at = None
+    claim_id = None
+    for row in rows:
+        run = ClaimedRun()
+        (
+            claim_of_row, run.ordinal, run.job_id, run.scheduled_at, run.attempt, run.flags, run.name, run.handler,
+            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, ahead,
+        ) = row  # fmt: skip
+        if claim_of_row is None:
+            next_run_at = ahead
+            continue
+        claim_id = run.claim_id = claim_of_row
+        runs.append(run)
+    return Claim(claim_id, runs, next_run_at)
+
+
+async def complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:
+    """Record successes and close claims that hold nothing more. Returns how many were accepted."""
+    claims: dict[UUID, int] = {}
+    positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
+    row = await store.row(
+        "runs/complete",
+        list(claims),
+        positions,
+        [end.run.ordinal for end in ended],
+        [end.started_us for end in ended],
+        [end.finished_us for end in ended],
+        [end.result for end in ended],
+        [end.flags for end in ended],
+        list(close),
+    )
+    assert row is not None
+    return int(row["recorded"])
+
+
+async def requeue(store: Executor, ended: Sequence[Requeued]) -> int:
+    """Put runs back into the queue. Returns how many were accepted."""
+    claims: dict[UUID, int] = {}
+    positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
+    row = await store.row(
+        "runs/requeue",
+        list(claims),
+        positions,
+        [end.run.ordinal for end in ended],
+        [end.state for end in ended],
+        [end.delay for end in ended],
+        [end.refund for end in ended],
+        [end.error for end in ended],
+        [end.started_us for end in ended],
+        [end.finished_us for end in ended],
+    )
+    assert row is not None
+    return int(row["requeued"])
+
+
+async def bury(store: Executor, ended: Sequence[Buried]) -> int:
+    """Record runs that will not be tried again. Returns how many were accepted."""
+    claims: dict[UUID, int] = {}
+    positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
+    row = await store.row(
+        "runs/bury",
+        list(claims),
+        positions,
+        [end.run.ordinal for end in ended],
+        [end.error for end in ended],
+        [end.started_us for end in ended],
+        [end.finished_us for end in ended],
+        [end.status for end in ended],
+    )
+    assert row is not None
+    return int(row["recorded"])
+
+
+async def settled(store: Executor, runs: Sequence[ClaimedRun]) -> set[tuple[UUID, datetime]]:
+    """Which of these runs are in history under the very claim they were taken with."""
+    rows = await store.fetch(
+        "runs/settled",
+        [run.claim_id for run in runs],
+        [run.job_id for run in runs],
+        [run.scheduled_at for run in runs],
+    )
+    return {(row["job_id"], row["scheduled_at"]) for row in rows}
+
+
+async def heartbeat(store: Executor, *, worker_id: UUID, lease_seconds: float) -> dict[UUID, list[int]]:
+    """Extend all leases of a worker. Returns what it still holds, with the ordinals that somebody cancelled."""
+    rows = await store.fetch("runs/heartbeat", worker_id, lease_seconds)
+    return {row["claim_id"]: row["cancelled"] for row in rows}

@@ -1,0 +1,99 @@
+-- The heart: turn due occurrences of one shard into runs and move their jobs on, all or nothing.
+--   $1 shard  $2 epoch of the leader's term
+--   jobs:  $3 job_id  $4 expected next_run_at  $5 new next_run_at  $6 overlap (skip, queue, parallel)  $7 max_queued
+--   runs:  $8 job_id  $9 scheduled_at  $10 flags  $11 place among the job's runs of this fire, from 1
+--   drops: $12 job_id  $13 first  $14 last  $15 count  $16 reason
+-- Whoever tries, an occurrence fires once: the row moves only from the expected next_run_at, and only while the
+-- shard's epoch is still the caller's. FOR SHARE keeps the epoch from being raised until this commits; a leader that
+-- was deposed meanwhile finds no row and moves nothing.
+with clock as materialized (
+    select duly.now() as now
+),
+term as materialized (
+    select epoch from duly.shards where shard = $1 and epoch = $2 for share
+),
+due as materialized (
+    select j.job_id, j.queue, j.priority, j.last_run_at, f.next_run_at, f.overlap, f.max_queued
+    from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::text[], $7::int[])
+        as f (job_id, expected, next_run_at, overlap, max_queued)
+    join duly.jobs j on j.job_id = f.job_id
+    where j.next_run_at = f.expected and j.shard = $1 and exists (select from term)
+    for no key update of j
+),
+busy as materialized (
+    -- An earlier run is unfinished: one probe of history for the job's last run; only where that finds nothing
+    -- (it is live, or so old that its partition is gone) do the live tables decide.
+    select d.job_id, d.last_run_at,
+        (select count(*) from duly.runs w where w.job_id = d.job_id and w.state = 'waiting') as waiting
+    from due d
+    where d.overlap <> 'parallel' and d.last_run_at is not null
+        and not exists (
+            select from duly.history h where h.job_id = d.job_id and h.scheduled_at = d.last_run_at
+        )
+        and (
+            exists (select from duly.runs r where r.job_id = d.job_id)
+            or d.job_id in (select unnest(c.job_ids) from duly.claims c)
+        )
+),
+planned as materialized (
+    select d.job_id, d.queue, d.priority, d.overlap, r.scheduled_at, r.flags, b.last_run_at as busy_with,
+        case
+            when d.overlap = 'parallel' then 'queued'
+            when d.overlap = 'skip' and b.job_id is not null then 'skipped'
+            when b.job_id is null and r.place = 1 then 'queued'
+            when d.overlap = 'queue' and coalesce(b.waiting, 0) + r.place > d.max_queued then 'skipped'
+            else 'waiting'
+        end as state
+    from due d
+    join unnest($8::uuid[], $9::timestamptz[], $10::smallint[], $11::int[]) as r (job_id, scheduled_at, flags, place)
+        on r.job_id = d.job_id
+    left join busy b on b.job_id = d.job_id
+),
+live as (
+    insert into duly.runs
+        (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
+    select p.job_id, p.scheduled_at, case when p.state = 'waiting' then 'infinity' else clock.now end, clock.now, $2,
+        $1, p.priority, 0, p.flags, p.state, p.queue
+    from planned p cross join clock
+    where p.state <> 'skipped'
+    returning job_id, scheduled_at, queue
+),
+skipped as (
+    insert into duly.history
+        (job_id, scheduled_at, fired_at, finished_at, epoch, attempt, flags, status, note)
+    select p.job_id, p.scheduled_at, clock.now, clock.now, $2, 0, p.flags, 'skipped',
+        jsonb_build_object('reason', 'overlap', 'overlap', p.overlap, 'unfinished', p.busy_with)
+    from planned p cross join clock
+    where p.state = 'skipped'
+    on conflict do nothing
+),
+missed as (
+    insert into duly.history
+        (job_id, scheduled_at, fired_at, finished_at, epoch, attempt, status, note)
+    select d.job_id, m.first, clock.now, clock.now, $2, 0, 'missed',
+        jsonb_build_object('reason', m.reason, 'count', m.count, 'first', m.first, 'last', m.last)
+    from due d
+    join unnest($12::uuid[], $13::timestamptz[], $14::timestamptz[], $15::int[], $16::text[])
+        as m (job_id, first, last, count, reason) on m.job_id = d.job_id
+    cross join clock
+    on conflict do nothing
+),
+moved as (
+    update duly.jobs j
+    set next_run_at = d.next_run_at,
+        last_run_at = coalesce(born.last, j.last_run_at),
+        run_count = j.run_count + coalesce(born.fired, 0),
+        status = case when d.next_run_at is null then 'ended' else j.status end
+    from due d
+    left join (
+        select job_id, max(scheduled_at) filter (where state <> 'skipped') as last, count(*)::int as fired
+        from planned
+        group by job_id
+    ) born on born.job_id = d.job_id
+    where j.job_id = d.job_id
+    returning j.job_id
+)
+select array_agg(moved.job_id) as moved, (select count(*) from live) as live,
+    (select count(*) from planned where state = 'skipped') as skipped,
+    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as told
+from moved

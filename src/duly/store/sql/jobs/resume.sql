@@ -1,0 +1,14 @@
+-- From the next future occurrence on; what fell into the pause is not missed.
+--   $1 job_id  $2 tenant  $3 next_run_at  $4 version the plan was made from
+with resumed as (
+    update duly.jobs
+    set status = 'active', status_reason = null, next_run_at = $3, updated_at = duly.now(), version = version + 1
+    where job_id = $1 and tenant = $2 and status = 'paused' and version = $4
+    returning *
+),
+announced as (
+    select count(pg_notify('duly_due',
+        shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as due
+    from resumed
+)
+select resumed.* from resumed cross join announced

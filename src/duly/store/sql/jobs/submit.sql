@@ -1,0 +1,52 @@
+-- Register jobs. One that is to run now gets its run in the same statement, so that neither can be there alone.
+--   arrays, one element a job, in the order of the columns below; $22 is true where the run starts now
+--   $23 when they were created: one moment for all, and the one that intervals count from
+-- A job_id that exists already is the same submit sent again after its answer was lost; a taken dedupe_key is for
+-- the caller to look at: both are left alone and not returned.
+with clock as materialized (
+    select duly.now() as now
+),
+item as materialized (
+    select *
+    from unnest($1::uuid[], $2::smallint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
+        $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::int[], $15::text[],
+        $16::smallint[], $17::text[], $18::text[], $19::text[], $20::bytea[], $21::timestamptz[], $22::boolean[])
+        as i (job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
+            end_at, max_runs, queue, priority, policy, labels, dedupe_key, fingerprint, next_run_at, immediate)
+),
+stored as (
+    insert into duly.jobs (job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule,
+        timezone, start_at, end_at, max_runs, queue, priority, policy, labels, dedupe_key, fingerprint, next_run_at,
+        last_run_at, run_count, status, created_at, updated_at)
+    select job_id, shard, tenant, name, handler, target::jsonb, payload::jsonb, payload_ref, kind, schedule,
+        timezone, start_at, end_at, max_runs, queue, priority, policy::jsonb, labels::jsonb, dedupe_key, fingerprint,
+        next_run_at, case when immediate then clock.now end, case when immediate then 1 else 0 end,
+        case when immediate then 'ended' else 'active' end, $23, $23
+    from item cross join clock
+    on conflict do nothing
+    returning job_id, shard, queue, priority, next_run_at, last_run_at
+),
+live as (
+    insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, flags, state, queue)
+    select job_id, last_run_at, last_run_at, last_run_at, shard, priority, 0, 'queued', queue
+    from stored
+    where last_run_at is not null
+    returning queue
+),
+told as (
+    select count(pg_notify('duly_work', queue)::text) as work
+    from (select distinct queue from live) q
+),
+soon as (
+    -- Leaders hold the near future in memory; few enough to name are named, many are one word.
+    select case when count(*) > 50 then '*' else
+            string_agg(shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint, ',')
+        end as jobs
+    from stored cross join clock
+    where next_run_at <= clock.now + interval '15 minutes'
+),
+announced as (
+    select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
+)
+select stored.job_id
+from stored cross join told cross join announced

@@ -1,0 +1,73 @@
+-- Take back what expired claims still held: neither let go, nor in history. The crash counts as an attempt; a run that
+-- has used up its attempts ends in the dead letters, so one that kills its workers does not do so for ever.
+--   $1 claim_ids, locked by expired.sql in this transaction  $2 default of max_retries
+with clock as materialized (
+    select duly.now() as now
+),
+run as materialized (
+    select c.claim_id, c.worker_id, c.claimed_at, one.*,
+        j.shard, j.priority, j.queue, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref, j.status,
+        coalesce((j.policy ->> 'max_retries')::int, $2) as max_retries,
+        jsonb_build_object('type', 'LeaseLost', 'message', format(
+            'the worker (%s) was lost: its lease ran out at %s', coalesce(n.name, c.worker_id::text), c.lease_until
+        ), 'traceback', null) as error
+    from duly.claims c
+    cross join unnest(c.job_ids, c.scheduled_ats, c.fired_ats, c.epochs, c.attempts, c.flags)
+        with ordinality as one (job_id, scheduled_at, fired_at, epoch, attempt, flags, ordinal)
+    join duly.jobs j on j.job_id = one.job_id
+    left join duly.nodes n on n.node_id = c.worker_id
+    where c.claim_id = any ($1::uuid[])
+        and not (one.ordinal = any (c.released))
+        and not exists (
+            select from duly.history h where h.job_id = one.job_id and h.scheduled_at = one.scheduled_at
+        )
+),
+tried as (
+    insert into duly.attempts (job_id, scheduled_at, attempt, claim_id, worker_id, started_at, finished_at, error)
+    select job_id, scheduled_at, attempt, claim_id, worker_id, claimed_at, clock.now, error
+    from run cross join clock
+    on conflict do nothing
+),
+queued as (
+    insert into duly.runs
+        (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
+    select job_id, scheduled_at, clock.now, fired_at, epoch, shard, priority, attempt, flags, 'queued', queue
+    from run cross join clock
+    where attempt <= max_retries and status <> 'cancelled'
+    on conflict do nothing
+    returning queue
+),
+recorded as (
+    insert into duly.history (job_id, scheduled_at, fired_at, started_at, finished_at, claim_id, worker_id, epoch,
+        attempt, flags, status, error)
+    select job_id, scheduled_at, fired_at, claimed_at, clock.now, claim_id, worker_id, epoch, attempt, flags,
+        case when status = 'cancelled' then 'cancelled' else 'dead' end, error
+    from run cross join clock
+    where attempt > max_retries or status = 'cancelled'
+    on conflict do nothing
+    returning job_id, scheduled_at, status
+),
+buried as (
+    insert into duly.dead_letters (job_id, scheduled_at, buried_at, attempt, tenant, name, queue, handler, target,
+        payload, payload_ref, error, attempts)
+    select run.job_id, run.scheduled_at, clock.now, run.attempt, run.tenant, run.name, run.queue, run.handler,
+        run.target, run.payload, run.payload_ref, run.error,
+        coalesce((
+            select jsonb_agg(jsonb_build_object('attempt', a.attempt, 'worker_id', a.worker_id,
+                'started_at', a.started_at, 'finished_at', a.finished_at, 'error', a.error) order by a.attempt)
+            from duly.attempts a
+            where a.job_id = run.job_id and a.scheduled_at = run.scheduled_at
+        ), '[]') || jsonb_build_object('attempt', run.attempt, 'worker_id', run.worker_id,
+            'started_at', run.claimed_at, 'finished_at', clock.now, 'error', run.error)
+    from run
+    cross join clock
+    join recorded using (job_id, scheduled_at)
+    where recorded.status = 'dead'
+    on conflict do nothing
+),
+gone as (
+    delete from duly.claims where claim_id = any ($1::uuid[])
+)
+select (select count(*) from queued) as requeued,
+    (select count(*) from recorded) as buried,
+    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from queued) q) as told

@@ -1,0 +1,60 @@
+-- Take up to $3 startable runs under one lease. Highest priority first, then by due time.
+--   $1 worker_id  $2 lease in seconds  $3 limit  $4, $5 lanes: queue and priority, in the order to look at them
+-- Each lane is its own index descent that stops at the first run that may not start yet; the outer limit stops the
+-- walk over the lanes. The last row has no job: it tells when the next run of these lanes may start.
+with clock as materialized (
+    select duly.now() as now
+),
+picked as materialized (
+    select head.ctid as place
+    from unnest($4::text[], $5::smallint[]) as lane (queue, priority)
+    cross join lateral (
+        select r.ctid
+        from duly.runs r
+        where r.queue = lane.queue and r.priority = lane.priority and r.run_at <= (select now from clock)
+        order by r.run_at
+        limit $3
+        for update skip locked
+    ) head
+    limit $3
+),
+taken as (
+    -- By physical place, as an array: a join would let the planner read the whole queue to find a thousand rows.
+    delete from duly.runs r
+    where r.ctid = any (array(select place from picked))
+    returning r.job_id, r.scheduled_at, r.fired_at, r.epoch, r.attempt, r.flags
+),
+numbered as materialized (
+    select row_number() over () as ordinal, job_id, scheduled_at, fired_at, epoch,
+        (attempt + 1)::smallint as attempt, flags
+    from taken
+),
+claim as (
+    insert into duly.claims
+        (claim_id, worker_id, claimed_at, lease_until, job_ids, scheduled_ats, fired_ats, epochs, attempts, flags)
+    select duly.new_token(), $1, min(clock.now), min(clock.now) + make_interval(secs => $2),
+        array_agg(job_id), array_agg(scheduled_at), array_agg(fired_at), array_agg(epoch),
+        array_agg(attempt), array_agg(flags)
+    from numbered cross join clock
+    having count(*) > 0
+    returning claim_id
+)
+select claim.claim_id, n.ordinal::int as ordinal, n.job_id, n.scheduled_at, n.attempt, n.flags,
+    j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy, null::timestamptz as next_run_at
+from numbered n
+cross join claim
+-- Lateral with a limit: always one index probe a run, however few jobs the planner believes there are.
+cross join lateral (
+    select name, handler, target, payload, payload_ref, timezone, policy from duly.jobs where job_id = n.job_id limit 1
+) j
+union all
+select null, null, null, null, null, null, null, null, null, null, null, null, null, min(ahead.run_at)
+from unnest($4::text[], $5::smallint[]) as lane (queue, priority)
+cross join lateral (
+    select r.run_at
+    from duly.runs r
+    where r.queue = lane.queue and r.priority = lane.priority and r.run_at > (select now from clock)
+    order by r.run_at
+    limit 1
+) ahead
+where ahead.run_at < 'infinity'

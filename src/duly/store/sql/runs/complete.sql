@@ -1,0 +1,47 @@
+-- Record runs that ended well, and close the claims that hold nothing more.
+--   $1 claims named by this call  $2, $3 the runs: position in $1 and ordinal in that claim
+--   $4, $5 started and finished, microseconds since 1970  $6 results as JSON text  $7 flags to add  $8 claims to close
+-- The fence: a claim that rescue took away is not there, so its arrays are not there, so nothing can be inserted.
+-- FOR KEY SHARE lets heartbeats pass and makes a rescue of the same claim wait or look elsewhere.
+with held as materialized (
+    select named.position, c.claim_id, c.worker_id, c.job_ids, c.scheduled_ats, c.fired_ats, c.epochs, c.attempts,
+        c.flags, c.released
+    from unnest($1::uuid[]) with ordinality as named (claim_id, position)
+    join duly.claims c on c.claim_id = named.claim_id
+    for key share of c
+),
+run as materialized (
+    select held.position, held.claim_id, held.worker_id, held.released, one.*
+    from held
+    cross join unnest(held.job_ids, held.scheduled_ats, held.fired_ats, held.epochs, held.attempts, held.flags)
+        with ordinality as one (job_id, scheduled_at, fired_at, epoch, attempt, flags, ordinal)
+),
+recorded as (
+    insert into duly.history (job_id, scheduled_at, fired_at, started_at, finished_at, claim_id, worker_id, epoch,
+        attempt, flags, status, result)
+    select run.job_id, run.scheduled_at, run.fired_at, to_timestamp(ended.started / 1e6),
+        to_timestamp(ended.finished / 1e6), run.claim_id, run.worker_id, run.epoch, run.attempt,
+        run.flags | ended.flags, 'succeeded', ended.result::jsonb
+    from unnest($2::int[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::smallint[])
+        as ended (position, ordinal, started, finished, result, flags)
+    join run on run.position = ended.position and run.ordinal = ended.ordinal
+    where not (ended.ordinal = any (run.released))
+    on conflict do nothing
+    returning job_id, scheduled_at, flags
+),
+freed as (
+    -- The next of a job whose runs go one after the other.
+    update duly.runs r
+    set state = 'queued', run_at = duly.now()
+    from recorded
+    where recorded.flags & 8 = 8 and r.job_id = recorded.job_id and r.state = 'waiting'
+        and r.scheduled_at = (
+            select min(w.scheduled_at) from duly.runs w where w.job_id = recorded.job_id and w.state = 'waiting'
+        )
+    returning r.queue
+),
+closed as (
+    delete from duly.claims where claim_id = any ($8::uuid[])
+)
+select (select count(*) from recorded) as recorded,
+    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from freed) q) as freed

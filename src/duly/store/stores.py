@@ -1,0 +1,50 @@
+"""The store as a whole: what it is and how full it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from duly.errors import StoreMismatch
+from duly.store.pool import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Figures for people. `jobs` is the planner's estimate: counting millions of rows is not for a status line."""
+
+    jobs: int
+    queued: int
+    retrying: int
+    waiting: int
+    running: int
+    dead_letters: int
+    overdue: int
+    oldest_overdue_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    store_id: UUID
+    shard_count: int
+    clock_is_real: bool
+    server_version: str
+    partitions_until: datetime | None
+
+
+async def shard_count(store: Executor) -> int:
+    return (await facts(store)).shard_count
+
+
+async def facts(store: Executor) -> Facts:
+    row = await store.row("store/facts")
+    if row is None:
+        raise StoreMismatch("the store is empty; run: duly migrate")
+    return Facts(**row)
+
+
+async def counts(store: Executor) -> Counts:
+    row = await store.row("store/counts")
+    assert row is not None
+    return Counts(**row)

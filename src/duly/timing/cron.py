@@ -1,0 +1,187 @@
+"""Cron: the search for the next matching local time, day by day through month masks, and its mapping to instants.
+
+A month's matching days depend only on its length and the weekday of its first day: 28 shapes. Each shape becomes one
+bit mask, made when first needed, so a search looks at one integer per month and never at a day that does not match.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from functools import lru_cache
+from typing import ClassVar
+from zoneinfo import ZoneInfo
+
+from duly.errors import InvalidSchedule
+from duly.model import DstFold, DstGap, ScheduleKind
+
+from .cron_text import CronFields, read_cron
+from .dst import Gap, count_instants, dropped_instants, next_instant, walk_instants
+from .schedule import Occurrence, Schedule
+
+# The calendar repeats after 400 years, weekdays included: what is not found in them is never found.
+_CYCLE_MONTHS = 4800
+_LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+
+
+def month_shape(year: int, month: int) -> tuple[int, int]:
+    """(days in the month, weekday of its first day with Monday = 0)."""
+    length = _LENGTHS[month]
+    if month == 2 and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0):
+        length = 29
+    return length, date(year, month, 1).weekday()
+
+
+class CronPattern:
+    """A cron text as a set of naive local times. Knows nothing of zones."""
+
+    __slots__ = ("_masks", "fields")
+
+    def __init__(self, fields: CronFields) -> None:
+        self.fields = fields
+        self._masks: dict[tuple[int, int], int] = {}
+        self._refuse_if_never()
+
+    def next_local(self, after: datetime) -> datetime | None:
+        """The first matching local time strictly after a naive one, or None up to the end of the year 9999."""
+        year, month, day = after.year, after.month, after.day
+        months, times = self.fields.months, self.fields.times
+        mask = self._mask(year, month) if month in months else 0
+        if mask >> day & 1:
+            clock = times.after(after.hour, after.minute, after.second)
+            if clock is not None:
+                return datetime(year, month, day, *clock)  # noqa: DTZ001 - naive local time
+        mask = mask >> (day + 1) << (day + 1)
+        for _ in range(_CYCLE_MONTHS + 1):
+            if mask:
+                day = (mask & -mask).bit_length() - 1
+                return datetime(year, month, day, *times.first)  # noqa: DTZ001 - naive local time
+            month += 1
+            if month == 13:
+                year, month = year + 1, 1
+                if year > 9999:
+                    return None
+            mask = self._mask(year, month) if month in months else 0
+        return None
+
+    def count_local(self, first: datetime, last: datetime) -> int:
+        """How many matching local times lie in (first, last]."""
+        return self._count_through(last) - self._count_through(first) + self._count_days(first.date(), last.date())
+
+    def _count_through(self, moment: datetime) -> int:
+        """Matches on the day of `moment`, up to and including it."""
+        if moment.month not in self.fields.months or not self._mask(moment.year, moment.month) >> moment.day & 1:
+            return 0
+        return self.fields.times.count_through(moment.hour, moment.minute, moment.second)
+
+    def _count_days(self, first: date, last: date) -> int:
+        """Matches on all days in [first, last)."""
+        days = 0
+        year, month = first.year, first.month
+        while (year, month) <= (last.year, last.month):
+            if month in self.fields.months:
+                mask = self._mask(year, month)
+                if (year, month) == (first.year, first.month):
+                    mask = mask >> first.day << first.day
+                if (year, month) == (last.year, last.month):
+                    mask &= (1 << last.day) - 1
+                days += mask.bit_count()
+            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
+        return days * len(self.fields.times)
+
+    def _mask(self, year: int, month: int) -> int:
+        shape = month_shape(year, month)
+        mask = self._masks.get(shape)
+        if mask is None:
+            mask = self._masks[shape] = self._mask_of(*shape)
+        return mask
+
+    def _mask_of(self, length: int, first_weekday: int) -> int:
+        """Bit d is set when day d of a month of this shape matches."""
+        fields = self.fields
+        mask = 0
+        for day in range(1, length + 1):
+            weekday = (first_weekday + day - 1) % 7
+            by_date = (
+                day in fields.days
+                or (fields.last_day and day == length)
+                or (fields.last_weekday and day == _last_weekday(length, first_weekday))
+            )
+            by_weekday = (
+                weekday in fields.weekdays
+                or (weekday in fields.last_of and day + 7 > length)
+                or (weekday, (day + 6) // 7) in fields.nth_of
+            )
+            if (by_date and by_weekday) if fields.both_days else (by_date or by_weekday):
+                mask |= 1 << day
+        return mask
+
+    def _refuse_if_never(self) -> None:
+        for month in self.fields.months:
+            lengths = (28, 29) if month == 2 else (_LENGTHS[month],)
+            if any(self._mask_of(length, weekday) for length in lengths for weekday in range(7)):
+                return
+        raise InvalidSchedule(
+            f"{self.fields.canonical} can never fire: no month it names has such a day", part="day of month"
+        )
+
+
+def _last_weekday(length: int, first_weekday: int) -> int:
+    """The last day from Monday to Friday in a month."""
+    weekday = (first_weekday + length - 1) % 7
+    return length - max(0, weekday - 4)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CronSchedule(Schedule):
+    """A cron text in a zone. A text whose hour or minute is a wildcard runs on elapsed time: every instant at which
+    the wall clock matches, so both passes of a doubled hour and nothing in a gap."""
+
+    kind: ClassVar[ScheduleKind] = "cron"
+
+    canonical: str
+    zone: ZoneInfo
+    dst_gap: DstGap
+    dst_fold: DstFold
+    pattern: CronPattern
+    identity: tuple[object, ...] = field(init=False)
+    _gap: Gap = field(init=False)
+    _fold: DstFold = field(init=False)
+    _hash: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        elapsed = self.pattern.fields.elapsed
+        object.__setattr__(self, "identity", ("cron", self.canonical, self.zone.key, self.dst_gap, self.dst_fold))
+        object.__setattr__(self, "_gap", "vanish" if elapsed else self.dst_gap)
+        object.__setattr__(self, "_fold", "both" if elapsed else self.dst_fold)
+        object.__setattr__(self, "_hash", hash(self.identity))
+
+    def next(self, after: datetime) -> datetime | None:
+        return next_instant(self.pattern.next_local, after, self.zone, self._gap, self._fold)
+
+    def walk(self, after: datetime) -> Iterator[Occurrence]:
+        return walk_instants(self.pattern.next_local, after, self.zone, self._gap, self._fold)
+
+    def count(self, after: datetime, until: datetime, limit: int) -> int:
+        pattern = self.pattern
+        return count_instants(pattern.count_local, pattern.next_local, after, until, self.zone, self._gap, self._fold)
+
+    def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
+        if self._gap != "skip":
+            return []
+        return dropped_instants(self.pattern.next_local, after, until, self.zone)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+@lru_cache(maxsize=4096)
+def cron_pattern(text: str) -> CronPattern:
+    """The pattern of a text. Shared by all zones and policies: its masks are made once."""
+    return CronPattern(read_cron(text))
+
+
+def make_cron(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold) -> CronSchedule:
+    pattern = cron_pattern(text)
+    return CronSchedule(pattern.fields.canonical, zone, dst_gap, dst_fold, pattern)

@@ -1,0 +1,245 @@
+"""What to do with occurrences that are due: fire them, run them late, or drop them and say so.
+
+How long an outage may be is nobody's choice, so a plan's cost must not depend on it. Up to `MAX_STEPS` due
+occurrences are simply listed and the policy applied to the list. Past that:
+
+- Where the schedule counts in closed form (cron, interval), the occurrences to drop are counted, not visited: one
+  call drops them all and answers with the first one to keep as `next_run_at`.
+- Where it does not (RRULE), one call drops at most `MAX_STEPS`, and only what is certain to be dropped: the rest still
+  holds as many as the policy keeps. `next_run_at` is the next overdue one, and the caller goes on from there.
+
+Either way the last call sees a short list, so the newest are the ones that run. At most `MAX_RUNS` runs come out of
+one call; the remaining ones keep their turn, again through `next_run_at`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from duly.model import Policy
+
+from .schedule import MICROSECOND
+from .timetable import Timetable
+
+MAX_STEPS = 5_000
+MAX_RUNS = 1_000
+
+_GRACE = timedelta(seconds=10)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Occurrences that will not run: one record for all of them.
+
+    `reason` is the rule: `SKIP`, `RUN_ONCE`, `max_missed`, `catch_up_window`, or `dst_gap` for a local time that did
+    not exist that day.
+    """
+
+    first: datetime
+    last: datetime
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FirePlan:
+    """What one fire does: `runs` to insert as (scheduled_at, missed), oldest first, and where the job stands then.
+
+    `final`: nothing comes after, so the last of `runs` completes the job.
+    """
+
+    runs: tuple[tuple[datetime, bool], ...]
+    drops: tuple[Drop, ...]
+    next_run_at: datetime | None
+    final: bool
+
+
+def plan_fire(
+    timetable: Timetable,
+    *,
+    expected: datetime,
+    now: datetime,
+    policy: Policy,
+    run_count: int = 0,
+    max_runs: int | None = None,
+    misfire_grace: timedelta = _GRACE,
+    since: datetime | None = None,
+) -> FirePlan:
+    """The plan for a job whose next occurrence was to be at `expected`, found due at `now`.
+
+    Due occurrences not older than `misfire_grace` fire, each of them, merely late. Older ones are missed: first the
+    catch-up window drops what it excludes, then the policy keeps the newest ones (`SKIP` none, `RUN_ONCE` one,
+    `RUN_ALL` at most `max_missed`) and drops the rest. A one-off is dropped by the window only. What is dropped does
+    not count towards `max_runs`. `next_run_at` is later than `expected`; it may still be due (see above).
+
+    With `since` (when the job last fired or was last changed), what `dst_gap="skip"` dropped after it and before the
+    last occurrence of this plan is among the drops. If nothing is due, the plan is empty and keeps `expected`.
+    """
+    if expected > now:
+        return FirePlan((), (), expected, final=False)
+    room = None if max_runs is None else max_runs - run_count
+    if room is not None and room <= 0:
+        return FirePlan((), (), None, final=True)
+    following = timetable.next(expected)
+    if (following is None or following > now) and expected >= now - misfire_grace:
+        # One occurrence, on time: almost every fire.
+        plan = FirePlan(((expected, False),), (), following, final=following is None)
+    else:
+        plan = _plan_late(timetable, expected, now, policy, misfire_grace)
+    if room is not None and len(plan.runs) >= room:
+        plan = FirePlan(plan.runs[:room], plan.drops, None, final=True)
+    if since is not None and policy.dst_gap == "skip":
+        return _with_dst_drops(timetable, plan, since, expected)
+    return plan
+
+
+def plan_resume(timetable: Timetable, *, now: datetime) -> datetime | None:
+    """Where a resumed job goes on: its next future occurrence. What passed while it was paused is not missed."""
+    return timetable.next(now)
+
+
+def _plan_late(
+    timetable: Timetable, expected: datetime, now: datetime, policy: Policy, misfire_grace: timedelta
+) -> FirePlan:
+    due = [expected]
+    following = timetable.next(expected)
+    while following is not None and following <= now and len(due) < MAX_STEPS:
+        due.append(following)
+        following = timetable.next(following)
+    on_time_from = now - misfire_grace
+    rule = _Rule.of(timetable, policy, now)
+    if following is not None and following <= now:
+        drops, keep_from = _drop_backlog(timetable, due, following, on_time_from, rule)
+        if drops:
+            return FirePlan((), drops, keep_from, final=keep_from is None)
+        # Nothing to drop: all that is due runs, a portion at a time.
+        return _fire(due, following, on_time_from, ())
+    late = [moment for moment in due if moment < on_time_from]
+    drops, dropped = rule.drop(late)
+    return _fire(due[dropped:], following, on_time_from, drops)
+
+
+def _fire(due: list[datetime], following: datetime | None, on_time_from: datetime, drops: tuple[Drop, ...]) -> FirePlan:
+    if len(due) > MAX_RUNS:
+        due, following = due[:MAX_RUNS], due[MAX_RUNS]
+    runs = tuple((moment, moment < on_time_from) for moment in due)
+    return FirePlan(runs, drops, following, final=following is None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    """A missed policy at one moment: nothing before `window_from` runs, and of the rest the newest `keep`."""
+
+    window_from: datetime | None
+    keep: int | None
+    reason: str
+
+    @classmethod
+    def of(cls, timetable: Timetable, policy: Policy, now: datetime) -> _Rule:
+        window = policy.catch_up_window_seconds
+        window_from = None if window is None else now - timedelta(seconds=window)
+        if timetable.schedule.kind == "once":
+            return cls(window_from, None, "")
+        if policy.missed_window == "RUN_ALL":
+            return cls(window_from, max(0, policy.max_missed), "max_missed")
+        return cls(window_from, 1 if policy.missed_window == "RUN_ONCE" else 0, policy.missed_window)
+
+    def drop(self, late: list[datetime]) -> tuple[tuple[Drop, ...], int]:
+        """What of the late ones, oldest first, is dropped, and how many that are."""
+        outside = 0
+        if self.window_from is not None:
+            outside = sum(moment < self.window_from for moment in late)
+        over = 0 if self.keep is None else max(0, len(late) - outside - self.keep)
+        drops = []
+        if outside:
+            drops.append(Drop(late[0], late[outside - 1], outside, "catch_up_window"))
+        if over:
+            drops.append(Drop(late[outside], late[outside + over - 1], over, self.reason))
+        return tuple(drops), outside + over
+
+
+def _drop_backlog(
+    timetable: Timetable, due: list[datetime], following: datetime, on_time_from: datetime, rule: _Rule
+) -> tuple[tuple[Drop, ...], datetime | None]:
+    """What to drop of a backlog longer than `due`, and the first occurrence after that."""
+    if timetable.schedule.counts_fast:
+        return _drop_counted(timetable, due[0], on_time_from, rule)
+    return _drop_walked(timetable, due, following, on_time_from, rule)
+
+
+def _drop_counted(
+    timetable: Timetable, expected: datetime, on_time_from: datetime, rule: _Rule
+) -> tuple[tuple[Drop, ...], datetime | None]:
+    drops = []
+    first: datetime | None = expected
+    if rule.window_from is not None and expected < rule.window_from:
+        window_from = min(rule.window_from, on_time_from)
+        drops.append(_counted(timetable, expected, window_from, "catch_up_window"))
+        first = timetable.next(window_from - MICROSECOND)
+    if first is not None and rule.keep is not None:
+        over = _count_before(timetable, first, on_time_from) - rule.keep
+        if over > 0:
+            bound = _after_number(timetable, first, over, on_time_from)
+            drops.append(_counted(timetable, first, bound, rule.reason))
+            first = timetable.next(bound - MICROSECOND)
+    return tuple(drops), first
+
+
+def _drop_walked(
+    timetable: Timetable, due: list[datetime], following: datetime, on_time_from: datetime, rule: _Rule
+) -> tuple[tuple[Drop, ...], datetime | None]:
+    late = [moment for moment in due if moment < on_time_from]
+    if rule.keep is not None and len(late) == len(due):
+        # How many more missed ones follow; once they are as many as may run, none of the listed ones can.
+        more = timetable.count(due[-1], on_time_from - MICROSECOND, rule.keep)
+        rule = _Rule(rule.window_from, rule.keep - more, rule.reason)
+    drops, dropped = rule.drop(late)
+    return drops, due[dropped] if dropped < len(due) else following
+
+
+def _counted(timetable: Timetable, first: datetime, bound: datetime, reason: str) -> Drop:
+    """The drop of all occurrences in [first, bound); `first` is one."""
+    return Drop(first, _last_before(timetable, first, bound), _count_before(timetable, first, bound), reason)
+
+
+def _count_before(timetable: Timetable, first: datetime, bound: datetime) -> int:
+    """How many occurrences lie in [first, bound). `first` counts as one even if an edited schedule lost it."""
+    if first >= bound:
+        return 0
+    return 1 + timetable.count(first, bound - MICROSECOND, MAX_STEPS)
+
+
+def _after_number(timetable: Timetable, first: datetime, number: int, high: datetime) -> datetime:
+    """The least whole microsecond before which `number` occurrences from `first` on lie; not later than `high`."""
+    low, step = first, MICROSECOND
+    while high - low > step:
+        middle = low + (high - low) // 2
+        if _count_before(timetable, first, middle) >= number:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _last_before(timetable: Timetable, first: datetime, bound: datetime) -> datetime:
+    """The newest occurrence before `bound`, by halving the time in which it can lie."""
+    newest, high = first, bound
+    while True:
+        middle = newest + (high - newest) // 2
+        found = timetable.next(middle)
+        if found is not None and found < bound:
+            newest = found
+        elif middle <= newest:
+            return newest
+        else:
+            high = middle
+
+
+def _with_dst_drops(timetable: Timetable, plan: FirePlan, since: datetime, expected: datetime) -> FirePlan:
+    handled = [moment for moment, _ in plan.runs[-1:]] + [drop.last for drop in plan.drops[-1:]]
+    lost = timetable.dropped(since, max(handled, default=expected))
+    if not lost:
+        return plan
+    drops = tuple(Drop(one.scheduled_at, one.scheduled_at, 1, "dst_gap") for one in lost)
+    return FirePlan(plan.runs, drops + plan.drops, plan.next_run_at, plan.final)

@@ -1,0 +1,89 @@
+"""What a schedule is: the one small interface that every kind (once, cron, interval, RRULE) answers to.
+
+Instants are aware UTC datetimes everywhere; what is called `local` is in the schedule's own zone.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import ClassVar
+from zoneinfo import ZoneInfo
+
+from duly.model import ScheduleKind
+
+MICROSECOND = timedelta(microseconds=1)
+# Before any schedule starts, and far enough from datetime.min that no zone's offset leads below it.
+DAWN = datetime(2, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """One row of a preview.
+
+    `scheduled_at` of a dropped occurrence is the end of the gap: the instant it would have been moved to.
+    `note` is one sentence where a change of the clocks moved, dropped or doubled it.
+    """
+
+    scheduled_at: datetime
+    local: datetime
+    note: str | None = None
+    dropped: bool = False
+
+
+class Schedule(ABC):
+    """Immutable, hashable, compared by meaning. `parse_schedule(s.canonical)` with the same zone, policies and
+    anchor gives an equal schedule."""
+
+    __slots__ = ()
+
+    kind: ClassVar[ScheduleKind]
+    # Whether `count` is closed form, however long the time it counts over; otherwise it walks.
+    counts_fast: ClassVar[bool] = True
+
+    canonical: str
+    zone: ZoneInfo
+
+    @property
+    @abstractmethod
+    def identity(self) -> tuple[object, ...]:
+        """What makes two schedules the same."""
+
+    @abstractmethod
+    def next(self, after: datetime) -> datetime | None:
+        """The first occurrence strictly after `after`, or None if there is never another one."""
+
+    @abstractmethod
+    def count(self, after: datetime, until: datetime, limit: int) -> int:
+        """How many occurrences lie in (after, until]. Where that takes a walk, it ends at `limit`."""
+
+    def walk(self, after: datetime) -> Iterator[Occurrence]:
+        """Occurrences strictly after `after`, dropped ones included, each with its note."""
+        moment = self.next(after)
+        while moment is not None:
+            yield Occurrence(moment, moment.astimezone(self.zone))
+            moment = self.next(moment)
+
+    def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
+        """What `dst_gap="skip"` dropped in (after, until], oldest first."""
+        return []
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, Schedule) and self.identity == other.identity
+
+    def __hash__(self) -> int:
+        return hash(self.identity)
+
+
+def count_by_walking(schedule: Schedule, after: datetime, until: datetime, limit: int) -> int:
+    """`Schedule.count` for kinds without a closed form."""
+    count = 0
+    moment = schedule.next(after)
+    while count < limit and moment is not None and moment <= until:
+        count += 1
+        moment = schedule.next(moment)
+    return count

@@ -1,0 +1,148 @@
+"""A schedule within one job's own bounds and jitter: what the scheduler plans with."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import lru_cache
+from hashlib import blake2b
+from uuid import UUID
+
+from duly.model import DstFold, DstGap, Policy, ScheduleKind
+
+from .cache import next_occurrence
+from .interval import make_interval
+from .parse import read_schedule
+from .schedule import DAWN, MICROSECOND, Occurrence, Schedule
+from .zones import load_zone, when_forgotten
+
+_NONE = timedelta(0)
+_PARSED = 16_384  # distinct schedules remembered; a few hundred are usual
+
+
+@dataclass(frozen=True, slots=True)
+class Timetable:
+    """Occurrences are `schedule`'s own ("nominal") times in [start_at, end_at], each plus `offset`.
+
+    The bounds hold for the nominal time: a job that ends at midnight still has its midnight run, jittered past it.
+    """
+
+    schedule: Schedule
+    start_at: datetime | None = None
+    end_at: datetime | None = None
+    offset: timedelta = _NONE
+
+    def next(self, after: datetime) -> datetime | None:
+        """The first occurrence strictly after `after`, or None if there is never another one."""
+        nominal = next_occurrence(self.schedule, self._nominal(after))
+        if nominal is None or (self.end_at is not None and nominal > self.end_at):
+            return None
+        return nominal + self.offset if self.offset else nominal
+
+    def first(self, now: datetime) -> datetime | None:
+        """Where a job that is new at `now` begins: a one-off at its time, even a past one; others after `now`."""
+        return self.next(DAWN if self.schedule.kind == "once" else now)
+
+    def walk(self, after: datetime) -> Iterator[Occurrence]:
+        """Occurrences strictly after `after`, dropped ones included, each with its note."""
+        for occurrence in self.schedule.walk(self._nominal(after)):
+            if self.end_at is not None and occurrence.scheduled_at > self.end_at:
+                return
+            yield self._shifted(occurrence)
+
+    def occurs_at(self, moment: datetime) -> bool:
+        """Whether `moment` is one of the occurrences."""
+        return self.next(moment - MICROSECOND) == moment
+
+    def count(self, after: datetime, until: datetime, limit: int) -> int:
+        """How many occurrences lie in (after, until]; where that takes a walk, it ends at `limit`."""
+        last = until - self.offset
+        if self.end_at is not None:
+            last = min(last, self.end_at)
+        return self.schedule.count(self._nominal(after), last, limit)
+
+    def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
+        """What `dst_gap="skip"` dropped in (after, until], oldest first."""
+        last = until - self.offset
+        if self.end_at is not None:
+            last = min(last, self.end_at)
+        return [self._shifted(occurrence) for occurrence in self.schedule.dropped(self._nominal(after), last)]
+
+    def _nominal(self, after: datetime) -> datetime:
+        """The time to search the schedule from."""
+        nominal = after - self.offset if self.offset else after
+        if self.start_at is not None and nominal < self.start_at:
+            return self.start_at - MICROSECOND
+        return nominal
+
+    def _shifted(self, occurrence: Occurrence) -> Occurrence:
+        if not self.offset:
+            return occurrence
+        moment = occurrence.scheduled_at + self.offset
+        return dataclasses.replace(occurrence, scheduled_at=moment, local=moment.astimezone(occurrence.local.tzinfo))
+
+
+def jitter_offset(job_id: UUID, jitter_seconds: int) -> timedelta:
+    """A job's own offset: always the same, spread evenly over [0, jitter_seconds), in whole milliseconds."""
+    if jitter_seconds <= 0:
+        return _NONE
+    digest = blake2b(job_id.bytes, digest_size=8).digest()
+    return timedelta(milliseconds=int.from_bytes(digest) % (jitter_seconds * 1000))
+
+
+def make_timetable(
+    *,
+    kind: ScheduleKind,
+    schedule: str,
+    timezone: str,
+    anchor: datetime,
+    start_at: datetime | None,
+    end_at: datetime | None,
+    policy: Policy,
+    job_id: UUID,
+) -> Timetable:
+    """The timetable of a stored job, from its canonical text.
+
+    Half a million jobs with a few hundred distinct schedules parse a few hundred times, and jobs that differ in
+    nothing but their id get the very same object, which is what lets `plan_many` plan them together.
+    Raises `InvalidInput` on `timezone` when the zone is gone from the time-zone data.
+    """
+    offset = jitter_offset(job_id, policy.jitter_seconds) if policy.jitter_seconds else _NONE
+    if offset and start_at is None and kind != "once":
+        # Jitter must not pull in an occurrence from before the job was there.
+        start_at = anchor + MICROSECOND
+    if kind == "interval":
+        # Each job has its own anchor, so there is nothing to share but the reading of the text.
+        return Timetable(make_interval(schedule, load_zone(timezone), anchor), start_at, end_at, offset)
+    if kind == "once":
+        one_off = read_schedule(schedule, timezone, policy.dst_gap, policy.dst_fold, anchor)
+        return Timetable(one_off, start_at, end_at, offset)
+    anchored = kind == "rrule" and "DTSTART" not in schedule
+    key = (schedule, timezone, policy.dst_gap, policy.dst_fold, anchor if anchored else None)
+    if offset:
+        return Timetable(_parsed(*key), start_at, end_at, offset)
+    return _shared(*key, start_at, end_at)
+
+
+@lru_cache(maxsize=_PARSED)
+def _parsed(text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime | None) -> Schedule:
+    return read_schedule(text, timezone, dst_gap, dst_fold, DAWN if anchor is None else anchor)
+
+
+@lru_cache(maxsize=_PARSED)
+def _shared(
+    text: str,
+    timezone: str,
+    dst_gap: DstGap,
+    dst_fold: DstFold,
+    anchor: datetime | None,
+    start_at: datetime | None,
+    end_at: datetime | None,
+) -> Timetable:
+    return Timetable(_parsed(text, timezone, dst_gap, dst_fold, anchor), start_at, end_at)
+
+
+when_forgotten(_parsed.cache_clear)
+when_forgotten(_shared.cache_clear)

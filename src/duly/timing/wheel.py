@@ -1,0 +1,189 @@
+"""The timing wheel: which jobs are due next, for millions of them, in about 30 bytes each.
+
+Two levels per shard. The outer ring holds the near future in slots of a few seconds; a slot is two growing arrays (ids
+and due times, 24 bytes an entry) in no order. When a slot's time comes it is sorted once into the inner level, a short
+list in order of due time, from whose front everything due is cut. So loading is appending, a tick with nothing due is
+one comparison, and only the few seconds at hand are ever Python objects.
+
+The shards' slots begin at different moments. Were they to begin together, all shards would sort in the same tick, and
+that tick would be felt as lag.
+
+The wheel may be wrong in any way without harm: the store stays the truth and the fire statement re-checks it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right, insort_right
+from collections.abc import Sequence
+from operator import itemgetter
+
+Entry = tuple[bytes, int]
+
+_ID_BYTES = 16
+_SLOTS = 256
+_due = itemgetter(1)
+
+
+class Wheel:
+    """Entries (job id, due time in microseconds) by shard. Not thread-safe.
+
+    `horizon_us` is how far ahead it is meant to be filled, and sets the width of a slot, in whole ticks. Entries past
+    the horizon are held too; it is the loader's business not to load them.
+    """
+
+    __slots__ = ("_earliest", "_shards", "_width")
+
+    def __init__(self, *, tick_us: int = 1000, horizon_us: int = 600_000_000) -> None:
+        if tick_us < 1 or horizon_us < tick_us:
+            raise ValueError("a wheel needs a tick of at least 1 µs and a horizon not shorter than it")
+        self._width = max(1, -(-horizon_us // (_SLOTS * tick_us))) * tick_us
+        self._shards: dict[int, _Ring] = {}
+        self._earliest: int | None = None
+
+    def __len__(self) -> int:
+        return sum(ring.count for ring in self._shards.values())
+
+    def load(self, shard: int, job_ids: bytes, dues_us: array[int] | Sequence[int]) -> None:
+        """Add many: `job_ids` is 16 bytes for each of `dues_us`. Adds to what is there; see `drop_shard`."""
+        if len(job_ids) != _ID_BYTES * len(dues_us):
+            raise ValueError(f"{len(job_ids)} bytes of ids for {len(dues_us)} entries of {_ID_BYTES} bytes")
+        if not dues_us:
+            return
+        ring = self._ring(shard)
+        ring.load(job_ids, dues_us)
+        self._noticed(ring.earliest)
+
+    def add(self, shard: int, job_id: bytes, due_us: int) -> None:
+        """Add one. Added twice it may come out twice; already due it comes out at the next `advance`."""
+        if len(job_id) != _ID_BYTES:
+            raise ValueError(f"an id of {len(job_id)} bytes, use {_ID_BYTES}")
+        self._ring(shard).add(bytes(job_id), due_us)
+        self._noticed(due_us)
+
+    def drop_shard(self, shard: int) -> None:
+        """Forget all entries of a shard: a lost or a new term is rebuilt, never merged."""
+        if self._shards.pop(shard, None) is not None:
+            self._find_earliest()
+
+    def advance(self, now_us: int) -> list[tuple[int, list[Entry]]]:
+        """Take out everything due at `now_us` or before: per shard, in order of due time."""
+        if self._earliest is None or now_us < self._earliest:
+            return []
+        due = []
+        for shard, ring in self._shards.items():
+            if ring.earliest is not None and ring.earliest <= now_us:
+                entries = ring.advance(now_us)
+                if entries:
+                    due.append((shard, entries))
+        self._find_earliest()
+        return due
+
+    def next_due_us(self) -> int | None:
+        """When the earliest entry is due; None when nothing is held."""
+        return self._earliest
+
+    def _ring(self, shard: int) -> _Ring:
+        ring = self._shards.get(shard)
+        if ring is None:
+            # Consecutive shards land far apart: the golden ratio spreads any number of them evenly.
+            phase = int(shard * 0.6180339887498949 % 1 * self._width)
+            ring = self._shards[shard] = _Ring(self._width, phase)
+        return ring
+
+    def _noticed(self, due: int | None) -> None:
+        if due is not None and (self._earliest is None or due < self._earliest):
+            self._earliest = due
+
+    def _find_earliest(self) -> None:
+        self._earliest = min(
+            (ring.earliest for ring in self._shards.values() if ring.earliest is not None), default=None
+        )
+
+
+class _Slot:
+    """A few seconds of one shard, in no order."""
+
+    __slots__ = ("dues", "earliest", "ids")
+
+    def __init__(self) -> None:
+        self.ids = bytearray()
+        self.dues = array("q")
+        self.earliest = 1 << 62
+
+
+class _Ring:
+    """One shard's slots, and in `near` the entries of the slots whose time has come, in order."""
+
+    __slots__ = ("_phase", "_slots", "_width", "count", "current", "earliest", "near")
+
+    def __init__(self, width: int, phase: int) -> None:
+        self._width = width
+        self._phase = phase
+        self._slots: dict[int, _Slot] = {}
+        self.near: list[Entry] = []
+        self.current: int | None = None  # slots up to this one have moved to `near`
+        self.count = 0
+        self.earliest: int | None = None
+
+    def load(self, job_ids: bytes, dues: array[int] | Sequence[int]) -> None:
+        width, phase, slots, current = self._width, self._phase, self._slots, self.current
+        near: list[Entry] = []
+        at = 0
+        for due in dues:
+            number = (due + phase) // width
+            if current is not None and number <= current:
+                near.append((bytes(job_ids[at : at + _ID_BYTES]), due))
+            else:
+                slot = slots.get(number)
+                if slot is None:
+                    slot = slots[number] = _Slot()
+                slot.ids += job_ids[at : at + _ID_BYTES]
+                slot.dues.append(due)
+                if due < slot.earliest:
+                    slot.earliest = due
+            at += _ID_BYTES
+        if near:
+            self.near += near
+            self.near.sort(key=_due)
+        self.count += len(dues)
+        self._find_earliest()
+
+    def add(self, job_id: bytes, due: int) -> None:
+        number = (due + self._phase) // self._width
+        if self.current is not None and number <= self.current:
+            insort_right(self.near, (job_id, due), key=_due)
+        else:
+            slot = self._slots.get(number)
+            if slot is None:
+                slot = self._slots[number] = _Slot()
+            slot.ids += job_id
+            slot.dues.append(due)
+            slot.earliest = min(slot.earliest, due)
+        self.count += 1
+        if self.earliest is None or due < self.earliest:
+            self.earliest = due
+
+    def advance(self, now: int) -> list[Entry]:
+        number = (now + self._phase) // self._width
+        ripe = [slot for slot in self._slots if slot <= number]
+        if ripe:
+            for one in ripe:
+                slot = self._slots.pop(one)
+                ids, dues = bytes(slot.ids), slot.dues
+                self.near += [
+                    (ids[at : at + _ID_BYTES], due) for at, due in zip(range(0, len(ids), 16), dues, strict=True)
+                ]
+            self.near.sort(key=_due)
+            self.current = max(number, self.current if self.current is not None else number)
+        end = bisect_right(self.near, now, key=_due)
+        entries = self.near[:end]
+        del self.near[:end]
+        self.count -= len(entries)
+        self._find_earliest()
+        return entries
+
+    def _find_earliest(self) -> None:
+        near = self.near[0][1] if self.near else None
+        ahead = self._slots[min(self._slots)].earliest if self._slots else None
+        self.earliest = near if ahead is None else ahead if near is None else min(near, ahead)

@@ -1,0 +1,154 @@
+"""Writes outcomes, many runs in one statement.
+
+There is no timer: a flush takes whatever has gathered while the one before it was under way. A lone outcome is written
+at once, a flood in batches.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+from duly.errors import DulyError
+from duly.service import Service
+from duly.store import runs as store
+from duly.store.pool import Pool
+from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.worker.errors import error_text
+from duly.worker.executor import Outcome
+
+log = logging.getLogger("duly.worker")
+
+BATCH = 2_000
+End = TypeVar("End", Succeeded, Requeued, Buried)
+
+
+class Completer(Service):
+    """Every outcome given to it is either recorded or found to be refused; `recorded` is called for both."""
+
+    interval = 60.0
+    backoff = (0.05, 2.0)
+
+    def __init__(self, pool: Pool, recorded: Callable[[int], None]) -> None:
+        super().__init__()
+        self._pool = pool
+        self._recorded = recorded
+        self._outcomes: list[Outcome] = []
+        # Runs of each claim that have not left it yet; at none, the claim can be closed.
+        self._held: dict[UUID, int] = {}
+        # Emptied without a flush of their own (leases lost): closed with the next one.
+        self._closable: list[UUID] = []
+        self._emptied: list[UUID] = []
+        self.succeeded = 0
+        self.lost = 0
+
+    def hold(self, claim_id: UUID, count: int) -> None:
+        self._held[claim_id] = count
+
+    def add(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        self.wake()
+
+    def forget(self, run: ClaimedRun) -> None:
+        """The run's lease is lost: there is nothing to write."""
+        self._leave(run)
+        self.lost += 1
+        self._recorded(1)
+
+    def take_emptied(self) -> list[UUID]:
+        """Claims that hold nothing more since this was last asked: nobody needs to keep their lease."""
+        emptied, self._emptied = self._emptied, []
+        return emptied
+
+    async def run_once(self) -> float | None:
+        if not self._outcomes and not self._closable:
+            return None
+        batch, self._outcomes = self._outcomes[:BATCH], self._outcomes[BATCH:]
+        try:
+            await self._flush(batch)
+        except BaseException:
+            # What was in fact written finds itself already there when it is sent again.
+            self._outcomes[:0] = batch
+            raise
+        self._recorded(len(batch))
+        return 0.0 if self._outcomes else None
+
+    async def _flush(self, batch: Sequence[Outcome]) -> None:
+        succeeded: list[Succeeded] = []
+        requeued: list[Requeued] = []
+        buried: list[Buried] = []
+        for outcome in batch:
+            if type(outcome) is Succeeded:
+                succeeded.append(outcome)
+            elif type(outcome) is Requeued:
+                requeued.append(outcome)
+            else:
+                assert isinstance(outcome, Buried)
+                buried.append(outcome)
+        if requeued:
+            await self._write(store.requeue, requeued)
+        if buried:
+            await self._write(store.bury, buried)
+        closing = self._closing(batch)
+        if succeeded or closing:
+            await self._write(store.complete, succeeded, closing)
+        for outcome in batch:
+            self._leave(outcome.run)
+        closed = set(closing)
+        self._closable = [claim_id for claim_id in self._closable if claim_id not in closed]
+        self.succeeded += len(succeeded)
+
+    def _closing(self, batch: Sequence[Outcome]) -> list[UUID]:
+        """Claims that hold nothing more once this batch is written."""
+        leaving: dict[UUID, int] = {}
+        for outcome in batch:
+            claim_id = outcome.run.claim_id
+            leaving[claim_id] = leaving.get(claim_id, 0) + 1
+        return [claim_id for claim_id, count in leaving.items() if self._held.get(claim_id) == count] + self._closable
+
+    def _leave(self, run: ClaimedRun) -> None:
+        left = self._held.get(run.claim_id, 0) - 1
+        if left > 0:
+            self._held[run.claim_id] = left
+        elif self._held.pop(run.claim_id, None) is not None:
+            self._closable.append(run.claim_id)
+            self._emptied.append(run.claim_id)
+
+    async def _write(self, write: Callable[..., Awaitable[int]], ends: Sequence[End], *extra: Any) -> None:
+        try:
+            accepted = await write(self._pool, ends, *extra)
+        except DulyError:
+            raise
+        except Exception as error:  # noqa: BLE001 - one bad row must not sink the others
+            if len(ends) > 1:
+                half = len(ends) // 2
+                await self._write(write, ends[:half])
+                await self._write(write, ends[half:], *extra)
+                return
+            accepted = await self._write_plainly(write, ends, error, *extra)
+        if accepted < len(ends):
+            await self._account_for_refused([end.run for end in ends], accepted)
+
+    async def _write_plainly(
+        self, write: Callable[..., Awaitable[int]], ends: Sequence[End], error: Exception, *extra: Any
+    ) -> int:
+        """An outcome the database will not take as it is: keep the outcome, drop its words."""
+        log.error("an outcome could not be stored as it was", exc_info=error)
+        end = ends[0]
+        plain = error_text("Unstorable", f"what the handler gave could not be stored: {type(error).__name__}")
+        if isinstance(end, Succeeded):
+            return await write(self._pool, [Succeeded(end.run, end.started_us, end.finished_us, plain)], *extra)
+        if isinstance(end, Requeued):
+            kept = Requeued(end.run, end.state, end.delay, end.started_us, end.finished_us, plain, end.refund)
+            return await write(self._pool, [kept], *extra)
+        return await write(self._pool, [Buried(end.run, end.started_us, end.finished_us, plain, end.status)], *extra)
+
+    async def _account_for_refused(self, runs: Sequence[ClaimedRun], accepted: int) -> None:
+        # Either the lease was lost, or this is the second sending after a lost answer. History tells for what ended;
+        # a requeue that went through the first time looks lost, and is somebody else's now in either case.
+        mine = await store.settled(self._pool, runs)
+        if lost := len(runs) - max(accepted, len(mine)):
+            self.lost += lost
+            log.warning("%d runs were no longer this worker's when they ended; nothing was recorded for them", lost)

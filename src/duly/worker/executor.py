@@ -1,0 +1,183 @@
+"""Runs handlers. The executor decides what became of a run, as a value; the completer writes it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
+from typing import Any
+from uuid import UUID
+
+from duly.clock import Clock
+from duly.errors import Permanent, Snooze
+from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.worker.context import Context
+from duly.worker.errors import error_text, exception_text, result_text
+from duly.worker.retry import next_attempt_in
+from duly.worker.task import Task
+
+log = logging.getLogger("duly.worker")
+
+Outcome = Succeeded | Requeued | Buried
+Report = Callable[[ClaimedRun, Outcome | None], None]
+
+# How late a timeout may be noticed. One timer looks after all running handlers; one per run would cost more than
+# many handlers do.
+_WATCH_SECONDS = 0.1
+
+
+class Stop(Enum):
+    """Why a running handler was told to stop."""
+
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    LEASE_LOST = "lease lost"
+    SHUTDOWN = "shutdown"
+
+
+class _Running:
+    __slots__ = ("context", "run", "started_us", "stop", "task")
+
+    def __init__(self, run: ClaimedRun) -> None:
+        self.run = run
+        self.context: Context | None = None
+        self.started_us: int | None = None
+        self.stop: Stop | None = None
+        self.task: asyncio.Task[None]
+
+
+class Executor:
+    """Starts a task per run and reports exactly one outcome for each; None for a run whose lease is lost."""
+
+    def __init__(self, tasks: Mapping[str, Task], clock: Clock, report: Report, *, threads: int) -> None:
+        self._tasks = tasks
+        self._clock = clock
+        self._report = report
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="duly-handler")
+        self._running: dict[tuple[UUID, int], _Running] = {}
+        # Per timeout length, in order of starting and so of ending.
+        self._deadlines: dict[float, deque[tuple[float, _Running]]] = {}
+        self._watch: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    def start(self, run: ClaimedRun) -> None:
+        running = _Running(run)
+        self._running[run.claim_id, run.ordinal] = running
+        running.task = asyncio.create_task(self._execute(running))
+
+    def stop_run(self, claim_id: UUID, ordinal: int, why: Stop) -> None:
+        if (running := self._running.get((claim_id, ordinal))) is not None:
+            self._stop(running, why)
+
+    def stop_claim(self, claim_id: UUID, why: Stop) -> None:
+        for running in [running for key, running in self._running.items() if key[0] == claim_id]:
+            self._stop(running, why)
+
+    def stop_all(self, why: Stop) -> None:
+        for running in list(self._running.values()):
+            self._stop(running, why)
+
+    def close(self) -> None:
+        # Threads cannot be killed; a handler that is still in one has been given up, not waited for.
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _stop(self, running: _Running, why: Stop) -> None:
+        if running.stop is None:
+            running.stop = why
+            if running.context is not None:
+                running.context._cancel()
+            running.task.cancel()
+
+    async def _execute(self, running: _Running) -> None:
+        run = running.run
+        outcome: Outcome | None
+        try:
+            running.started_us = started_us = self._clock.now_us()
+            result = await self._call(running)
+            outcome = Succeeded(run, started_us, self._clock.now_us(), None if result is None else result_text(result))
+        except asyncio.CancelledError as error:
+            outcome = self._stopped(running, error)
+        except Snooze as signal:
+            outcome = Requeued(run, "queued", max(0.0, signal.seconds), None, None, refund=1)
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+            outcome = self._failed(running, error)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # A handler that calls sys.exit() fails; it does not end the worker.
+            outcome = self._failed(running, error)
+        del self._running[run.claim_id, run.ordinal]
+        self._report(run, outcome)
+
+    async def _call(self, running: _Running) -> Any:
+        run = running.run
+        task = self._tasks.get(run.handler) if run.target is None else None
+        if task is None:
+            raise LookupError(
+                f"this worker has no task {run.handler!r}" if run.target is None
+                else f"this worker cannot call {run.handler} targets"
+            )  # fmt: skip
+        payload = {} if run.payload == "{}" else json.loads(run.payload)
+        arguments = task.check_payload(payload)
+        self._watch_deadline(running, run.policy.timeout_seconds)
+        running.context = context = Context(run)
+        if task.is_async:
+            return await (task.function(context, **arguments) if task.takes_context else task.function(**arguments))
+        loop = asyncio.get_running_loop()
+        if task.takes_context:
+            return await loop.run_in_executor(self._threads, lambda: task.function(context, **arguments))
+        return await loop.run_in_executor(self._threads, lambda: task.function(**arguments))
+
+    def _failed(self, running: _Running, error: BaseException) -> Outcome:
+        run = running.run
+        # A payload that does not fit says all in one sentence; where the check stands is of no interest.
+        text = error_text("Permanent", str(error)) if type(error) is Permanent else exception_text(error)
+        return self._retry_or_bury(running, text, next_attempt_in(run.policy, run.attempt, error))
+
+    def _retry_or_bury(self, running: _Running, error: str, delay: float | None) -> Outcome:
+        finished_us = self._clock.now_us()
+        if delay is None:
+            return Buried(running.run, running.started_us, finished_us, error)
+        return Requeued(running.run, "retrying", delay, running.started_us, finished_us, error)
+
+    def _stopped(self, running: _Running, error: asyncio.CancelledError) -> Outcome | None:
+        run = running.run
+        match running.stop:
+            case Stop.LEASE_LOST:
+                return None
+            case Stop.SHUTDOWN:
+                return Requeued(run, "queued", 0.0, None, None, refund=1)
+            case Stop.CANCELLED:
+                text = error_text("Cancelled", "the run was cancelled while it was running")
+                return Buried(run, running.started_us, self._clock.now_us(), text, status="cancelled")
+            case Stop.TIMEOUT:
+                seconds = run.policy.timeout_seconds
+                text = error_text("timeout", f"the attempt did not end within {seconds:g} s")
+                return self._retry_or_bury(running, text, next_attempt_in(run.policy, run.attempt, None))
+            case None:
+                # The handler cancelled itself.
+                return self._failed(running, error)
+
+    def _watch_deadline(self, running: _Running, timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._deadlines.setdefault(timeout, deque()).append((loop.time() + timeout, running))
+        if self._watch is None:
+            self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines)
+
+    def _check_deadlines(self) -> None:
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for timeout, line in list(self._deadlines.items()):
+            while line and (line[0][0] <= now or line[0][1].task.done()):
+                _, running = line.popleft()
+                if not running.task.done():
+                    self._stop(running, Stop.TIMEOUT)
+            if not line:
+                del self._deadlines[timeout]
+        self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines) if self._deadlines else None

@@ -1,0 +1,143 @@
+"""Heartbeats, from a thread with its own event loop and its own connection.
+
+A handler that blocks the worker's event loop, or computes for seconds, must not lose its leases: so the beat depends on
+neither. What the beat learns (leases that are gone, runs that somebody cancelled) is handed to the worker's loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from uuid import UUID
+
+from duly.errors import DulyError
+from duly.store import runs as store
+from duly.store.pool import Pool
+
+log = logging.getLogger("duly.worker")
+
+# Handlers are told to stop while this part of the lease is still left, so that they are gone before it is.
+MARGIN = 0.15
+
+
+class LeaseKeeper:
+    """Keeps the leases of the claims it is told of. Callbacks run on the worker's loop."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        worker_id: UUID,
+        lease_seconds: float,
+        interval: float,
+        pgbouncer: bool,
+        lost: Callable[[UUID], None],
+        cancelled: Callable[[UUID, int], None],
+    ) -> None:
+        self._url = url
+        self._worker_id = worker_id
+        self._lease = lease_seconds
+        self._interval = interval
+        self._pgbouncer = pgbouncer
+        self._lost = lost
+        self._cancelled = cancelled
+        self._main = asyncio.get_running_loop()
+        # claim → when, by the monotonic clock, it can no longer be trusted. Shared with the worker's loop.
+        self._trusted_until: dict[UUID, float] = {}
+        self._lock = threading.Lock()
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._poked: asyncio.Event | None = None
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="duly-heartbeat", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._ready.wait(10)
+
+    async def stop(self) -> None:
+        self._stopping = True
+        self.poke()
+        await asyncio.to_thread(self._thread.join, 10)
+
+    def poke(self) -> None:
+        """Beat now."""
+        if self._loop is not None and self._poked is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._poked.set)
+
+    def hold(self, claim_id: UUID, sent: float) -> None:
+        """A claim whose statement was sent at `sent` (monotonic): its lease cannot be older than that."""
+        with self._lock:
+            self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)
+
+    def release(self, claim_id: UUID) -> None:
+        with self._lock:
+            self._trusted_until.pop(claim_id, None)
+
+    def _run(self) -> None:
+        asyncio.run(self._beat_until_stopped())
+
+    async def _beat_until_stopped(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._poked = asyncio.Event()
+        self._ready.set()
+        pool: Pool | None = None
+        try:
+            while not self._stopping:
+                try:
+                    if pool is None:
+                        pool = await Pool.connect(
+                            self._url, size=1, pgbouncer=self._pgbouncer, connect_timeout=self._interval,
+                            command_timeout=self._interval,
+                        )  # fmt: skip
+                    await self._beat(pool)
+                    pause = self._interval
+                except DulyError as error:
+                    log.warning("a heartbeat failed: %s", error)
+                    pause = min(self._interval, 0.5)
+                self._give_up_expired()
+                self._poked.clear()
+                if not self._stopping:
+                    try:
+                        async with asyncio.timeout(pause):
+                            await self._poked.wait()
+                    except TimeoutError:
+                        pass
+        finally:
+            if pool is not None:
+                await pool.close()
+
+    async def _beat(self, pool: Pool) -> None:
+        sent = time.monotonic()
+        with self._lock:
+            known = set(self._trusted_until)
+        held = await store.heartbeat(pool, worker_id=self._worker_id, lease_seconds=self._lease)
+        with self._lock:
+            for claim_id in held.keys() & self._trusted_until.keys():
+                self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)
+            # Known before the beat, still wanted after it, and not found by it.
+            gone = (known & self._trusted_until.keys()) - held.keys()
+            for claim_id in gone:
+                del self._trusted_until[claim_id]
+        for claim_id in gone:
+            self._tell(self._lost, claim_id)
+        for claim_id, ordinals in held.items():
+            for ordinal in ordinals:
+                self._tell(self._cancelled, claim_id, ordinal)
+
+    def _give_up_expired(self) -> None:
+        now = time.monotonic()
+        with self._lock:
+            expired = [claim_id for claim_id, until in self._trusted_until.items() if until <= now]
+            for claim_id in expired:
+                del self._trusted_until[claim_id]
+        for claim_id in expired:
+            log.warning("no heartbeat came through in time: giving up claim %s", claim_id)
+            self._tell(self._lost, claim_id)
+
+    def _tell(self, callback: Callable[..., None], *args: object) -> None:
+        if not self._main.is_closed():
+            self._main.call_soon_threadsafe(callback, *args)

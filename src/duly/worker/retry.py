@@ -1,0 +1,32 @@
+"""What becomes of a run whose attempt failed. Pure: a policy and an error in, a decision out."""
+
+from __future__ import annotations
+
+import random
+
+from duly.errors import Permanent, RetryAfter
+from duly.model import Policy
+
+JITTER = 0.25
+
+
+def retry_delay(policy: Policy, attempt: int, *, spread: float | None = None) -> float:
+    """Seconds until the next attempt after attempt number `attempt` failed; up to 25 % jitter spreads a crowd."""
+    match policy.retry_backoff:
+        case "immediate":
+            return 0.0
+        case "linear":
+            delay = policy.retry_delay_seconds * attempt
+        case "exponential":
+            delay = policy.retry_delay_seconds * 2.0 ** min(attempt - 1, 60)
+    delay = min(delay, policy.retry_max_delay_seconds)
+    return delay * (1 + JITTER * (random.random() if spread is None else spread))  # noqa: S311
+
+
+def next_attempt_in(policy: Policy, attempt: int, error: BaseException | None) -> float | None:
+    """Seconds until the next attempt, or None: no more attempts, to the dead letters."""
+    if isinstance(error, Permanent) or attempt > policy.max_retries:
+        return None
+    if isinstance(error, RetryAfter):
+        return max(0.0, error.seconds)
+    return retry_delay(policy, attempt)

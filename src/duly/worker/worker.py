@@ -1,0 +1,160 @@
+"""One worker: claimer → executor → completer, with the lease keeper beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID, uuid4
+
+from duly.config import Settings
+from duly.errors import DulyError
+from duly.store import cluster
+from duly.store.notifier import Notifier
+from duly.store.pool import Pool
+from duly.store.runs import Claim, ClaimedRun
+from duly.worker.claimer import Claimer
+from duly.worker.completer import Completer
+from duly.worker.executor import Executor, Outcome, Stop
+from duly.worker.leases import LeaseKeeper
+from duly.worker.task import Task
+
+log = logging.getLogger("duly.worker")
+
+Observer = Callable[[ClaimedRun, Outcome | None], None]
+
+
+class Worker:
+    """Its id is made anew at every start: a restarted worker is another worker and inherits nothing."""
+
+    def __init__(
+        self,
+        pool: Pool,
+        tasks: Mapping[str, Task],
+        settings: Settings,
+        *,
+        name: str,
+        version: str,
+        queues: Sequence[str] = ("default",),
+        concurrency: int | None = None,
+        notifier: Notifier | None = None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.worker_id: UUID = uuid4()
+        self._pool = pool
+        self._settings = settings
+        self._name = name
+        self._version = version
+        self._queues = list(queues)
+        self._tasks = tasks
+        self._concurrency = concurrency or settings.concurrency
+        self._notifier = notifier
+        self._observer = observer
+        self._in_flight = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.executor = Executor(tasks, pool.clock, self._ended, threads=min(self._concurrency, 64))
+        self.completer = Completer(pool, self._recorded)
+        self.claimer = Claimer(
+            pool,
+            pool.clock,
+            worker_id=self.worker_id,
+            queues=self._queues,
+            lease_seconds=settings.worker_lease_seconds,
+            poll_seconds=settings.poll_seconds,
+            concurrency=self._concurrency,
+            room=lambda: self._concurrency - self._in_flight,
+            started=self._claimed,
+        )
+        self.leases = LeaseKeeper(
+            pool.url,
+            worker_id=self.worker_id,
+            lease_seconds=settings.worker_lease_seconds,
+            interval=settings.heartbeat_interval,
+            pgbouncer=settings.pgbouncer,
+            lost=lambda claim_id: self.executor.stop_claim(claim_id, Stop.LEASE_LOST),
+            cancelled=lambda claim_id, ordinal: self.executor.stop_run(claim_id, ordinal, Stop.CANCELLED),
+        )
+        if notifier is not None:
+            notifier.listen("duly_work", self._heard_work)
+            notifier.listen("duly_cancel", self._heard_cancel)
+
+    async def start(self) -> None:
+        await cluster.join(
+            self._pool,
+            node_id=self.worker_id,
+            kind="worker",
+            name=self._name,
+            version=self._version,
+            lease_seconds=self._settings.worker_lease_seconds,
+            info={"queues": self._queues, "concurrency": self._concurrency, "tasks": sorted(self._tasks)},
+        )
+        await cluster.offer_handlers(self._pool, list(self._tasks))
+        self.leases.start()
+        await self.completer.start()
+        await self.claimer.start()
+
+    async def stop(self, grace: float | None = None) -> None:
+        """Claim no more, let handlers finish within the grace, give back what is left, leave."""
+        grace = self._settings.shutdown_grace_seconds if grace is None else grace
+        await self.claimer.stop()
+        try:
+            async with asyncio.timeout(grace):
+                await self._idle.wait()
+        except TimeoutError:
+            log.warning("%d handlers did not finish in time: their runs go back to the queue", len(self.executor))
+        self.executor.stop_all(Stop.SHUTDOWN)
+        try:
+            # Writing what is left must not hang on a database that is away: the leases would end it anyway.
+            async with asyncio.timeout(self._settings.worker_lease_seconds):
+                await self._idle.wait()
+        except TimeoutError:
+            log.error("%d outcomes could not be written; rescue will take those runs back", self._in_flight)
+        await self.completer.stop()
+        await self.leases.stop()
+        self.executor.close()
+        try:
+            await cluster.leave(self._pool, node_id=self.worker_id)
+        except DulyError as error:
+            log.warning("could not say goodbye: %s", error)
+
+    def stop_now(self) -> None:
+        """Give every running handler back at once."""
+        self.executor.stop_all(Stop.SHUTDOWN)
+
+    async def wait_idle(self) -> None:
+        """Until nothing that was claimed is unfinished or unrecorded."""
+        await self._idle.wait()
+
+    def _claimed(self, claim: Claim, sent: float) -> None:
+        assert claim.claim_id is not None
+        self._in_flight += len(claim.runs)
+        self._idle.clear()
+        self.leases.hold(claim.claim_id, sent)
+        self.completer.hold(claim.claim_id, len(claim.runs))
+        for run in claim.runs:
+            self.executor.start(run)
+
+    def _ended(self, run: ClaimedRun, outcome: Outcome | None) -> None:
+        if outcome is None:
+            self.completer.forget(run)
+        else:
+            self.completer.add(outcome)
+        if self._observer is not None:
+            self._observer(run, outcome)
+
+    def _recorded(self, count: int) -> None:
+        self._in_flight -= count
+        for claim_id in self.completer.take_emptied():
+            self.leases.release(claim_id)
+        if self._in_flight == 0:
+            self._idle.set()
+        self.claimer.room_freed()
+
+    def _heard_work(self, queue: str | None) -> None:
+        if queue is None or queue in self._queues:
+            self.claimer.wake()
+
+    def _heard_cancel(self, worker_id: str | None) -> None:
+        if worker_id is None or worker_id == str(self.worker_id):
+            self.leases.poke()

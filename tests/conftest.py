@@ -1,0 +1,87 @@
+"""Fixtures: a real PostgreSQL for the whole session, and a fresh store for every test that asks for one."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from duly.config import Settings, load_settings
+from duly.operations import Operations
+from duly.store import embedded
+from duly.store.migrate import migrate
+from duly.store.pool import Pool
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Server:
+    """The PostgreSQL of this test session, with a migrated template database."""
+
+    url: str
+
+    def database_url(self, name: str) -> str:
+        return self.url.replace("/duly?", f"/{name}?", 1)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    # Durability is what the embedded tests and the torture are about; elsewhere it only costs time.
+    settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
+    running = embedded.start(tmp_path_factory.mktemp("duly-home"), settings=settings)
+    server = Server(running.url)
+    try:
+        asyncio.run(_make_template(server))
+        yield server
+    finally:
+        running.release()
+
+
+async def _make_template(server: Server) -> None:
+    connection = await asyncpg.connect(server.url)
+    await connection.execute("create database template_duly")
+    await connection.close()
+    pool = await Pool.connect(server.database_url("template_duly"))
+    await migrate(pool)
+    await pool.close()
+
+
+@pytest.fixture
+async def database_url(server: Server) -> AsyncIterator[str]:
+    """A store of its own for this test, cloned from the template."""
+    name = f"test_{os.getpid()}_{next(_numbers)}"
+    connection = await asyncpg.connect(server.url)
+    await connection.execute(f"create database {name} template template_duly")
+    try:
+        yield server.database_url(name)
+    finally:
+        await connection.execute(f"drop database {name} with (force)")
+        await connection.close()
+
+
+@pytest.fixture
+async def pool(database_url: str) -> AsyncIterator[Pool]:
+    pool = await Pool.connect(database_url, size=8)
+    yield pool
+    await pool.close()
+
+
+@pytest.fixture
+def settings(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
+    """Short leases, so that tests of expiry do not take long. No duly.toml of the developer's is read."""
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in os.environ if name.startswith("DULY_")]:
+        monkeypatch.delenv(name)
+    return load_settings(database_url=database_url, worker_lease_seconds=3, leader_lease_seconds=2, poll_seconds=0.2)
+
+
+@pytest.fixture
+async def operations(pool: Pool, settings: Settings) -> Operations:
+    return await Operations.open(pool, settings)
