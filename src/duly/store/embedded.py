@@ -10,7 +10,7 @@ not recover from `kill -9`, and one global lock serialises all its users. What t
   user, a killed server or a crashed machine leaves behind needs a hand to clean up.
 - **Private and durable.** No TCP; only the server's account and root can enter the Unix socket's folder. `fsync` and
   all else that guards data stay at PostgreSQL's defaults unless the caller's settings say not.
-- **For root too**, as whom PostgreSQL refuses to run: under the account that owns the data, else `postgres` or `nobody`.
+- **For root too**, as whom PostgreSQL will not run: under the account that owns the data, else `postgres` or `nobody`.
 """
 
 from __future__ import annotations
@@ -388,12 +388,12 @@ def _make_cluster(place: _Place, account: tuple[int, int] | None, binaries: Path
         command = (binaries / "postgres", "--single", "-c", "exit_on_error=true", "-D", data, "postgres")
         _run(account, "create database duly\n", *command)
         data.rename(place.data)
-    # initdb and the database's checkpoint have synced what lies below; this syncs the name.
-    _run(None, "", "sync", place.root)
+    _run(None, "", "sync", place.root)  # the new name; initdb and the checkpoint have synced what lies below
 
 
 def _run(account: tuple[int, int] | None, typed: str, *command: Path | str) -> None:
     done = subprocess.run(command, input=typed, capture_output=True, text=True, check=False, **_manner(account))
     if done.returncode:
         told = re.findall(r".*(?:error|ERROR|FATAL|PANIC):.*", done.stderr) or [done.stderr.strip()]
-        raise StoreUnavailable(f"{command[0]} could not set PostgreSQL up ({done.returncode}): {'; '.join(told)}")
+        program = Path(command[0]).name
+        raise StoreUnavailable(f"{program} could not set PostgreSQL up (code {done.returncode}): {'; '.join(told)}")

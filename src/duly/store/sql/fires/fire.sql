@@ -13,12 +13,18 @@ term as materialized (
     select epoch from duly.shards where shard = $1 and epoch = $2 for share
 ),
 due as materialized (
+    -- Lateral with a limit: always one probe of the primary key a job, never a walk over the shard.
     select j.job_id, j.queue, j.priority, j.last_run_at, f.next_run_at, f.overlap, f.max_queued
     from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::text[], $7::int[])
         as f (job_id, expected, next_run_at, overlap, max_queued)
-    join duly.jobs j on j.job_id = f.job_id
-    where j.next_run_at = f.expected and j.shard = $1 and exists (select from term)
-    for no key update of j
+    cross join lateral (
+        select job_id, queue, priority, last_run_at
+        from duly.jobs
+        where job_id = f.job_id and next_run_at = f.expected and shard = $1
+        limit 1
+        for no key update
+    ) j
+    where exists (select from term)
 ),
 busy as materialized (
     -- An earlier run is unfinished: one probe of history for the job's last run; only where that finds nothing
@@ -27,9 +33,8 @@ busy as materialized (
         (select count(*) from duly.runs w where w.job_id = d.job_id and w.state = 'waiting') as waiting
     from due d
     where d.overlap <> 'parallel' and d.last_run_at is not null
-        and not exists (
-            select from duly.history h where h.job_id = d.job_id and h.scheduled_at = d.last_run_at
-        )
+        -- Not NOT EXISTS: that may become a join that reads all of history.
+        and (select h.attempt from duly.history h where h.job_id = d.job_id and h.scheduled_at = d.last_run_at) is null
         and (
             exists (select from duly.runs r where r.job_id = d.job_id)
             or d.job_id in (select unnest(c.job_ids) from duly.claims c)
@@ -90,7 +95,7 @@ moved as (
         from planned
         group by job_id
     ) born on born.job_id = d.job_id
-    where j.job_id = d.job_id
+    where j.job_id = d.job_id and j.job_id = any (array(select job_id from due))
     returning j.job_id
 )
 select array_agg(moved.job_id) as moved, (select count(*) from live) as live,

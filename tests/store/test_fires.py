@@ -1,0 +1,215 @@
+"""The fire transaction: an occurrence fires once, whoever tries, and its job moves on in the same commit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import timedelta
+
+import pytest
+from support import count, due_job, fire_of, hours_ago, lead, put, succeeded, take
+
+from duly.store import fires, runs
+from duly.store.pool import Pool
+
+HOUR = timedelta(hours=1)
+
+
+async def test_a_fire_makes_the_run_and_moves_the_job_in_one_step(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    assert fired.moved == {job.job_id}
+    row = (await pool.query("select next_run_at, last_run_at, run_count, status from duly.jobs"))[0]
+    assert (row["next_run_at"], row["last_run_at"], row["run_count"], row["status"]) == (due + HOUR, due, 1, "active")
+    run = (await pool.query("select scheduled_at, epoch, state from duly.runs"))[0]
+    assert (run["scheduled_at"], run["epoch"], run["state"]) == (due, epoch, "queued")
+
+
+async def test_the_same_fire_sent_twice_fires_once(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    fire = fire_of(job, next_run_at=due + HOUR)
+    assert (await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)).moved
+    assert not (await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)).moved
+    assert await count(pool, "runs") == 1
+
+
+async def test_an_old_epoch_fires_nothing(pool: Pool) -> None:
+    """A leader that was paused wakes up after another took over, and tries what it had in mind."""
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    old = await lead(pool, job.shard)
+    new = await lead(pool, job.shard)
+    assert new > old
+    fired = await fires.fire(pool, shard=job.shard, epoch=old, batch=fire_of(job, next_run_at=due + HOUR))
+    assert (fired.moved, fired.live) == (frozenset(), 0)
+    assert await count(pool, "runs") == 0
+    assert await count(pool, "jobs", "next_run_at = $1", due) == 1
+
+
+async def test_a_takeover_waits_for_the_fire_that_is_under_way_and_the_next_one_is_refused(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    old = await lead(pool, job.shard)
+    async with pool.transaction() as transaction:
+        await fires.fire(transaction, shard=job.shard, epoch=old, batch=fire_of(job, next_run_at=due + HOUR))
+        takeover = asyncio.create_task(lead(pool, job.shard))
+        done, _ = await asyncio.wait([takeover], timeout=0.3)
+        assert not done, "the epoch was raised under a fire that had already checked it"
+    assert await takeover == old + 1
+    assert await count(pool, "runs") == 1
+
+
+async def test_two_leaders_at_once_fire_each_occurrence_once(pool: Pool) -> None:
+    """Even if both believed in the same epoch."""
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    fire = fire_of(job, next_run_at=due + HOUR)
+    results = await asyncio.gather(*(fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire) for _ in range(8)))
+    assert sum(len(result.moved) for result in results) == 1
+    assert await count(pool, "runs") == 1
+
+
+async def test_a_job_that_was_paused_meanwhile_does_not_fire(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    await pool.query("update duly.jobs set status = 'paused', next_run_at = null")
+    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    assert not fired.moved
+    assert await count(pool, "runs") == 0
+
+
+async def test_a_job_of_another_shard_does_not_fire(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    other = (job.shard + 1) % 64
+    epoch = await lead(pool, other)
+    fired = await fires.fire(pool, shard=other, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    assert not fired.moved
+
+
+async def test_the_last_occurrence_ends_the_job_and_it_is_completed_when_its_run_is(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=None))
+    assert await count(pool, "job_status", "shown_status = 'active'") == 1
+    claim = await take(pool)
+    assert await count(pool, "job_status", "shown_status = 'active'") == 1
+    await runs.complete(pool, [succeeded(claim.runs[0])])
+    assert await count(pool, "job_status", "shown_status = 'completed'") == 1
+
+
+async def test_dropped_occurrences_are_one_row_with_their_count_and_reason(pool: Pool) -> None:
+    due = hours_ago(26)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    fire = fire_of(job, next_run_at=due + 30 * HOUR, scheduled=[due + 26 * HOUR])
+    fire.drop_job_ids, fire.drop_first, fire.drop_last = [job.job_id], [due], [due + 25 * HOUR]
+    fire.drop_count, fire.drop_reason = [26], ["RUN_ONCE"]
+    await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)
+    row = (await pool.query("select scheduled_at, status, note from duly.history"))[0]
+    assert (row["scheduled_at"], row["status"]) == (due, "missed")
+    assert json.loads(row["note"])["count"] == 26
+    assert json.loads(row["note"])["reason"] == "RUN_ONCE"
+    assert await count(pool, "runs") == 1
+
+
+class TestOverlap:
+    """What a fire does while an earlier run of the job is unfinished."""
+
+    @pytest.fixture(params=["queued", "running", "retrying"])
+    def stage(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    async def _unfinished(self, pool: Pool, stage: str) -> tuple[fires.Fire, int, int]:
+        """A job whose first run is unfinished in the given way, and its second fire."""
+        due = hours_ago(3)
+        job = due_job(pool, due)
+        await put(pool, job)
+        epoch = await lead(pool, job.shard)
+        await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+        if stage != "queued":
+            claim = await take(pool)
+            if stage == "retrying":
+                error = json.dumps({"type": "E", "message": "m", "traceback": None})
+                await runs.requeue(pool, [runs.Requeued(claim.runs[0], "retrying", 600, 1, 2, error)])
+        second = due_job(pool, due + HOUR, job_id=job.job_id, shard=job.shard)
+        return fire_of(second, next_run_at=due + 2 * HOUR), job.shard, epoch
+
+    async def test_skip_records_the_new_one_as_skipped(self, pool: Pool, stage: str) -> None:
+        fire, shard, epoch = await self._unfinished(pool, stage)
+        fired = await fires.fire(pool, shard=shard, epoch=epoch, batch=fire)
+        assert (fired.live, fired.skipped) == (0, 1)
+        row = (await pool.query("select status, note from duly.history"))[0]
+        assert row["status"] == "skipped"
+        assert json.loads(row["note"])["reason"] == "overlap"
+        # The one that runs is still the one to wait for.
+        assert await count(pool, "jobs", "last_run_at = $1", fire.expected[0] - HOUR) == 1
+
+    async def test_queue_lets_the_new_one_wait(self, pool: Pool, stage: str) -> None:
+        fire, shard, epoch = await self._unfinished(pool, stage)
+        fire.overlap, fire.run_flags = ["queue"], [8]
+        await fires.fire(pool, shard=shard, epoch=epoch, batch=fire)
+        assert await count(pool, "runs", "state = 'waiting' and run_at = 'infinity'") == 1
+
+    async def test_queue_is_bounded(self, pool: Pool, stage: str) -> None:
+        fire, shard, epoch = await self._unfinished(pool, stage)
+        fire.overlap, fire.run_flags, fire.max_queued = ["queue"], [8], [0]
+        fired = await fires.fire(pool, shard=shard, epoch=epoch, batch=fire)
+        assert (fired.live, fired.skipped) == (0, 1)
+
+    async def test_parallel_starts_it(self, pool: Pool, stage: str) -> None:
+        fire, shard, epoch = await self._unfinished(pool, stage)
+        fire.overlap = ["parallel"]
+        await fires.fire(pool, shard=shard, epoch=epoch, batch=fire)
+        assert await count(pool, "runs", "state = 'queued' and scheduled_at = $1", fire.expected[0]) == 1
+
+
+async def test_a_finished_run_does_not_hold_up_the_next(pool: Pool) -> None:
+    due = hours_ago(2)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    claim = await take(pool)
+    await runs.complete(pool, [succeeded(claim.runs[0])])
+    second = due_job(pool, due + HOUR, job_id=job.job_id, shard=job.shard)
+    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(second, next_run_at=due + 2 * HOUR))
+    assert (fired.live, fired.skipped) == (1, 0)
+
+
+async def test_a_run_whose_history_was_dropped_by_retention_does_not_hold_up_its_job_for_ever(pool: Pool) -> None:
+    due = hours_ago(2)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    await pool.query("update duly.jobs set last_run_at = $1", due - 24 * 400 * HOUR)
+    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    assert (fired.live, fired.skipped) == (1, 0)
+
+
+async def test_parking_is_fenced_like_a_fire(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    old = await lead(pool, job.shard)
+    new = await lead(pool, job.shard)
+    parked = [(job.job_id, due, "its zone is gone")]
+    assert await fires.park(pool, shard=job.shard, epoch=old, jobs=parked) == []
+    assert await fires.park(pool, shard=job.shard, epoch=new, jobs=parked) == [job.job_id]
+    assert await count(pool, "jobs", "status = 'paused' and status_reason = 'its zone is gone'") == 1

@@ -1,0 +1,225 @@
+"""Query plans of the hot statements on a store with 200,000 jobs: index scans, and nothing that grows with the store.
+
+Both the plan for concrete parameters and the generic one are looked at: PostgreSQL switches to the generic plan of a
+prepared statement after a few executions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+from conftest import Server
+
+from duly.store.pool import Pool
+from duly.store.statements import statement
+
+JOBS = 200_000
+BIG = ("jobs", "runs", "history", "attempts")
+NOW = datetime.now(UTC).replace(microsecond=0)
+
+_FILL = f"""
+insert into duly.jobs (job_id, next_run_at, last_run_at, created_at, updated_at, shard, priority, status, kind, tenant,
+    name, queue, handler, schedule, timezone, payload)
+select id, '{NOW.isoformat()}'::timestamptz + n * interval '1 second', '{NOW.isoformat()}'::timestamptz, now(), now(),
+    duly.shard_of(id, 64), 5, 'active', 'interval', 'default', 'job ' || n, 'default', 'noop', 'every 1h', 'UTC', '{{}}'
+from (select duly.new_token() as id, n from generate_series(1, {JOBS}) n offset 0) made;
+insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, state, queue)
+select job_id, last_run_at, now() + (row_number() over () - 50000) * interval '1 second', now(), shard,
+    (row_number() over () % 10)::smallint, 'queued', 'default'
+from duly.jobs limit 100000;
+insert into duly.history (job_id, scheduled_at, finished_at, attempt, status)
+select job_id, last_run_at - hour * interval '1 hour', now(), 1, 'succeeded'
+from duly.jobs cross join generate_series(0, 1) hour offset 100000;
+"""
+
+
+# As autovacuum would: tables that were filled. An empty partition that is never looked at keeps the planner careful.
+_ANALYZE = """
+do $$
+declare
+    filled regclass;
+    there boolean;
+begin
+    analyze duly.jobs, duly.runs;
+    for filled in select inhrelid::regclass from pg_inherits where inhparent = 'duly.history'::regclass loop
+        execute format('select exists (select from %s)', filled) into there;
+        if there then
+            execute format('analyze %s', filled);
+        end if;
+    end loop;
+end
+$$
+"""
+
+
+@pytest.fixture(scope="module")
+def full_store(server: Server) -> Iterator[str]:
+    url = server.database_url("test_plans")
+
+    async def fill() -> None:
+        await _execute(server.url, "create database test_plans template template_duly")
+        await _execute(url, _FILL, _ANALYZE)
+
+    asyncio.run(fill())
+    yield url
+    asyncio.run(_execute(server.url, "drop database test_plans with (force)"))
+
+
+async def _execute(url: str, *statements: str) -> None:
+    connection = await asyncpg.connect(url)
+    for sql in statements:
+        await connection.execute(sql)
+    await connection.close()
+
+
+@pytest.fixture
+async def full_pool(full_store: str) -> AsyncIterator[Pool]:
+    pool = await Pool.connect(full_store)
+    yield pool
+    await pool.close()
+
+
+def nodes_of(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for child in plan.get("Plans", ()):
+        yield from nodes_of(child)
+
+
+async def plans_of(pool: Pool, name: str, *args: Any) -> list[dict[str, Any]]:
+    """The plan for these parameters, and the generic one."""
+    found = []
+    async with pool.transaction() as transaction:
+        for options, parameters in (("format json", args), ("generic_plan, format json", ())):
+            if parameters:
+                rows = await transaction.connection.fetch(f"explain ({options}) {statement(name)}", *parameters)
+                text = rows[0][0]
+            else:
+                # Without parameters only the simple protocol takes the placeholders.
+                text = await _simple(transaction.connection, f"explain ({options}) {statement(name)}")
+            found.append(json.loads(text)[0]["Plan"])
+    return found
+
+
+async def _simple(connection: Any, sql: str) -> str:
+    """`generic_plan` wants placeholders without values, which needs a statement that is not prepared: a DO block."""
+    quoted = sql.replace("$plan$", "")
+    await connection.execute("create temporary table if not exists explained (plan text) on commit drop")
+    await connection.execute(
+        f"do $do$ declare line json; begin execute $plan${quoted}$plan$ into line; "
+        "insert into explained values (line::text); end $do$"
+    )
+    text = await connection.fetchval("delete from explained returning plan")
+    return str(text)
+
+
+def assert_index_only_access(plan: dict[str, Any]) -> None:
+    for node in nodes_of(plan):
+        relation = str(node.get("Relation Name", ""))
+        big = any(relation == name or relation.startswith(f"{name}_") for name in BIG)
+        if big:
+            assert node["Node Type"] != "Seq Scan", f"a sequential scan of {relation}"
+        if node["Node Type"] in ("Sort", "Incremental Sort"):
+            assert node["Plan Rows"] <= 2_000, f"a sort of {node['Plan Rows']} rows"
+
+
+async def ids(pool: Pool, count: int) -> list[UUID]:
+    rows = await pool.query("select job_id from duly.jobs where shard = 0 order by next_run_at limit $1", count)
+    return [row["job_id"] for row in rows]
+
+
+LANES = (["default"] * 10, list(range(9, -1, -1)))
+
+
+async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(full_pool: Pool) -> None:
+    for limit in (1, 1000):
+        for plan in await plans_of(full_pool, "runs/claim", uuid4(), 15.0, limit, *LANES):
+            assert_index_only_access(plan)
+            kinds = [node["Node Type"] for node in nodes_of(plan)]
+            assert "Tid Scan" in kinds
+            assert not any("Sort" in kind for kind in kinds)
+            lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
+            assert len(lanes) == 2
+            for lane in lanes:
+                assert "run_at" in lane["Index Cond"]
+                assert "queue" in lane["Index Cond"]
+                assert "priority" in lane["Index Cond"]
+
+
+@pytest.mark.parametrize("size", [1, 2000])
+async def test_fire_touches_the_jobs_it_names_and_probes_history_once_each(full_pool: Pool, size: int) -> None:
+    jobs = await ids(full_pool, size)
+    n = len(jobs)
+    args = (
+        0, 1, jobs, [NOW] * n, [NOW] * n, ["skip"] * n, [100] * n,
+        jobs, [NOW] * n, [0] * n, [1] * n, [], [], [], [], [],
+    )  # fmt: skip
+    for plan in await plans_of(full_pool, "fires/fire", *args):
+        assert_index_only_access(plan)
+
+
+@pytest.mark.parametrize("size", [1, 2000])
+async def test_reading_due_jobs_goes_by_their_ids(full_pool: Pool, size: int) -> None:
+    for plan in await plans_of(full_pool, "fires/due", await ids(full_pool, size), 0):
+        assert_index_only_access(plan)
+
+
+async def test_loading_the_near_future_is_an_index_range_without_a_sort(full_pool: Pool) -> None:
+    horizon = NOW + timedelta(minutes=10)
+    args = (0, horizon, datetime(1, 1, 1, tzinfo=UTC), UUID(int=0), 10_000)
+    for plan in await plans_of(full_pool, "fires/load", *args):
+        assert_index_only_access(plan)
+        assert any(node.get("Index Name") == "jobs_due" for node in nodes_of(plan))
+
+
+async def test_completing_reads_only_the_claims_it_names(full_pool: Pool) -> None:
+    for size in (1, 1000):
+        args = (
+            [uuid4()], [1] * size, list(range(1, size + 1)), [1] * size, [2] * size, [None] * size, [0] * size, [],
+        )  # fmt: skip
+        for plan in await plans_of(full_pool, "runs/complete", *args):
+            assert_index_only_access(plan)
+            # A nested loop of outcomes with the claim's runs would cost size × size.
+            for node in nodes_of(plan):
+                if node["Node Type"] == "Nested Loop":
+                    inner = node["Plans"][1]
+                    assert inner["Node Type"] != "CTE Scan" or inner.get("CTE Name") != "run"
+
+
+async def test_looking_for_expired_leases_uses_the_lease_index(full_pool: Pool) -> None:
+    # Claims are few; what must hold is that the index is there and usable when they are many.
+    async with full_pool.transaction() as transaction:
+        await transaction.connection.execute("set local enable_seqscan = off")
+        for name, args in (("maintenance/any_expired", ()), ("maintenance/expired", (100,))):
+            rows = await transaction.connection.fetch(f"explain (format json) {statement(name)}", *args)
+            plan = json.loads(rows[0][0])[0]["Plan"]
+            assert any(node.get("Index Name") == "claims_lease" for node in nodes_of(plan)), name
+
+
+async def test_rescue_probes_history_and_jobs_by_key(full_pool: Pool) -> None:
+    for plan in await plans_of(full_pool, "maintenance/rescue", [uuid4()], 3):
+        assert_index_only_access(plan)
+
+
+async def test_a_jobs_runs_are_listed_newest_first_without_sorting_its_history(full_pool: Pool) -> None:
+    job = (await ids(full_pool, 1))[0]
+    for plan in await plans_of(full_pool, "history/job_runs", job, datetime(9999, 1, 1, tzinfo=UTC), 100):
+        assert_index_only_access(plan)
+
+
+async def test_recent_runs_come_from_the_end_of_the_index(full_pool: Pool) -> None:
+    for plan in await plans_of(full_pool, "history/recent", "default", 50):
+        assert_index_only_access(plan)
+
+
+async def test_listing_jobs_pages_along_the_primary_key(full_pool: Pool) -> None:
+    args = ("default", None, None, None, None, None, 100)
+    plan = (await plans_of(full_pool, "jobs/list", *args))[0]
+    assert any(node.get("Index Name") == "jobs_pkey" for node in nodes_of(plan))
+    assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "jobs" for node in nodes_of(plan))

@@ -1,0 +1,114 @@
+"""Small helpers that several test modules share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+from duly.store import fires, runs
+from duly.store.ids import new_job_ids, shard_of
+from duly.store.jobs import NewJob, submit
+from duly.store.pool import Pool
+from duly.store.runs import Claim, ClaimedRun, Succeeded
+
+SHARDS = 64
+ALL_PRIORITIES = list(range(9, -1, -1))
+
+
+def new_job(pool: Pool, **changes: Any) -> NewJob:
+    """A one-off that runs now, unless changed."""
+    job_id = new_job_ids(1, pool.clock.now_us())[0]
+    fields: dict[str, Any] = {
+        "job_id": job_id, "shard": shard_of(job_id, SHARDS), "tenant": "default", "name": "test", "handler": "noop",
+        "target": None, "payload": "{}", "payload_ref": None, "kind": "once", "schedule": "now", "timezone": "UTC",
+        "start_at": None, "end_at": None, "max_runs": None, "queue": "default", "priority": 5, "policy": None,
+        "labels": None, "dedupe_key": None, "fingerprint": None, "next_run_at": None, "immediate": True,
+    }  # fmt: skip
+    return NewJob(**(fields | changes))
+
+
+def due_job(pool: Pool, due: datetime, **changes: Any) -> NewJob:
+    """A recurring job whose next occurrence is at `due`."""
+    fields = {"kind": "interval", "schedule": "every 1h", "next_run_at": due, "immediate": False}
+    return new_job(pool, **(fields | changes))
+
+
+async def put(pool: Pool, *jobs: NewJob) -> None:
+    created = await submit(pool, jobs, created_at=pool.clock.now())
+    assert len(created) == len(jobs)
+
+
+async def put_now(pool: Pool, count: int, **changes: Any) -> list[NewJob]:
+    """`count` runs in the queue, each of a job of its own."""
+    jobs = []
+    for job_id in new_job_ids(count, pool.clock.now_us()):
+        jobs.append(new_job(pool, job_id=job_id, shard=shard_of(job_id, SHARDS), **changes))
+    for start in range(0, count, 5000):
+        await put(pool, *jobs[start : start + 5000])
+    return jobs
+
+
+async def take(
+    pool: Pool,
+    *,
+    worker_id: UUID | None = None,
+    limit: int = 1000,
+    queues: Sequence[str] = ("default",),
+    lease: float = 60,
+) -> Claim:
+    lanes = (
+        [queue for _ in ALL_PRIORITIES for queue in queues],
+        [priority for priority in ALL_PRIORITIES for _ in queues],
+    )
+    return await runs.claim(pool, worker_id=worker_id or uuid4(), lease_seconds=lease, limit=limit, lanes=lanes)
+
+
+def succeeded(run: ClaimedRun, *, result: str | None = None) -> Succeeded:
+    return Succeeded(run, 1_700_000_000_000_000, 1_700_000_000_000_001, result)
+
+
+async def lead(pool: Pool, shard: int) -> int:
+    """Make a node and let it lead the shard. Returns the epoch."""
+    from duly.store import cluster
+
+    node_id = uuid4()
+    await cluster.join(pool, node_id=node_id, kind="scheduler", name="test", version="0", lease_seconds=600, info={})
+    epoch = (await pool.query("select epoch from duly.shards where shard = $1", shard))[0]["epoch"]
+    await pool.query("update duly.shards set node_id = null where shard = $1", shard)
+    won = await cluster.acquire(pool, node_id=node_id, shards=[shard], epochs=[epoch])
+    return won[shard]
+
+
+def fire_of(
+    job: NewJob,
+    *,
+    next_run_at: datetime | None,
+    scheduled: Sequence[datetime] | None = None,
+    overlap: str = "skip",
+    max_queued: int = 100,
+) -> fires.Fire:
+    """A fire of one job that makes one run per moment in `scheduled` (its expected occurrence by default)."""
+    assert job.next_run_at is not None
+    moments = [job.next_run_at] if scheduled is None else list(scheduled)
+    return fires.Fire(
+        job_ids=[job.job_id],
+        expected=[job.next_run_at],
+        next_run_at=[next_run_at],
+        overlap=[overlap],
+        max_queued=[max_queued],
+        run_job_ids=[job.job_id] * len(moments),
+        run_scheduled_at=moments,
+        run_flags=[8 if overlap == "queue" or len(moments) > 1 else 0] * len(moments),
+        run_place=list(range(1, len(moments) + 1)),
+    )
+
+
+async def count(pool: Pool, table: str, where: str = "true", *args: Any) -> int:
+    rows = await pool.query(f"select count(*) as count from duly.{table} where {where}", *args)
+    return int(rows[0]["count"])
+
+
+def hours_ago(hours: float) -> datetime:
+    return datetime.now(UTC).replace(microsecond=0) - timedelta(hours=hours)
