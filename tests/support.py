@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
@@ -42,9 +43,10 @@ async def put(pool: Pool, *jobs: NewJob) -> None:
 
 async def put_now(pool: Pool, count: int, **changes: Any) -> list[NewJob]:
     """`count` runs in the queue, each of a job of its own."""
-    jobs = []
-    for job_id in new_job_ids(count, pool.clock.now_us()):
-        jobs.append(new_job(pool, job_id=job_id, shard=shard_of(job_id, SHARDS), **changes))
+    jobs = [
+        new_job(pool, job_id=job_id, shard=shard_of(job_id, SHARDS), **changes)
+        for job_id in new_job_ids(count, pool.clock.now_us())
+    ]
     for start in range(0, count, 5000):
         await put(pool, *jobs[start : start + 5000])
     return jobs
@@ -103,6 +105,16 @@ def fire_of(
         run_flags=[8 if overlap == "queue" or len(moments) > 1 else 0] * len(moments),
         run_place=list(range(1, len(moments) + 1)),
     )
+
+
+async def eventually(holds: Callable[[], bool | Awaitable[bool]], *, seconds: float = 20) -> None:
+    """Until something that nobody signals holds: a row in the database, a state in another process."""
+    async with asyncio.timeout(seconds):
+        while True:
+            answer = holds()
+            if answer if isinstance(answer, bool) else await answer:
+                return
+            await asyncio.sleep(0.01)
 
 
 async def count(pool: Pool, table: str, where: str = "true", *args: Any) -> int:

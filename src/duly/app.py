@@ -104,7 +104,9 @@ class Duly:
         return register
 
     def _register(self, function: Handler, name: str | None, queue: str, priority: int, policy: Policy) -> Task:
-        task = Task(name or str(getattr(function, "__name__", "")), function, queue=queue, priority=priority, policy=policy)
+        task = Task(
+            name or str(getattr(function, "__name__", "")), function, queue=queue, priority=priority, policy=policy
+        )
         if task.name in self.tasks and self.tasks[task.name].function is not function:
             raise InvalidInput("handler", f"a task {task.name!r} is registered already; give one of them another name")
         self.tasks[task.name] = task

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -27,11 +26,16 @@ from duly.model import (
     Policy,
     RetryBackoff,
     ScheduleKind,
+    policy_from_stored,
 )
 from duly.timing import check_template, make_timetable, parse_schedule
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
+# The ends of Python's own calendar are what the database driver takes for infinity.
+_FIRST, _LAST = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+_YEARS = "must lie between the years 1900 and 9999"
+MAX_DEPTH = 200
 MAX_LABELS = 32
 MAX_SECONDS = 10 * 365 * 86400
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -90,14 +94,33 @@ def check_moment(field: str, value: object) -> datetime | None:
     if value.tzinfo is None:
         raise InvalidInput(field, "must have an offset or time zone, such as 2026-03-08T09:30:00Z")
     try:
-        return value.astimezone(UTC)
+        moment = value.astimezone(UTC)
     except OverflowError as error:
-        raise InvalidInput(field, "is outside the years that can be stored") from error
+        raise InvalidInput(field, _YEARS) from error
+    if not _FIRST <= moment <= _LAST:
+        raise InvalidInput(field, _YEARS)
+    return moment
+
+
+def check_policy(policy: Policy) -> Policy:
+    """Every policy field against its rule."""
+    if policy is DEFAULT_POLICY:
+        return policy
+    try:
+        text = policy.to_stored()
+    except (TypeError, ValueError, OverflowError):
+        # A value that is not even JSON: the check itself says which.
+        return _check_policy(policy)
+    return _check_stored_policy(text)
 
 
 @lru_cache(maxsize=4096)
-def check_policy(policy: Policy) -> Policy:
-    """Every policy field against its rule. Cached: a million jobs share a few policies."""
+def _check_stored_policy(text: str | None) -> Policy:
+    """A million jobs share a few policies. By their text: 1 and True are equal, and only one of them is a number."""
+    return _check_policy(policy_from_stored(text))
+
+
+def _check_policy(policy: Policy) -> Policy:
     for field in fields(policy):
         name = field.name
         value = getattr(policy, name)
@@ -108,15 +131,18 @@ def check_policy(policy: Policy) -> Policy:
             if value is not None or name != "catch_up_window_seconds":
                 check_integer(name, value, *_INTEGERS[name])
         elif name in _NUMBERS:
-            low, high = _NUMBERS[name]
-            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-                raise InvalidInput(name, f"must be a number of seconds, not {_kind(value)}")
-            if not low <= value <= high:
-                raise InvalidInput(name, f"must be {low:g} to {high:g} seconds, not {value:g}")
+            _check_seconds(name, value, *_NUMBERS[name])
     if policy.idempotency_key_template != DEFAULT_POLICY.idempotency_key_template:
         check_text("idempotency_key_template", policy.idempotency_key_template, longest=500)
         check_template(policy.idempotency_key_template)
     return policy
+
+
+def _check_seconds(field: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        raise InvalidInput(field, f"must be a number of seconds, not {_kind(value)}")
+    if not low <= value <= high:
+        raise InvalidInput(field, f"must be {low:g} to {high:g} seconds")
 
 
 def payload_text(payload: Any, *, limit: int) -> str:
@@ -124,21 +150,20 @@ def payload_text(payload: Any, *, limit: int) -> str:
     if payload == {} and isinstance(payload, dict):
         return "{}"
     try:
-        text = json.dumps(payload, allow_nan=False, separators=(",", ":"))
-    except ValueError as error:
-        if "Out of range" in str(error):
-            raise InvalidInput("payload", "must be JSON: NaN and infinity are not") from error
-        raise InvalidInput("payload", f"must be JSON: {error}") from error
-    except TypeError as error:
-        raise InvalidInput("payload", f"must be JSON: {error}") from error
+        text = json.dumps(payload, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidInput("payload", "must not contain lone surrogates: that is not valid Unicode") from error
     except RecursionError as error:
-        raise InvalidInput("payload", "is nested too deeply") from error
-    if len(text) > limit and len(text.encode()) > limit:
-        raise InvalidInput("payload", f"must be at most {limit} bytes as JSON, this has {len(text)}; use payload_ref")
+        raise InvalidInput("payload", f"must be nested at most {MAX_DEPTH} levels deep") from error
+    except (TypeError, ValueError) as error:
+        raise InvalidInput("payload", f"must be JSON: {str(error)[:200]}") from error
+    if size > limit:
+        raise InvalidInput("payload", f"must be at most {limit} bytes as JSON, this has {size}; use payload_ref")
     if "\\u0000" in text and _contains(payload, "\x00"):
         raise InvalidInput("payload", "must not contain NUL characters (\\u0000)")
-    if "\\ud" in text and _has_lone_surrogate(text):
-        raise InvalidInput("payload", "must not contain lone surrogates: it is not valid Unicode")
+    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(payload) > MAX_DEPTH:
+        raise InvalidInput("payload", f"must be nested at most {MAX_DEPTH} levels deep")
     return text
 
 
@@ -185,6 +210,7 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: d
     if plan.kind == "once":
         if plan.first is None:
             raise InvalidSchedule("can never fire")
+        check_moment("schedule", plan.first)
         return plan
     timetable = make_timetable(
         kind=plan.kind,
@@ -234,10 +260,13 @@ def _contains(value: Any, needle: str) -> bool:
     return False
 
 
-def _has_lone_surrogate(text: str) -> bool:
-    try:
-        json.loads(text)
-        json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8")
-    except UnicodeEncodeError:
-        return True
-    return False
+def _depth(value: Any) -> int:
+    """How many levels of objects and lists, level by level."""
+    depth, level = 0, [value]
+    while level:
+        inner = [item for item in level if isinstance(item, dict | list | tuple)]
+        if not inner:
+            break
+        depth += 1
+        level = [child for item in inner for child in (item.values() if isinstance(item, dict) else item)]
+    return depth

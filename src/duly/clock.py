@@ -36,8 +36,10 @@ class DatabaseClock:
         """Take in one measurement: what the database said between `sent` and `received` (monotonic seconds)."""
         error_us = (received - sent) * 500_000
         faded = self._error_us + (received - self._measured_at) * self._FADE_US_PER_S
-        if error_us <= faded:
-            self._offset_us = to_micros(database_now) - int((sent + received) * 500_000)
+        offset_us = to_micros(database_now) - int((sent + received) * 500_000)
+        # A measurement that cannot agree with the old one means that the database's clock is another one now.
+        if error_us <= faded or abs(offset_us - self._offset_us) > error_us + faded:
+            self._offset_us = offset_us
             self._error_us = error_us
             self._measured_at = received
 

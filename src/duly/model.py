@@ -57,7 +57,10 @@ class Policy:
         if self == DEFAULT_POLICY:
             return None
         changed = {
-            name: value for name, default in _POLICY_DEFAULTS.items() if (value := getattr(self, name)) != default
+            # One spelling per value: 60 and 60.0 seconds are the same policy.
+            name: int(value) if isinstance(value, float) and value.is_integer() else value
+            for name, default in _POLICY_DEFAULTS.items()
+            if (value := getattr(self, name)) != default or type(value) is bool
         }
         return json.dumps(changed, separators=(",", ":"))
 

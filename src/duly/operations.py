@@ -67,6 +67,10 @@ class Operations:
         """For a store that is there and of this version."""
         return cls(pool, settings, shard_count=await stores.shard_count(pool), local_handlers=local_handlers)
 
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
     # Submit
 
     async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
@@ -104,7 +108,7 @@ class Operations:
             created = await self._submit_surely(rows, now)
         if len(created) == len(rows):
             return [Submitted(row.job_id, created=True) for row in rows]
-        return await self._resolve_duplicates(rows, created, within or self._pool)
+        return await self._resolve_duplicates(rows, created, now, within or self._pool)
 
     async def _submit_surely(self, rows: Sequence[NewJob], now: datetime) -> set[UUID]:
         """An answer that was lost says nothing about the statement; ids made here make sending it again safe."""
@@ -118,17 +122,21 @@ class Operations:
             found = await jobs.find_duplicates(self._pool, [(row.tenant, row.dedupe_key or "") for row in keyed])
             return plain | {row.job_id for row in keyed if found[row.tenant, row.dedupe_key or ""][0] == row.job_id}
 
-    async def _resolve_duplicates(self, rows: Sequence[NewJob], created: set[UUID], store: Executor) -> list[Submitted]:
-        keys = [
-            (row.tenant, row.dedupe_key) for row in rows if row.job_id not in created and row.dedupe_key is not None
-        ]
-        existing = await jobs.find_duplicates(store, keys)
+    async def _resolve_duplicates(
+        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Executor
+    ) -> list[Submitted]:
+        """What the rows that were not stored came to: the job that has their dedupe_key, if its content is the same."""
         results = []
         for row in rows:
             if row.job_id in created or row.dedupe_key is None:
                 results.append(Submitted(row.job_id, created=True))
                 continue
-            job_id, fingerprint = existing[row.tenant, row.dedupe_key]
+            for _ in range(5):
+                existing = await jobs.find_duplicates(store, [(row.tenant, row.dedupe_key)])
+                if existing or await jobs.submit(store, [row], created_at=now):
+                    break
+                # It was there, then it was removed, then there was another: look again.
+            job_id, fingerprint = existing.get((row.tenant, row.dedupe_key), (row.job_id, row.fingerprint))
             if job_id != row.job_id and fingerprint != row.fingerprint:
                 raise Conflict(f"dedupe_key {row.dedupe_key!r} is taken by job {job_id}, whose content is different")
             results.append(Submitted(job_id, created=job_id == row.job_id))
@@ -288,11 +296,9 @@ class Operations:
         before = _FAR
         if cursor is not None:
             try:
-                before = datetime.fromisoformat(cursor)
+                before = checks.check_moment("cursor", datetime.fromisoformat(cursor)) or _FAR
             except ValueError as error:
                 raise InvalidInput("cursor", "is not one that a list gave") from error
-            if before.tzinfo is None:
-                raise InvalidInput("cursor", "is not one that a list gave")
         found = await history.job_runs(self._pool, job_id=job.job_id, before=before, limit=limit + 1)
         more = len(found) > limit
         items = [_with_key(run, job) for run in found[:limit]]

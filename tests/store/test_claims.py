@@ -8,12 +8,12 @@ from datetime import timedelta
 from uuid import uuid4
 
 import pytest
-from support import count, due_job, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
 
 from duly.model import from_micros
 from duly.store import fires, maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Buried, Claim, Requeued
+from support import count, due_job, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
 
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})
 

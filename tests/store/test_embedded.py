@@ -288,8 +288,8 @@ import pathlib, sys
 from duly.store import embedded
 
 server = embedded.start(pathlib.Path(sys.argv[1]))
-print(server.url, flush=True)
 try:
+    print(server.url, flush=True)
     sys.stdin.readline()
 except KeyboardInterrupt:
     print("interrupted", flush=True)
@@ -336,6 +336,33 @@ async def test_a_killed_server_is_recovered(home: Path) -> None:
     assert await query(again.url, "select count(*) from committed") == 1000
     server.release()
     assert await query(again.url, "select 1") == 1
+    again.release()
+
+
+async def test_backends_that_outlive_a_killed_server_are_waited_for(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = embedded.start(home)
+    connection = await asyncpg.connect(server.url)
+    backend = connection.get_server_pid()
+    os.kill(backend, signal.SIGSTOP)  # it cannot notice that its server is gone
+    os.kill(postmaster(home), signal.SIGKILL)
+    told: list[str] = []
+    failure = embedded._failure
+
+    def wake_after_failure(*how: Any) -> StoreUnavailable:
+        found = failure(*how)
+        told.append(str(found))
+        os.kill(backend, signal.SIGCONT)
+        assert ended(backend)
+        return found
+
+    monkeypatch.setattr(embedded, "_failure", wake_after_failure)
+    again = embedded.start(home)
+    assert "is still in use" in told[0]
+    assert await query(again.url, "select 1") == 1
+    connection.terminate()
+    server.release()
     again.release()
 
 

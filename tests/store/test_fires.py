@@ -7,10 +7,10 @@ import json
 from datetime import timedelta
 
 import pytest
-from support import count, due_job, fire_of, hours_ago, lead, put, succeeded, take
 
 from duly.store import fires, runs
 from duly.store.pool import Pool
+from support import count, due_job, fire_of, hours_ago, lead, put, succeeded, take
 
 HOUR = timedelta(hours=1)
 

@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
-from conftest import Server
 
+from conftest import Server
 from duly.store.pool import Pool
 from duly.store.statements import statement
 
@@ -156,7 +156,7 @@ async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(full_poo
 async def test_fire_touches_the_jobs_it_names_and_probes_history_once_each(full_pool: Pool, size: int) -> None:
     jobs = await ids(full_pool, size)
     n = len(jobs)
-    args = (
+    args: tuple[Any, ...] = (
         0, 1, jobs, [NOW] * n, [NOW] * n, ["skip"] * n, [100] * n,
         jobs, [NOW] * n, [0] * n, [1] * n, [], [], [], [], [],
     )  # fmt: skip
@@ -180,7 +180,7 @@ async def test_loading_the_near_future_is_an_index_range_without_a_sort(full_poo
 
 async def test_completing_reads_only_the_claims_it_names(full_pool: Pool) -> None:
     for size in (1, 1000):
-        args = (
+        args: tuple[Any, ...] = (
             [uuid4()], [1] * size, list(range(1, size + 1)), [1] * size, [2] * size, [None] * size, [0] * size, [],
         )  # fmt: skip
         for plan in await plans_of(full_pool, "runs/complete", *args):

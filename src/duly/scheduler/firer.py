@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from datetime import timedelta
+from collections.abc import Sequence
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from duly.clock import Clock
@@ -16,6 +17,7 @@ from duly.scheduler.near_future import NearFuture
 from duly.scheduler.planner import plan_batch
 from duly.service import Service
 from duly.store import fires
+from duly.store.fires import DueJob
 from duly.store.pool import Pool
 
 log = logging.getLogger("duly.scheduler")
@@ -24,6 +26,8 @@ log = logging.getLogger("duly.scheduler")
 BATCH = 2_000
 # Two connections keep the database busy while Python plans; more only wait for its cores.
 AT_ONCE = 2
+# A node that was early looks again after this long: well below what anyone notices, well above a busy loop.
+_EARLY_PAUSE = 0.002
 
 
 class Firer(Service):
@@ -40,6 +44,7 @@ class Firer(Service):
         self._misfire_grace = misfire_grace
         self._terms: dict[int, Term] = {}
         self._backlog: dict[int, deque[tuple[bytes, int]]] = {}
+        self._early: list[tuple[int, UUID, int]] = []
         self.fired = 0
 
     def lead(self, term: Term) -> None:
@@ -59,8 +64,18 @@ class Firer(Service):
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
+        if self._early:
+            await self._wait_for_the_database()
+            return _EARLY_PAUSE
         wait = self._future.seconds_to_next()
         return None if wait is None else min(wait, self.interval)
+
+    async def _wait_for_the_database(self) -> None:
+        """This node's idea of the time is ahead of the database's: correct it, and look at those jobs again."""
+        early, self._early = self._early, []
+        for shard, job_id, due_us in early:
+            self._future.add(shard, job_id, due_us)
+        await self._pool.measure_clock()
 
     def _collect(self) -> None:
         for shard, entries in self._future.take_due():
@@ -90,22 +105,38 @@ class Firer(Service):
             if job.due:
                 ready.append(job)
             elif to_micros(job.next_run_at) == dues[job.job_id.bytes]:
-                # This node's idea of the time is a little ahead of the database's: not yet.
-                self._future.add(term.shard, job.job_id, to_micros(job.next_run_at))
+                self._early.append((term.shard, job.job_id, to_micros(job.next_run_at)))
             # Else somebody moved it, and whoever did has announced it.
-        if not ready:
-            return
-        batch = plan_batch(ready, now=self._clock.now(), misfire_grace=self._misfire_grace)
+        if ready:
+            await self._fire_jobs(term, ready)
+
+    async def _fire_jobs(self, term: Term, jobs: Sequence[DueJob]) -> None:
+        """Plan and fire. A job that the planner or the database chokes on is parked; it never sinks its shard."""
+        batch = plan_batch(jobs, now=self._clock.now(), misfire_grace=self._misfire_grace)
         if batch.parked:
-            parked = await fires.park(self._pool, shard=term.shard, epoch=term.epoch, jobs=batch.parked)
-            for job_id, _, reason in batch.parked:
-                if job_id in parked:
-                    log.error("job %s is paused: %s", job_id, reason)
+            await self._park(term, batch.parked)
         fire = batch.fire
         if not fire.job_ids:
             return
-        done = await fires.fire(self._pool, shard=term.shard, epoch=term.epoch, batch=fire)
+        try:
+            done = await fires.fire(self._pool, shard=term.shard, epoch=term.epoch, batch=fire)
+        except DulyError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whichever job it is about, the others must fire
+            if len(jobs) == 1:
+                await self._park(term, [(jobs[0].job_id, jobs[0].next_run_at, f"cannot be fired: {error}"[:500])])
+                return
+            half = len(jobs) // 2
+            await self._fire_jobs(term, jobs[:half])
+            await self._fire_jobs(term, jobs[half:])
+            return
         self.fired += done.live
         for job_id, next_run_at in zip(fire.job_ids, fire.next_run_at, strict=True):
             if next_run_at is not None and job_id in done.moved:
                 self._future.add(term.shard, job_id, to_micros(next_run_at))
+
+    async def _park(self, term: Term, jobs: Sequence[tuple[UUID, datetime, str]]) -> None:
+        parked = await fires.park(self._pool, shard=term.shard, epoch=term.epoch, jobs=jobs)
+        for job_id, _, reason in jobs:
+            if job_id in parked:
+                log.error("job %s is paused: %s", job_id, reason)

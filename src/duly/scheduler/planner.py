@@ -18,6 +18,9 @@ from duly.states import RunFlag
 from duly.store.fires import DueJob, Fire
 from duly.timing import FirePlan, make_timetable, plan_fire
 
+# Plain numbers: the database driver takes a flag for a sequence of flags.
+_MISSED, _SERIAL = int(RunFlag.MISSED), int(RunFlag.SERIAL)
+
 
 @dataclass(slots=True)
 class Batch:
@@ -83,7 +86,7 @@ def _add(fire: Fire, job: DueJob, plan: FirePlan, *, overlap: str, max_queued: i
     for place, (scheduled_at, missed) in enumerate(plan.runs, start=1):
         fire.run_job_ids.append(job.job_id)
         fire.run_scheduled_at.append(scheduled_at)
-        fire.run_flags.append((RunFlag.MISSED if missed else 0) | (RunFlag.SERIAL if serial else 0))
+        fire.run_flags.append((_MISSED if missed else 0) | (_SERIAL if serial else 0))
         fire.run_place.append(place)
     for drop in plan.drops:
         fire.drop_job_ids.append(job.job_id)

@@ -16,7 +16,7 @@ _FIRST_ID = UUID(int=0)
 
 @dataclass(frozen=True, slots=True)
 class DueJob:
-    """What the planner needs to know of a job. `due` is the database's word on whether its time has come."""
+    """What the planner needs to know of a job. `now` is the database's time when it was read."""
 
     job_id: UUID
     next_run_at: datetime
@@ -29,7 +29,11 @@ class DueJob:
     run_count: int
     policy: str | None
     created_at: datetime
-    due: bool
+    now: datetime
+
+    @property
+    def due(self) -> bool:
+        return self.next_run_at <= self.now
 
 
 @dataclass(slots=True)

@@ -39,7 +39,7 @@ async def _with_attempts(store: Executor, rows: Sequence[asyncpg.Record]) -> lis
                     attempt=row["attempt"],
                     started_at=row["started_at"],
                     finished_at=row["finished_at"],
-                    worker=str(row["worker_id"]),
+                    worker=row["worker"],
                     error=_to_error(row["error"]),
                 )
             )
@@ -59,7 +59,7 @@ def _to_run(row: Any, *, attempts: Sequence[Attempt] = (), job_name: str | None 
         epoch=row["epoch"],
         started_at=row["started_at"],
         finished_at=row["finished_at"],
-        worker=str(row["worker_id"]) if row["worker_id"] else None,
+        worker=row["worker"] or (str(row["worker_id"]) if row["worker_id"] else None),
         error=_to_error(row["error"]),
         result=json.loads(row["result"]) if row["result"] is not None else None,
         note=json.loads(row["note"]) if row["note"] is not None else None,

@@ -79,14 +79,15 @@ class DayFilter:
                 return date(later, 1, 1).toordinal() + (mask & -mask).bit_length() - 1
         return None
 
-    def between(self, first: int, last: int) -> list[int]:
-        """The allowed days in [first, last], in order."""
-        days = []
-        day = self.next(first)
-        while day is not None and day <= last:
-            days.append(day)
-            day = self.next(day + 1)
-        return days
+    def between(self, first: int, last: int) -> int:
+        """The allowed days in [first, last], at most a year, as bits counted from `first`."""
+        year = date.fromordinal(first).year
+        start = date(year, 1, 1).toordinal()
+        bits = self._mask(year) >> (first - start)
+        if year < _LAST_YEAR:
+            # A week may reach into the next year.
+            bits |= self._mask(year + 1) << (date(year + 1, 1, 1).toordinal() - first)
+        return bits & ((1 << (last - first + 1)) - 1)
 
     def _mask(self, year: int) -> int:
         kind = (date(year, 1, 1).weekday(), is_leap(year), is_leap(year - 1), is_leap(year + 1))

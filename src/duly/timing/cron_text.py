@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from duly.errors import InvalidSchedule
 
 from .times import TimesOfDay
+from .wording import quote
 
 _LONGEST = 1024  # every value of every field, spelled out, is about 600 characters
 
@@ -74,7 +75,7 @@ def read_cron(text: str) -> CronFields:
     if text.startswith("@"):
         named = _NAMED.get(text.lower())
         if named is None:
-            raise InvalidSchedule(f"{_cut(text)} is not known, use one of {' '.join(_NAMED)}", part="schedule")
+            raise InvalidSchedule(f"{quote(text)} is not known, use one of {' '.join(_NAMED)}", part="schedule")
         text = named
     parts = text.upper().split()
     if len(parts) not in (5, 6):
@@ -120,7 +121,7 @@ def _values(field: _Field, items: Sequence[str]) -> set[int]:
             if field is _DAY_OF_WEEK and high in ("SUN", "0") and start > 0:
                 stop = 7  # MON-SUN: a week that ends on Sunday
             if stop < start:
-                raise _error(field, f"{_cut(base)} runs backwards, put the smaller value first")
+                raise _error(field, f"{quote(base)} runs backwards, put the smaller value first")
         else:
             start = _number(field, base)
             stop = start if not slash else 6 if field is _DAY_OF_WEEK else field.high
@@ -136,7 +137,7 @@ def _split_weekdays(items: Sequence[str]) -> tuple[list[str], set[int], set[tupl
         if "#" in item:
             name, _, nth = item.partition("#")
             if nth not in ("1", "2", "3", "4", "5"):
-                raise _error(_DAY_OF_WEEK, f"{_cut(item)}: the number after # is 1 to 5")
+                raise _error(_DAY_OF_WEEK, f"{quote(item)}: the number after # is 1 to 5")
             nth_of.add(((_number(_DAY_OF_WEEK, name) - 1) % 7, int(nth)))
         elif item == "L":
             raise _error(_DAY_OF_WEEK, "L needs a day before it, such as 5L for the last Friday")
@@ -154,9 +155,9 @@ def _number(field: _Field, text: str) -> int:
     if not text:
         raise _error(field, f"an empty value, use {field.wanted}")
     if not (text.isascii() and text.isdigit()):
-        raise _error(field, f"{_cut(text)} is not a value, use {field.wanted}{_hint(field, text)}")
+        raise _error(field, f"{quote(text)} is not a value, use {field.wanted}{_hint(field, text)}")
     if len(text) > 4 or not field.low <= int(text) <= field.high:
-        raise _error(field, f"{_cut(text)} is out of range, use {field.wanted}")
+        raise _error(field, f"{quote(text)} is out of range, use {field.wanted}")
     return int(text)
 
 
@@ -172,13 +173,9 @@ def _hint(field: _Field, text: str) -> str:
 
 def _step(field: _Field, text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 4 or int(text) == 0:
-        raise _error(field, f"step {_cut(text) or 'missing'} is not usable, use a number from 1 to {field.high}")
+        raise _error(field, f"step {quote(text) or 'missing'} is not usable, use a number from 1 to {field.high}")
     return int(text)
 
 
 def _error(field: _Field, message: str) -> InvalidSchedule:
     return InvalidSchedule(f"{field.name}: {message}", part=field.name)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 40 else text[:40] + "…"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import ClassVar
 from zoneinfo import ZoneInfo
@@ -13,6 +13,7 @@ from duly.errors import InvalidSchedule
 from duly.model import ScheduleKind
 
 from .schedule import Schedule
+from .wording import quote
 
 _LONGEST = 100
 _UNITS = {
@@ -71,7 +72,7 @@ def is_interval(text: str) -> bool:
 
 def make_interval(text: str, zone: ZoneInfo, anchor: datetime) -> IntervalSchedule:
     seconds, canonical = read_interval(text)
-    return IntervalSchedule(canonical, zone, anchor, timedelta(seconds=seconds))
+    return IntervalSchedule(canonical, zone, anchor.astimezone(UTC), timedelta(seconds=seconds))
 
 
 @lru_cache(maxsize=1024)
@@ -97,17 +98,17 @@ def read_interval(text: str) -> tuple[int, str]:
 def _read_words(text: str) -> int:
     lowered = text.lower()
     if "." in lowered:
-        raise _error(f"{text.strip()} has a fraction, use whole numbers such as every 1h30m")
+        raise _error(f"{quote(text.strip())} has a fraction, use whole numbers such as every 1h30m")
     total, at = 0, 0
     seen: set[int] = set()
     while at < len(lowered):
         piece = _PIECE.match(lowered, at)
         if piece is None:
-            raise _error(f"{lowered[at:].strip()} is not an interval, {_EXAMPLES}")
+            raise _error(f"{quote(lowered[at:].strip())} is not an interval, {_EXAMPLES}")
         number, word = piece.groups()
         unit = _UNITS.get(word)
         if unit is None:
-            raise _error(f"{word} is not a unit, use s, m, h, d or w")
+            raise _error(f"{quote(word)} is not a unit, use s, m, h, d or w")
         if unit in seen:
             raise _error(f"the unit {word} is there twice")
         if not number and len(lowered.split()) != 1:  # "every hour" is one hour; "every 1h m" is a slip
@@ -125,7 +126,7 @@ def _read_iso(text: str) -> int:
     if "Y" in date_part or "M" in date_part:
         raise _error("months and years have no fixed length, use cron or an RRULE for them")
     if has_time and not time_part:
-        raise _error(f"{text} has nothing after T, use for example PT15M")
+        raise _error(f"{quote(text)} has nothing after T, use for example PT15M")
     total = 0
     for part, units in ((date_part, _ISO_DATE_UNITS), (time_part, _ISO_TIME_UNITS)):
         at = 0
@@ -133,7 +134,7 @@ def _read_iso(text: str) -> int:
         while at < len(part):
             piece = _ISO_PIECE.match(part, at)
             if piece is None or piece[2] not in order:
-                raise _error(f"{text} is not an ISO 8601 duration in whole numbers, use for example PT1H30M")
+                raise _error(f"{quote(text)} is not an ISO 8601 duration in whole numbers, use for example PT1H30M")
             order = order[order.index(piece[2]) + 1 :]
             total += int(piece[1]) * units[piece[2]]
             at = piece.end()

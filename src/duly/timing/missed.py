@@ -1,15 +1,15 @@
 """What to do with occurrences that are due: fire them, run them late, or drop them and say so.
 
-How long an outage may be is nobody's choice, so a plan's cost must not depend on it. Up to `MAX_STEPS` due
-occurrences are simply listed and the policy applied to the list. Past that:
+How long an outage may be is nobody's choice, so a plan's cost must not depend on it.
 
-- Where the schedule counts in closed form (cron, interval), the occurrences to drop are counted, not visited: one
-  call drops them all and answers with the first one to keep as `next_run_at`.
-- Where it does not (RRULE), one call drops at most `MAX_STEPS`, and only what is certain to be dropped: the rest still
-  holds as many as the policy keeps. `next_run_at` is the next overdue one, and the caller goes on from there.
+- Where the schedule counts in closed form (cron, interval), a long backlog is counted, not visited: one call drops
+  all that the policy drops and fires the first of those it keeps.
+- Otherwise (RRULE) the due occurrences are listed and the policy applied to the list. A list longer than `MAX_STEPS`
+  is cut, and one call drops only what is certain to be dropped: behind it follow at least as many as the policy keeps.
+  `next_run_at` is then the next overdue one, and the caller goes on from there. The last call sees the end of the
+  backlog, so the newest are the ones that run.
 
-Either way the last call sees a short list, so the newest are the ones that run. At most `MAX_RUNS` runs come out of
-one call; the remaining ones keep their turn, again through `next_run_at`.
+At most `MAX_RUNS` runs come out of one call; the remaining ones keep their turn, again through `next_run_at`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from .timetable import Timetable
 
 MAX_STEPS = 5_000
 MAX_RUNS = 1_000
+_SHORT = 50  # a backlog that is listed faster than it is counted
 
 _GRACE = timedelta(seconds=10)
 
@@ -102,29 +103,36 @@ def plan_resume(timetable: Timetable, *, now: datetime) -> datetime | None:
 def _plan_late(
     timetable: Timetable, expected: datetime, now: datetime, policy: Policy, misfire_grace: timedelta
 ) -> FirePlan:
-    due = [expected]
-    following = timetable.next(expected)
-    while following is not None and following <= now and len(due) < MAX_STEPS:
-        due.append(following)
-        following = timetable.next(following)
-    on_time_from = now - misfire_grace
     rule = _Rule.of(timetable, policy, now)
-    if following is not None and following <= now:
-        drops, keep_from = _drop_backlog(timetable, due, following, on_time_from, rule)
-        if drops:
-            return FirePlan((), drops, keep_from, final=keep_from is None)
-        # Nothing to drop: all that is due runs, a portion at a time.
-        return _fire(due, following, on_time_from, ())
-    late = [moment for moment in due if moment < on_time_from]
-    drops, dropped = rule.drop(late)
-    return _fire(due[dropped:], following, on_time_from, drops)
-
-
-def _fire(due: list[datetime], following: datetime | None, on_time_from: datetime, drops: tuple[Drop, ...]) -> FirePlan:
+    on_time_from = now - misfire_grace
+    if timetable.schedule.counts_fast and timetable.count(expected, now, _SHORT) > _SHORT:
+        drops, first = _drop_counted(timetable, expected, on_time_from, rule)
+        due, following = _list_due(timetable, first, now, MAX_RUNS)
+    else:
+        due, following = _list_due(timetable, expected, now, MAX_STEPS)
+        late = [moment for moment in due if moment < on_time_from]
+        if len(late) == len(due) and following is not None and following < on_time_from and rule.keep is not None:
+            # The list was cut. Those that follow have the better claim to the places of those that run.
+            following_late = timetable.count(due[-1], on_time_from - MICROSECOND, rule.keep)
+            rule = _Rule(rule.window_from, rule.keep - following_late, rule.reason)
+        drops, dropped = rule.drop(late)
+        due = due[dropped:]
     if len(due) > MAX_RUNS:
         due, following = due[:MAX_RUNS], due[MAX_RUNS]
     runs = tuple((moment, moment < on_time_from) for moment in due)
     return FirePlan(runs, drops, following, final=following is None)
+
+
+def _list_due(
+    timetable: Timetable, first: datetime | None, now: datetime, limit: int
+) -> tuple[list[datetime], datetime | None]:
+    """At most `limit` due occurrences from `first` on, and the one after them."""
+    due: list[datetime] = []
+    following = first
+    while following is not None and following <= now and len(due) < limit:
+        due.append(following)
+        following = timetable.next(following)
+    return due, following
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,18 +167,10 @@ class _Rule:
         return tuple(drops), outside + over
 
 
-def _drop_backlog(
-    timetable: Timetable, due: list[datetime], following: datetime, on_time_from: datetime, rule: _Rule
-) -> tuple[tuple[Drop, ...], datetime | None]:
-    """What to drop of a backlog longer than `due`, and the first occurrence after that."""
-    if timetable.schedule.counts_fast:
-        return _drop_counted(timetable, due[0], on_time_from, rule)
-    return _drop_walked(timetable, due, following, on_time_from, rule)
-
-
 def _drop_counted(
     timetable: Timetable, expected: datetime, on_time_from: datetime, rule: _Rule
 ) -> tuple[tuple[Drop, ...], datetime | None]:
+    """What `rule` drops of the occurrences from `expected` on, and the first one after that."""
     drops = []
     first: datetime | None = expected
     if rule.window_from is not None and expected < rule.window_from:
@@ -184,18 +184,6 @@ def _drop_counted(
             drops.append(_counted(timetable, first, bound, rule.reason))
             first = timetable.next(bound - MICROSECOND)
     return tuple(drops), first
-
-
-def _drop_walked(
-    timetable: Timetable, due: list[datetime], following: datetime, on_time_from: datetime, rule: _Rule
-) -> tuple[tuple[Drop, ...], datetime | None]:
-    late = [moment for moment in due if moment < on_time_from]
-    if rule.keep is not None and len(late) == len(due):
-        # How many more missed ones follow; once they are as many as may run, none of the listed ones can.
-        more = timetable.count(due[-1], on_time_from - MICROSECOND, rule.keep)
-        rule = _Rule(rule.window_from, rule.keep - more, rule.reason)
-    drops, dropped = rule.drop(late)
-    return drops, due[dropped] if dropped < len(due) else following
 
 
 def _counted(timetable: Timetable, first: datetime, bound: datetime, reason: str) -> Drop:
@@ -212,8 +200,8 @@ def _count_before(timetable: Timetable, first: datetime, bound: datetime) -> int
 
 def _after_number(timetable: Timetable, first: datetime, number: int, high: datetime) -> datetime:
     """The least whole microsecond before which `number` occurrences from `first` on lie; not later than `high`."""
-    low, step = first, MICROSECOND
-    while high - low > step:
+    low = first
+    while high - low > MICROSECOND:
         middle = low + (high - low) // 2
         if _count_before(timetable, first, middle) >= number:
             high = middle

@@ -14,6 +14,7 @@ from duly.model import DstFold, DstGap, ScheduleKind
 
 from .dst import exists, gap_text, next_instant, walk_instants
 from .schedule import DAWN, Occurrence, Schedule, count_by_walking
+from .wording import quote
 
 _LONGEST = 40
 _DATE = re.compile(r"\d{4}-?\d\d-?\d\d(?:[Tt ]|$)|\d{4}-?[Ww]\d\d|\d{4}-", re.ASCII)
@@ -79,6 +80,11 @@ def make_once_at(moment: datetime, zone: ZoneInfo) -> OnceSchedule:
     return OnceSchedule(moment.isoformat().replace("+00:00", "Z"), zone, moment)
 
 
+def make_once_now(zone: ZoneInfo) -> OnceSchedule:
+    """A stored `now`: it was due when the job was made, and whatever moment that was, nothing follows it."""
+    return OnceSchedule("now", zone, DAWN)
+
+
 def make_once(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold) -> Schedule:
     """From ISO 8601 text: with an offset it is an instant, without one a local time."""
     try:
@@ -93,7 +99,7 @@ def make_once(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold) -> 
         missing = not exists(moment, zone)
     except (ValueError, OverflowError) as error:
         raise InvalidSchedule(
-            f"{text[:_LONGEST]} is not an ISO 8601 time, use for example 2026-03-08T09:30:00Z or 2026-03-08T09:30",
+            f"{quote(text)} is not an ISO 8601 time, use for example 2026-03-08T09:30:00Z or 2026-03-08T09:30",
             part="time",
         ) from error
     if missing:

@@ -9,9 +9,10 @@ from duly.model import DstFold, DstGap
 
 from .cron import make_cron
 from .interval import is_interval, make_interval
-from .once import is_once, make_once, make_once_at
+from .once import is_once, make_once, make_once_at, make_once_now
 from .rrule import is_rrule, make_rrule
 from .schedule import Schedule
+from .wording import quote
 from .zones import forget_zones, load_zone
 
 __all__ = ["forget_zones", "load_zone", "parse_schedule", "read_schedule"]
@@ -55,6 +56,8 @@ def read_schedule(text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, 
         raise InvalidInput("dst_fold", "is not known, use first, second or both")
     if not text:
         raise InvalidSchedule(f"is empty, {_FORMS}", part="schedule")
+    if text.lower() == "now":
+        return make_once_now(zone)
     if len(text) > _LONGEST:
         raise InvalidSchedule(f"a schedule of {len(text)} characters, use at most {_LONGEST}", part="schedule")
     if is_rrule(text):
@@ -64,7 +67,7 @@ def read_schedule(text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, 
     if is_once(text):
         return make_once(text, zone, dst_gap, dst_fold)
     if text[0].isalpha() and len(text.split(None, 1)) == 1:
-        raise InvalidSchedule(f"{text[:40]} is not a schedule, {_FORMS}", part="schedule")
+        raise InvalidSchedule(f"{quote(text)} is not a schedule, {_FORMS}", part="schedule")
     return make_cron(text, zone, dst_gap, dst_fold)
 
 

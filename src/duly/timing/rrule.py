@@ -1,15 +1,208 @@
-"""placeholder"""
+"""RRULE schedules: a rule's local times, with the dates added to it and taken from it, as instants."""
 
 from __future__ import annotations
-from datetime import datetime
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, time, timedelta
+from typing import ClassVar
 from zoneinfo import ZoneInfo
-from duly.model import DstFold, DstGap
-from .schedule import Schedule
+
+from duly.errors import InvalidSchedule
+from duly.model import DstFold, DstGap, ScheduleKind
+
+from .dst import Gap, dropped_instants, next_instant, walk_instants
+from .recurrence import CountTooLarge, Fuel, Recurrence, make_recurrence
+from .rrule_text import DateList, Moment, RuleText, read_rrule
+from .schedule import MICROSECOND, Occurrence, Schedule, count_by_walking
+from .zones import load_zone
+
+_HEADS = ("RRULE", "DTSTART", "RDATE", "EXDATE", "EXRULE", "FREQ=")
+_ELAPSED = ("HOURLY", "MINUTELY", "SECONDLY")
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleDates:
+    """A rule and its dates as one ordered set of naive local times in the rule's zone."""
+
+    rule: Recurrence | None
+    last: datetime | None  # no time of the rule itself is later
+    added: tuple[datetime, ...]
+    taken: frozenset[datetime]
+    taken_days: frozenset[date]
+
+    def next_local(self, after: datetime) -> datetime | None:
+        fuel = Fuel()
+        while True:
+            found = self._next_of_rule(after, fuel)
+            at = bisect_right(self.added, after)
+            if at < len(self.added) and (found is None or self.added[at] < found):
+                found = self.added[at]
+            if found is None:
+                return None
+            if found in self.taken:
+                after = found
+            elif found.date() in self.taken_days:
+                after = datetime.combine(found.date(), time()) + _DAY - MICROSECOND
+            else:
+                return found
+
+    def _next_of_rule(self, after: datetime, fuel: Fuel) -> datetime | None:
+        found = self.rule.next_local(after, fuel) if self.rule is not None else None
+        return None if found is None or (self.last is not None and found > self.last) else found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RruleSchedule(Schedule):
+    """An RFC 5545 rule. It runs in `rule_zone`, which is DTSTART's own if it names one, else the job's `zone`.
+
+    Rules by the hour or shorter run on elapsed time, like a cron wildcard: every instant at which the wall clock
+    matches, so both passes of a doubled hour and nothing in a gap.
+    """
+
+    kind: ClassVar[ScheduleKind] = "rrule"
+    counts_fast: ClassVar[bool] = False
+
+    canonical: str
+    zone: ZoneInfo
+    rule_zone: ZoneInfo
+    dst_gap: DstGap
+    dst_fold: DstFold
+    start: datetime  # naive, in the rule's zone
+    until: datetime | None
+    dates: RuleDates
+    elapsed: bool
+    identity: tuple[object, ...] = field(init=False)
+    _gap: Gap = field(init=False)
+    _fold: DstFold = field(init=False)
+    _hash: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        identity = ("rrule", self.canonical, self.zone.key, self.dst_gap, self.dst_fold, self.start)
+        object.__setattr__(self, "identity", identity)
+        object.__setattr__(self, "_gap", "vanish" if self.elapsed else self.dst_gap)
+        object.__setattr__(self, "_fold", "both" if self.elapsed else self.dst_fold)
+        object.__setattr__(self, "_hash", hash(identity))
+
+    def next(self, after: datetime) -> datetime | None:
+        moment = next_instant(self.dates.next_local, after, self.rule_zone, self._gap, self._fold)
+        while moment is not None and self._ended(moment):
+            moment = next_instant(self.dates.next_local, moment, self.rule_zone, self._gap, self._fold)
+        return moment
+
+    def walk(self, after: datetime) -> Iterator[Occurrence]:
+        for one in walk_instants(self.dates.next_local, after, self.rule_zone, self._gap, self._fold):
+            if not self._ended(one.scheduled_at):
+                yield self._shown(one)
+
+    def count(self, after: datetime, until: datetime, limit: int) -> int:
+        return count_by_walking(self, after, until, limit)
+
+    def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
+        if self._gap != "skip":
+            return []
+        return [self._shown(one) for one in dropped_instants(self.dates.next_local, after, until, self.rule_zone)]
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _ended(self, moment: datetime) -> bool:
+        """Whether UNTIL excludes an instant. It ends the rule, not the dates added to it."""
+        if self.until is None or moment <= self.until:
+            return False
+        return moment.astimezone(self.rule_zone).replace(tzinfo=None, fold=0) not in self.dates.added
+
+    def _shown(self, one: Occurrence) -> Occurrence:
+        if self.zone.key == self.rule_zone.key:
+            return one
+        return Occurrence(one.scheduled_at, one.scheduled_at.astimezone(self.zone), one.note, one.dropped)
 
 
 def is_rrule(text: str) -> bool:
-    return text[:10].upper().startswith(("RRULE", "DTSTART", "RDATE", "EXDATE", "EXRULE", "FREQ="))
+    """Whether the text means to be an RFC 5545 rule, right or wrong."""
+    return text[:8].upper().startswith(_HEADS)
 
 
-def make_rrule(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime) -> Schedule:
-    raise NotImplementedError
+def make_rrule(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime) -> RruleSchedule:
+    """From RFC 5545 text. Without DTSTART the rule begins at `anchor`, to the second."""
+    read = read_rrule(text)
+    start, rule_zone = _start(read, zone, anchor)
+    until = _until(read, rule_zone)
+    rule = make_recurrence(read.rule, start) if read.rule is not None else None
+    added = {local for dates in read.rdates for _, local in _locals(dates, rule_zone)}
+    if rule is None:
+        added.add(start)
+    taken = [entry for dates in read.exdates for entry in _locals(dates, rule_zone)]
+    return RruleSchedule(
+        canonical=read.canonical,
+        zone=zone,
+        rule_zone=rule_zone,
+        dst_gap=dst_gap,
+        dst_fold=dst_fold,
+        start=start,
+        until=until,
+        dates=RuleDates(
+            rule=rule,
+            last=_last(read, rule, until, rule_zone),
+            added=tuple(sorted(added)),
+            taken=frozenset(local for moment, local in taken if not moment.is_date),
+            # A bare date takes the whole day: there is nothing else it could mean for a rule with times.
+            taken_days=frozenset(local.date() for moment, local in taken if moment.is_date),
+        ),
+        elapsed=read.rule is not None and read.rule.freq in _ELAPSED,
+    )
+
+
+def _start(read: RuleText, zone: ZoneInfo, anchor: datetime) -> tuple[datetime, ZoneInfo]:
+    if read.dtstart is None:
+        return anchor.astimezone(zone).replace(tzinfo=None, fold=0, microsecond=0), zone
+    value = read.dtstart.moments[0].value
+    if value.tzinfo is not None:
+        return value.replace(tzinfo=None), load_zone("UTC")
+    return value, load_zone(read.dtstart.tzid) if read.dtstart.tzid else zone
+
+
+def _until(read: RuleText, zone: ZoneInfo) -> datetime | None:
+    """The last instant at which the rule may fire."""
+    if read.rule is None or read.rule.until is None:
+        return None
+    moment = read.rule.until
+    if moment.value.tzinfo is not None:
+        return moment.value
+    local = moment.value + _DAY - MICROSECOND if moment.is_date else moment.value
+    try:
+        return local.replace(tzinfo=zone, fold=1).astimezone(UTC)
+    except OverflowError:
+        return None
+
+
+def _last(read: RuleText, rule: Recurrence | None, until: datetime | None, zone: ZoneInfo) -> datetime | None:
+    """No local time of the rule is later: what ends the search. UNTIL leaves a day's room for doubled hours."""
+    if rule is not None and read.rule is not None and read.rule.count is not None:
+        try:
+            return rule.nth(read.rule.count)
+        except CountTooLarge:
+            raise InvalidSchedule(
+                f"COUNT: {read.rule.count} is more than can be followed for this rule, use UNTIL", part="COUNT"
+            ) from None
+    try:
+        return None if until is None else until.astimezone(zone).replace(tzinfo=None, fold=0) + _DAY
+    except OverflowError:
+        return None
+
+
+def _locals(dates: DateList, zone: ZoneInfo) -> Iterator[tuple[Moment, datetime]]:
+    """The moments of an RDATE or EXDATE line, each with its naive local time in the rule's zone."""
+    own = load_zone(dates.tzid) if dates.tzid else zone
+    for moment in dates.moments:
+        value = moment.value
+        if value.tzinfo is None and own.key == zone.key:
+            yield moment, value
+            continue
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=own)
+        try:
+            yield moment, aware.astimezone(zone).replace(tzinfo=None, fold=0)
+        except OverflowError as error:
+            raise InvalidSchedule(f"{moment.text} is outside the years that can be scheduled", part="RDATE") from error

@@ -12,6 +12,8 @@ from datetime import UTC, date, datetime, time
 
 from duly.errors import InvalidSchedule
 
+from .wording import quote
+
 LONGEST = 8192
 
 FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
@@ -164,7 +166,7 @@ def _lines(text: str) -> Iterator[tuple[str, str, str]]:
         left, colon, value = "".join(words).partition(":")
         name, _, parameters = left.partition(";")
         if name.upper() not in _PROPERTIES or not colon:
-            raise _error(_cut(name.upper()), "is not a line of a rule, use DTSTART: RRULE: RDATE: or EXDATE:")
+            raise _error(quote(name.upper()), "is not a line of a rule, use DTSTART: RRULE: RDATE: or EXDATE:")
         yield name.upper(), parameters, value
     if not joined:
         raise _error("RRULE", "is empty")
@@ -177,7 +179,7 @@ def _read_dates(name: str, parameters: str, value: str) -> DateList:
         if key.upper() == "TZID":
             tzid = setting
         elif (key.upper(), setting.upper()) not in (("VALUE", "DATE"), ("VALUE", "DATE-TIME")):
-            raise _error(name, f"{_cut(parameter)} is not supported, use TZID= or VALUE=DATE")
+            raise _error(name, f"{quote(parameter)} is not supported, use TZID= or VALUE=DATE")
     moments = tuple(_read_moment(name, piece) for piece in value.split(","))
     if tzid and any(moment.value.tzinfo is not None for moment in moments):
         raise _error(name, "has both a TZID and a time in UTC, use one of them")
@@ -194,7 +196,7 @@ def _read_moment(name: str, text: str) -> Moment:
         if hour is not None:
             value = value.replace(hour=int(hour), minute=int(minute), second=int(second))
     except ValueError as error:
-        raise _error(name, f"{_cut(text)} is not a time, use for example 20260308T093000") from error
+        raise _error(name, f"{quote(text)} is not a time, use for example 20260308T093000") from error
     return Moment(value.replace(tzinfo=UTC) if zulu else value, hour is None, found[0])
 
 
@@ -203,12 +205,12 @@ def _read_rule(text: str) -> RuleParts:
     for piece in text.upper().split(";"):
         name, equals, value = piece.partition("=")
         if name not in _PARTS or not equals:
-            raise _error(_cut(name) or "RRULE", f"is not a part of a rule, use {' '.join(_PARTS)}")
+            raise _error(quote(name) or "RRULE", f"is not a part of a rule, use {' '.join(_PARTS)}")
         if name in given:
             raise _error(name, "is there twice")
         given[name] = value
     if given.get("FREQ") not in FREQUENCIES:
-        raise _error("FREQ", f"{_cut(given.get('FREQ', 'nothing'))} is not known, use one of {' '.join(FREQUENCIES)}")
+        raise _error("FREQ", f"{quote(given.get('FREQ', 'nothing'))} is not known, use one of {' '.join(FREQUENCIES)}")
     if "COUNT" in given and "UNTIL" in given:
         raise _error("COUNT", "is there beside UNTIL, use one of them")
     numbers = {name.lower(): _read_numbers(name, given[name]) for name in _NUMBERS if name in given}
@@ -227,7 +229,7 @@ def _read_rule(text: str) -> RuleParts:
 
 def _read_number(name: str, text: str) -> int:
     if not (text.isascii() and text.isdigit()) or len(text) > 10 or not 1 <= int(text) <= _LARGEST:
-        raise _error(name, f"{_cut(text) or 'nothing'} is not usable, use a whole number from 1")
+        raise _error(name, f"{quote(text) or 'nothing'} is not usable, use a whole number from 1")
     return int(text)
 
 
@@ -238,7 +240,7 @@ def _read_numbers(name: str, text: str) -> tuple[int, ...]:
     for piece in text.split(","):
         digits = piece[1:] if signed and piece[:1] in ("+", "-") else piece
         if not (digits.isascii() and digits.isdigit()) or len(digits) > 3 or not low <= int(digits) <= high:
-            raise _error(name, f"{_cut(piece) or 'an empty value'} is out of range, use {wanted}")
+            raise _error(name, f"{quote(piece) or 'an empty value'} is out of range, use {wanted}")
         values.add(int(piece))
     return tuple(sorted(values))
 
@@ -251,7 +253,7 @@ def _read_weekday(name: str, text: str) -> tuple[int, int]:
     found = _WEEKDAY.fullmatch(text)
     if found is None or (found[1] and (name == "WKST" or not 1 <= abs(int(found[1])) <= 53)):
         numbered = " or with a number such as 2MO or -1FR" if name == "BYDAY" else ""
-        raise _error(name, f"{_cut(text) or 'an empty value'} is not a day, use {' '.join(WEEKDAYS)}{numbered}")
+        raise _error(name, f"{quote(text) or 'an empty value'} is not a day, use {' '.join(WEEKDAYS)}{numbered}")
     return WEEKDAYS.index(found[2]), int(found[1] or 0)
 
 
@@ -288,7 +290,3 @@ def _check_until(until: Moment, dtstart: DateList | None) -> None:
 
 def _error(part: str, message: str) -> InvalidSchedule:
     return InvalidSchedule(f"{part}: {message}", part=part)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= 40 else text[:40] + "…"

@@ -1,6 +1,6 @@
 -- Live and ended runs of one job, newest first, a page at a time.
 --   $1 job_id  $2 before this scheduled_at (exclusive)  $3 page size
-select *
+select run.*, n.name as worker
 from (
     (
         select h.job_id, h.scheduled_at, h.status, h.attempt, h.flags, h.fired_at, h.epoch, h.started_at,
@@ -32,5 +32,6 @@ from (
             )
     )
 ) run
+left join duly.nodes n on n.node_id = run.worker_id
 order by scheduled_at desc
 limit $3

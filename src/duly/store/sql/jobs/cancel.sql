@@ -7,7 +7,9 @@ job as (
     update duly.jobs
     set status = 'cancelled', next_run_at = null, updated_at = clock.now, version = version + 1
     from clock
-    where job_id = $1 and tenant = $2 and status in ('active', 'paused')
+    where job_id = $1 and tenant = $2
+        -- A one-off that has fired is `ended`, and can be cancelled while its run lives.
+        and (select shown_status from duly.job_status where job_id = $1) in ('active', 'paused')
     returning job_id
 ),
 waiting as (

@@ -1,0 +1,1 @@
+"""HTTP: the REST API under `/api/v1`, the live page, and the probes."""

@@ -1,0 +1,91 @@
+"""Jobs and runs as the documents that the API answers with: sections 2 and 9 of the spec, field for field."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from duly.model import Attempt, ErrorInfo, Job, Run
+
+
+def time_text(moment: datetime | None) -> str | None:
+    """UTC with `Z`; microseconds only where there are any."""
+    if moment is None:
+        return None
+    # The driver gives ±infinity as the calendar's ends, and without a zone.
+    utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+    return utc.isoformat().replace("+00:00", "Z")
+
+
+def job_document(job: Job) -> dict[str, Any]:
+    policy = job.policy
+    return {
+        "job_id": str(job.job_id),
+        "tenant": job.tenant,
+        "name": job.name,
+        "handler": job.handler,
+        "payload": job.payload,
+        "payload_ref": job.payload_ref,
+        "schedule": job.schedule,
+        "timezone": job.timezone,
+        "start_at": time_text(job.start_at),
+        "end_at": time_text(job.end_at),
+        "max_runs": job.max_runs,
+        "queue": job.queue,
+        "priority": job.priority,
+        "missed_window": policy.missed_window,
+        "catch_up_window_seconds": policy.catch_up_window_seconds,
+        "max_missed": policy.max_missed,
+        "overlap": policy.overlap,
+        "max_queued": policy.max_queued,
+        "max_retries": policy.max_retries,
+        "retry_backoff": policy.retry_backoff,
+        "retry_delay_seconds": policy.retry_delay_seconds,
+        "retry_max_delay_seconds": policy.retry_max_delay_seconds,
+        "timeout_seconds": policy.timeout_seconds,
+        "jitter_seconds": policy.jitter_seconds,
+        "dst_gap": policy.dst_gap,
+        "dst_fold": policy.dst_fold,
+        "idempotency_key_template": policy.idempotency_key_template,
+        "dedupe_key": job.dedupe_key,
+        "labels": job.labels,
+        "status": job.status,
+        "status_reason": job.status_reason,
+        "next_run_at": time_text(job.next_run_at),
+        "last_run_at": time_text(job.last_run_at),
+        "created_at": time_text(job.created_at),
+        "updated_at": time_text(job.updated_at),
+    }
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "job_id": str(run.job_id),
+        "scheduled_at": time_text(run.scheduled_at),
+        "status": run.status,
+        "attempt": run.attempt,
+        "started_at": time_text(run.started_at),
+        "finished_at": time_text(run.finished_at),
+        "worker": run.worker,
+        "idempotency_key": run.idempotency_key,
+        "missed": run.missed,
+        "deduplicated": run.deduplicated,
+        "error": _error_document(run.error),
+        "result": run.result,
+        "attempts": [_attempt_document(attempt) for attempt in run.attempts],
+    }
+
+
+def _attempt_document(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "attempt": attempt.attempt,
+        "started_at": time_text(attempt.started_at),
+        "finished_at": time_text(attempt.finished_at),
+        "worker": attempt.worker,
+        "error": _error_document(attempt.error),
+    }
+
+
+def _error_document(error: ErrorInfo | None) -> dict[str, Any] | None:
+    return None if error is None else {"type": error.type, "message": error.message, "traceback": error.traceback}

@@ -1,0 +1,183 @@
+"""The live page, what it polls, and the probes: everything that is served outside `/api/v1`."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from duly.api.documents import time_text
+from duly.api.problems import json_response
+from duly.errors import DulyError, StoreUnavailable
+from duly.model import Job, Run
+from duly.operations import ClusterStatus, Operations
+
+SHOWN = 50
+UPCOMING = 3
+_LONGEST_ERROR = 500
+# However many pages are open, the store is asked about once a second; pages poll at just that pace.
+_FRESH_SECONDS = 0.8
+_READY_SECONDS = 5
+
+_MEDIA_TYPES = {"index.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+_ICON = (
+    '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><circle cx="16" cy="16" r="13" fill="none" '
+    'stroke="#3b6fd6" stroke-width="4"/><path d="M16 8v8l6 4" fill="none" stroke="#3b6fd6" stroke-width="4" '
+    'stroke-linecap="round" stroke-linejoin="round"/></svg>'
+)
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+def make_routes(operations: Operations) -> list[Route]:
+    """Not in the OpenAPI schema: what the page and it say to each other may change with any release."""
+    live = Live(operations)
+
+    async def healthz(_: Request) -> Response:
+        return json_response({"status": "ok"})
+
+    async def readyz(_: Request) -> Response:
+        try:
+            async with asyncio.timeout(_READY_SECONDS):
+                await operations.ready()
+        except TimeoutError as error:
+            raise StoreUnavailable(f"the store did not answer within {_READY_SECONDS} s") from error
+        except StoreUnavailable:
+            raise
+        except DulyError as error:
+            # It answers, but not as the store this Duly needs; to whoever probes, that is just as unready.
+            raise StoreUnavailable(str(error)) from error
+        return json_response({"status": "ready"})
+
+    async def show_live(_: Request) -> Response:
+        return json_response(await live.document())
+
+    static = files("duly.api") / "static"
+    routes = [
+        Route("/healthz", healthz),
+        Route("/readyz", readyz),
+        Route("/live", show_live),
+        Route("/static/icon.svg", _file(_ICON.encode(), "image/svg+xml")),
+    ]
+    for name, media_type in _MEDIA_TYPES.items():
+        path = "/" if name == "index.html" else f"/static/{name}"
+        routes.append(Route(path, _file((static / name).read_bytes(), media_type)))
+    return routes
+
+
+def _file(content: bytes, media_type: str) -> Endpoint:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+
+    async def send_file(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, media_type=media_type, headers=headers)
+
+    return send_file
+
+
+class Live:
+    """One look at the store, shared by all pages that ask within the same second."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._looking = asyncio.Lock()
+        self._document: dict[str, Any] = {}
+        self._fresh_until = 0.0
+
+    async def document(self) -> dict[str, Any]:
+        async with self._looking:
+            if time.monotonic() >= self._fresh_until:
+                self._document = await self._look()
+                self._fresh_until = time.monotonic() + _FRESH_SECONDS
+            # Countdowns need the time of this answer, not that of the look.
+            return {"now": time_text(self._operations.now()), **self._document}
+
+    async def _look(self) -> dict[str, Any]:
+        page, runs, status = await asyncio.gather(
+            self._operations.list_jobs(status="active", limit=SHOWN),
+            self._operations.recent_runs(limit=SHOWN),
+            self._operations.status(),
+        )
+        return {
+            "jobs": [self._job(job) for job in page.items],
+            "runs": [_run(run) for run in runs],
+            "status": _status(status),
+        }
+
+    def _job(self, job: Job) -> dict[str, Any]:
+        try:
+            upcoming = self._operations.upcoming(job, count=UPCOMING)
+        except (DulyError, ArithmeticError, TypeError, ValueError):
+            # A zone that left the time-zone data, say: one job that cannot be planned must not blind the page.
+            upcoming = [] if job.next_run_at is None else [job.next_run_at]
+        return {
+            "job_id": str(job.job_id),
+            "name": job.name,
+            "schedule": job.schedule,
+            "timezone": job.timezone,
+            "queue": job.queue,
+            "status": job.status,
+            "status_reason": job.status_reason,
+            "next_run_at": time_text(job.next_run_at),
+            "upcoming": [time_text(moment) for moment in upcoming],
+            "last_run_at": time_text(job.last_run_at),
+        }
+
+
+def _run(run: Run) -> dict[str, Any]:
+    error = None
+    if run.error is not None:
+        error = {"type": run.error.type, "message": run.error.message[:_LONGEST_ERROR]}
+    return {
+        "run_id": run.run_id,
+        "job_id": str(run.job_id),
+        "job_name": run.job_name,
+        "scheduled_at": time_text(run.scheduled_at),
+        "status": run.status,
+        "attempt": run.attempt,
+        "started_at": time_text(run.started_at),
+        "finished_at": time_text(run.finished_at),
+        "missed": run.missed,
+        "deduplicated": run.deduplicated,
+        "error": error,
+        "note": run.note,
+    }
+
+
+def _status(status: ClusterStatus) -> dict[str, Any]:
+    counts = status.counts
+    return {
+        "counts": {
+            "jobs": counts.jobs,
+            "queued": counts.queued,
+            "running": counts.running,
+            "retrying": counts.retrying,
+            "waiting": counts.waiting,
+            "dead_letters": counts.dead_letters,
+            "overdue": counts.overdue,
+            "oldest_overdue_at": time_text(counts.oldest_overdue_at),
+        },
+        "nodes": [
+            {
+                "node_id": str(node.node_id),
+                "kind": node.kind,
+                "name": node.name,
+                "version": node.version,
+                "started_at": time_text(node.started_at),
+                "stopped_at": time_text(node.stopped_at),
+                "alive": node.alive,
+                "shards": node.shards,
+                "held": node.held,
+            }
+            for node in status.nodes
+        ],
+    }

@@ -1,0 +1,202 @@
+"""Errors as RFC 9457 problem documents. Every refusal of the API is made here, so that all of them read alike."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from duly.errors import Conflict, DulyError, InvalidInput, NotFound, StoreUnavailable
+
+log = logging.getLogger("duly.api")
+
+MEDIA_TYPE = "application/problem+json"
+# Names come from the client, who may send a million of them, each a megabyte long.
+_LONGEST_NAME = 200
+_MOST_ERRORS = 50
+
+_TITLES = {
+    400: ("bad-request", "The request cannot be read"),
+    403: ("cross-site", "Cross-site request refused"),
+    404: ("not-found", "Not found"),
+    405: ("method-not-allowed", "Method not allowed"),
+    409: ("conflict", "Conflict with what is stored"),
+    413: ("too-large", "Request body too large"),
+    415: ("unsupported-media-type", "Unsupported media type"),
+    421: ("misdirected", "Not a host that is served here"),
+    422: ("invalid-input", "Invalid input"),
+    500: ("internal", "Internal error"),
+    503: ("store-unavailable", "The store cannot be reached"),
+}
+
+# pydantic's words for a value of the wrong type, in ours.
+_TYPE_MESSAGES = {
+    "missing": "is required",
+    "string_type": "must be a text",
+    "string_unicode": "must be valid Unicode",
+    "int_type": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_parsing_size": "must be a whole number, and not that large",
+    "float_type": "must be a number",
+    "dict_type": "must be an object",
+    "datetime_type": "must be a time such as 2026-03-08T09:30:00Z",
+}
+
+# For the OpenAPI description.
+PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "format": "uri"},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "field": {"type": "string", "description": "what in the request is wrong"},
+        "errors": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["field", "message"],
+                "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One field of a request and what is wrong with it."""
+
+    field: str
+    message: str
+
+
+class Problem(Exception):
+    """A refusal that HTTP knows and `operations` does not: too large, wrong media type, several fields at once."""
+
+    def __init__(
+        self,
+        status: int,
+        detail: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.errors = errors
+        self.headers = headers
+
+    @classmethod
+    def invalid(cls, errors: Sequence[FieldError]) -> Problem:
+        """422 for one or more fields."""
+        first = f"{errors[0].field[:_LONGEST_NAME]}: {errors[0].message}"
+        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+        return cls(422, first + more, errors=errors)
+
+    @classmethod
+    def of(cls, error: DulyError) -> Problem:
+        """What an error of Duly's own is in HTTP."""
+        if isinstance(error, InvalidInput):
+            return cls.invalid([FieldError(error.field, error.message)])
+        if isinstance(error, NotFound):
+            return cls(404, str(error))
+        if isinstance(error, Conflict):
+            return cls(409, str(error))
+        if isinstance(error, StoreUnavailable):
+            # Its text names the database's address, which is for the log and not for the client. Nodes warn of it
+            # themselves; a page that polls would repeat it every second.
+            log.info("%s", error)
+            return cls(503, "the store cannot be reached at the moment; try again", headers={"Retry-After": "5"})
+        log.error("a request failed: %s", error, exc_info=error)
+        return cls(500, "the request failed for a reason on this side; the server's log says which")
+
+    def response(self) -> Response:
+        kind, title = _TITLES.get(self.status) or (str(self.status), HTTPStatus(self.status).phrase)
+        document: dict[str, Any] = {
+            "type": f"urn:duly:problem:{kind}",
+            "title": title,
+            "status": self.status,
+            "detail": self.detail,
+        }
+        if self.errors:
+            document["field"] = self.errors[0].field[:_LONGEST_NAME]
+            document["errors"] = [
+                {"field": error.field[:_LONGEST_NAME], "message": error.message} for error in self.errors[:_MOST_ERRORS]
+            ]
+        return json_response(document, status=self.status, headers=self.headers, media_type=MEDIA_TYPE)
+
+
+def json_response(
+    document: Any,
+    *,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
+    media_type: str = "application/json",
+) -> Response:
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    try:
+        body = text.encode()
+    except UnicodeEncodeError:
+        # A lone surrogate, in a name that is being refused for it. It can be said in JSON, though only escaped.
+        body = json.dumps(document, separators=(",", ":")).encode()
+    return Response(body, status_code=status, headers=headers, media_type=media_type)
+
+
+def type_message(kind: str, message: str) -> str:
+    """What pydantic found wrong, as the rest of a sentence that begins with the field."""
+    known = _TYPE_MESSAGES.get(kind)
+    return known or message.removeprefix("Value error, ").replace("Input should be", "must be")
+
+
+async def _handle_problem(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Problem)
+    return error.response()
+
+
+async def _handle_duly_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, DulyError)
+    return Problem.of(error).response()
+
+
+async def _handle_validation(_: Request, error: Exception) -> Response:
+    """FastAPI's own checks: query parameters that are not of their type."""
+    assert isinstance(error, RequestValidationError)
+    return Problem.invalid(
+        [
+            FieldError(
+                ".".join(str(part) for part in found["loc"][1:]) or str(found["loc"][0]),
+                type_message(found["type"], found["msg"]),
+            )
+            for found in error.errors()
+        ]
+    ).response()
+
+
+async def _handle_http(request: Request, error: Exception) -> Response:
+    """What the router raises: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    detail = str(error.detail)
+    if error.status_code == 404:
+        detail = f"there is nothing at {request.url.path[:_LONGEST_NAME]}"
+    elif error.status_code == 405:
+        detail = f"{request.method[:_LONGEST_NAME]} is not possible here"
+    return Problem(error.status_code, detail, headers=error.headers).response()
+
+
+def install(app: FastAPI) -> None:
+    app.add_exception_handler(Problem, _handle_problem)
+    app.add_exception_handler(DulyError, _handle_duly_error)
+    app.add_exception_handler(RequestValidationError, _handle_validation)
+    app.add_exception_handler(HTTPException, _handle_http)

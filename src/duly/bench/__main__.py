@@ -1,0 +1,40 @@
+"""`python -m duly.bench`: the same as `duly bench`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from duly.bench.main import DEFAULT_JSON, NAMES, run_bench
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m duly.bench", description="Measure Duly beside raw SQL.")
+    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}")
+    parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (default 3)")
+    parser.add_argument("--scale", type=float, default=1.0, help="more or less work than usual (default 1)")
+    parser.add_argument("--json", type=Path, default=Path(DEFAULT_JSON), metavar="PATH", help="where results go")
+    parser.add_argument("--database-url", help="a PostgreSQL to measure on; default: an embedded one")
+    parser.add_argument("--home", type=Path, help="home of the embedded PostgreSQL; default: a temporary one")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="also write a cProfile of one draining worker")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
+    return run_bench(
+        only=options.only.split(",") if options.only else None,
+        rounds=options.rounds,
+        scale=options.scale,
+        json_path=options.json,
+        database_url=options.database_url,
+        home=options.home,
+        quiet=options.quiet,
+        profile=options.profile,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

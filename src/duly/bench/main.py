@@ -1,0 +1,134 @@
+"""`duly bench`: which measurements there are, and how they are run one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from collections.abc import Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from duly.bench import drain, hot_second, lag, latency, submit
+from duly.bench.figures import Figure
+from duly.bench.lab import Lab, Measure
+from duly.bench.processes import BenchFailed
+from duly.bench.report import make_document, make_facts_table, make_table
+from duly.bench.server import running_server
+from duly.errors import InvalidInput
+from duly.node import run
+
+MEASURES: Mapping[str, Measure] = {
+    "drain": drain.measure,
+    "submit": submit.measure,
+    "latency": latency.measure,
+    "lag": lag.measure,
+    "hot-second": hot_second.measure,
+}
+NAMES = tuple(MEASURES)
+DEFAULT_JSON = "bench-results.json"
+_WIDTH = 120
+Result = TypeVar("Result")
+
+
+def run_bench(
+    *,
+    only: Sequence[str] | None,
+    rounds: int,
+    scale: float,
+    json_path: Path | None,
+    database_url: str | None,
+    home: Path | None,
+    quiet: bool = False,
+    profile: Path | None = None,
+) -> int:
+    """Measure, print a table, write JSON. 0 if every count was right, 1 if not; a slow figure only shows as such."""
+    names = _chosen(only)
+    if rounds < 1:
+        raise InvalidInput("rounds", "must be at least 1")
+    if not 0 < scale <= 1000:
+        raise InvalidInput("scale", "must be more than 0 and at most 1000")
+    told = Console(stderr=True, quiet=quiet)
+
+    async def bench() -> tuple[list[Figure], dict[str, str], list[str]]:
+        figures: list[Figure] = []
+        failures: list[str] = []
+        async with running_server(database_url, home) as server:
+            facts = await server.facts()
+            lab = Lab(server, rounds, scale, lambda text: told.print(text, style="dim", highlight=False), profile)
+            for name in names:
+                try:
+                    figures += await MEASURES[name](lab)
+                except BenchFailed as failure:
+                    failures.append(str(failure))
+                    told.print(f"FAILED: {failure}", style="bold red")
+        return figures, facts, failures
+
+    figures, facts, failures = run(lambda: _ended_by_signals(bench()))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH)  # into a file or a log, where lines may be as long as the table
+    console.print(make_facts_table(facts))
+    console.print(make_table(figures))
+    for failure in failures:
+        console.print(f"NOT VERIFIED: {failure}", style="bold red")
+    if json_path is not None:
+        document = make_document(figures, facts, rounds=rounds, scale=scale, failures=failures)
+        json_path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        told.print(f"written to {json_path}", style="dim", highlight=False)
+    return 1 if failures else 0
+
+
+def bench_command(
+    only: Annotated[str | None, typer.Option(help=f"Some of {','.join(NAMES)}.", show_default="all")] = None,
+    rounds: Annotated[int, typer.Option(help="How often each figure is taken.")] = 3,
+    scale: Annotated[float, typer.Option(help="More or less work than usual; 10: half a million in one second.")] = 1.0,
+    json_path: Annotated[Path, typer.Option("--json", help="Where the results go.")] = Path(DEFAULT_JSON),
+    database_url: Annotated[
+        str | None, typer.Option(help="A PostgreSQL to measure on.", show_default="an embedded one")
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Home of the embedded PostgreSQL.", show_default="a temporary one")
+    ] = None,
+    profile: Annotated[Path | None, typer.Option(help="Also write a cProfile of one draining worker.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
+) -> None:
+    """Measure Duly on this machine, each figure beside a raw-SQL loop of the same statements."""
+    code = run_bench(
+        only=only.split(",") if only else None,
+        rounds=rounds,
+        scale=scale,
+        json_path=json_path,
+        database_url=database_url,
+        home=home,
+        quiet=quiet,
+        profile=profile,
+    )
+    raise typer.Exit(code)
+
+
+def _chosen(only: Sequence[str] | None) -> list[str]:
+    if only is None:
+        return list(NAMES)
+    for name in only:
+        if name not in NAMES:
+            raise InvalidInput("only", f"{name!r} is not measured; choose from {', '.join(NAMES)}")
+    return [name for name in NAMES if name in only]
+
+
+async def _ended_by_signals(bench: Coroutine[Any, Any, Result]) -> Result:
+    """SIGTERM as well as Ctrl-C ends the bench by cancelling it, so that it takes its processes and files with it."""
+    task = asyncio.ensure_future(bench)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,160 @@
+"""The bench's end of the line to the processes it measures."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from duly.bench.child import monotonic_us
+
+READY_SECONDS = 60.0
+# Without any progress for this long, something is broken.
+STALLED_SECONDS = 60.0
+END_SECONDS = 60.0
+_LONGEST_LINE = 64 * 1024 * 1024
+
+
+class BenchFailed(Exception):
+    """A measurement that cannot be believed: a process died, work stalled, or counts do not add up."""
+
+
+class Process:
+    """One measured process: how far it is, and what it said at its end."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+        self.name = name
+        self.count = 0
+        self.counted_at_us = 0
+        self.cpu_us = 0
+        self.stamps: list[tuple[int, int]] = []
+        self._process = process
+        self._ready = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+
+    async def ready(self) -> None:
+        waiting = asyncio.create_task(self._ready.wait())
+        try:
+            await asyncio.wait([waiting, self._reader], timeout=READY_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if not self._ready.is_set():
+                raise BenchFailed(f"{self.name} did not become ready")
+        finally:
+            waiting.cancel()
+
+    def release(self) -> None:
+        """Let it begin."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(b"go\n")
+
+    def check_alive(self) -> None:
+        if self._reader.done():
+            raise BenchFailed(f"{self.name} ended before its time, at {self.count}")
+
+    async def end(self) -> None:
+        """Ask it to end, and take what it says last."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await self._reader
+                code = await self._process.wait()
+        except TimeoutError as error:
+            raise BenchFailed(f"{self.name} did not end when asked to") from error
+        if code != 0:
+            raise BenchFailed(f"{self.name} ended with exit code {code}")
+
+    async def destroy(self) -> None:
+        """Whatever state it is in."""
+        if self._process.returncode is None:
+            self._process.kill()
+            await self._process.wait()
+        self._reader.cancel()
+        await asyncio.wait([self._reader])
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        while line := await self._process.stdout.readline():
+            told = json.loads(line)
+            if "count" in told:
+                self.count, self.counted_at_us = told["count"], told["at_us"]
+            if "cpu_us" in told:
+                self.cpu_us = told["cpu_us"]
+            if "stamps" in told:
+                self.stamps = [(mark, at_us) for mark, at_us in told["stamps"]]
+            if "ready" in told:
+                self._ready.set()
+
+
+@asynccontextmanager
+async def running(module: str, *arguments: str, name: str) -> AsyncIterator[Process]:
+    """A process of `duly.bench.<module>`, ready; gone afterwards, whatever happens."""
+    # Only the command line shall decide what it does; and Ctrl-C is the bench's to handle.
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("DULY_")}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        f"duly.bench.{module}",
+        *arguments,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        env=environment,
+        start_new_session=True,
+        limit=_LONGEST_LINE,
+    )
+    child = Process(name, process)
+    try:
+        await child.ready()
+        yield child
+    finally:
+        await child.destroy()
+
+
+@asynccontextmanager
+async def running_all(commands: Sequence[Sequence[str]], *, name: str) -> AsyncIterator[list[Process]]:
+    """Several, one after the other made ready."""
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(running(command[0], *command[1:], name=f"{name} {number}"))
+            for number, command in enumerate(commands, start=1)
+        ]
+
+
+async def until_counted(processes: Sequence[Process], total: int) -> int:
+    """Wait until the processes together have counted `total`. Returns when the last was counted, in monotonic µs."""
+    last_progress, last_sum = time.monotonic(), 0
+    while (now := sum(process.count for process in processes)) < total:
+        if now != last_sum:
+            last_progress, last_sum = time.monotonic(), now
+        if time.monotonic() - last_progress > STALLED_SECONDS:
+            raise BenchFailed(f"{processes[0].name}: stalled at {now:,} of {total:,}")
+        for process in processes:
+            process.check_alive()
+        await asyncio.sleep(0.01)
+    return max(process.counted_at_us for process in processes)
+
+
+async def timed(processes: Sequence[Process], total: int) -> float:
+    """Release all, and give the seconds until `total` is counted."""
+    released_us = monotonic_us()
+    for process in processes:
+        process.release()
+    seconds = (await until_counted(processes, total) - released_us) / 1e6
+    for process in processes:
+        await process.end()
+    return seconds
+
+
+def as_arguments(**options: Any) -> list[str]:
+    """`concurrency=5` as `--concurrency 5`; what is None is left out."""
+    arguments = []
+    for name, value in options.items():
+        if value is True:
+            arguments.append(f"--{name.replace('_', '-')}")
+        elif value is not None and value is not False:
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    return arguments

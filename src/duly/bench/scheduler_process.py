@@ -1,0 +1,44 @@
+"""A scheduler as users run it. `python -m duly.bench.scheduler_process`, started by the bench.
+
+It is ready when it leads every shard and holds everything that the store has for the near future.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from duly.bench.child import Parent
+from duly.bench.server import bench_settings
+from duly.bench.worker_process import profiled
+from duly.node import run, running_scheduler
+from duly.store.pool import Pool
+
+
+async def schedule(url: str, *, jobs: int, profile: Path | None) -> None:
+    settings = bench_settings(url)
+    parent = await Parent.connect()
+    pool = await Pool.connect(url, size=settings.pool_size)
+    try:
+        with profiled(profile):
+            async with running_scheduler(pool, settings) as node, parent.counting(lambda: node.firer.fired):
+                while len(node.future) < jobs:  # noqa: ASYNC110 - nothing to wait for but the wheel itself
+                    await asyncio.sleep(0.01)
+                parent.tell(ready=True)
+                await parent.ended()
+    finally:
+        await pool.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--database-url", required=True)
+    parser.add_argument("--jobs", type=int, required=True, help="how many it must hold before it is ready")
+    parser.add_argument("--profile", type=Path)
+    options = parser.parse_args()
+    run(lambda: schedule(options.database_url, jobs=options.jobs, profile=options.profile))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+analyze duly.jobs, duly.runs

@@ -1,0 +1,6 @@
+-- What is left and what was recorded, exactly.
+select (select count(*) from duly.history) as recorded,
+    (select count(*) from duly.history where status = 'succeeded' and attempt = 1) as succeeded,
+    (select count(*) from duly.runs) as queued,
+    (select count(*) from duly.claims) as claims,
+    (select count(*) from duly.jobs) as jobs

@@ -1,0 +1,12 @@
+"""The few statements that only the bench sends: they lie in `sql/` here; all that is measured is the store's own."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import resources
+
+
+@cache
+def bench_statement(name: str) -> str:
+    """The text of `sql/<name>.sql`."""
+    return resources.files("duly.bench").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")

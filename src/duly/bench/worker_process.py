@@ -1,0 +1,82 @@
+"""A worker as users run it, whose only tasks do nothing, or note the moment they were started.
+
+`python -m duly.bench.worker_process`, started by the bench. With `--profile FILE` the run is written down by cProfile;
+its figures are then worth nothing, its proportions a lot.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import cProfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from duly.bench.child import Parent, monotonic_us
+from duly.bench.server import bench_settings
+from duly.node import run, running_worker
+from duly.store.pool import Pool
+from duly.worker.task import Task
+
+
+async def noop(n: int) -> None:
+    """Nothing, with one small argument to decode."""
+
+
+class Stamps:
+    """What was started when: the mark that came in the payload, and this machine's monotonic clock."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[int, int]] = []
+
+    async def stamp(self, mark: int) -> None:
+        self.taken.append((mark, monotonic_us()))
+
+
+async def work(url: str, *, concurrency: int | None, held: bool, profile: Path | None) -> None:
+    """Work until the bench says to end. `held`: connect, but claim nothing before the bench says go."""
+    settings = bench_settings(url)
+    parent = await Parent.connect()
+    stamps = Stamps()
+    tasks = {"noop": Task("noop", noop), "stamp": Task("stamp", stamps.stamp)}
+    pool = await Pool.connect(url, size=settings.pool_size)
+    try:
+        if held and not await parent.released():
+            return
+        with profiled(profile):
+            async with running_worker(pool, tasks, settings, concurrency=concurrency) as worker:
+                if not held:
+                    parent.tell(ready=True)
+                async with parent.counting(lambda: worker.completer.succeeded):
+                    await parent.ended()
+        parent.tell(stamps=stamps.taken)
+    finally:
+        await pool.close()
+
+
+@contextlib.contextmanager
+def profiled(target: Path | None) -> Iterator[None]:
+    if target is None:
+        yield
+        return
+    profile = cProfile.Profile()
+    profile.enable()
+    try:
+        yield
+    finally:
+        profile.disable()
+        profile.dump_stats(target)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--database-url", required=True)
+    parser.add_argument("--concurrency", type=int)
+    parser.add_argument("--held", action="store_true")
+    parser.add_argument("--profile", type=Path)
+    options = parser.parse_args()
+    run(lambda: work(options.database_url, concurrency=options.concurrency, held=options.held, profile=options.profile))
+
+
+if __name__ == "__main__":
+    main()

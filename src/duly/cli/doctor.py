@@ -1,0 +1,211 @@
+"""`duly doctor`: is this set-up fit to run jobs? Every check ends in ok, warn or fail, and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from duly.cli.output import coloured, print_json, span
+from duly.cli.session import session_of
+from duly.errors import ConfigError, DulyError, InvalidInput
+
+if TYPE_CHECKING:
+    from duly.config import Settings
+    from duly.operations import ClusterStatus, Operations
+    from duly.store.pool import Pool
+    from duly.store.stores import Facts
+
+# Zones with rules that differ in kind; a machine that knows them has its time-zone data.
+_ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo")
+# This machine's clock is never used to fire, but logs and people are read by it.
+_CLOCK_SECONDS = 1.0
+# Of the newest jobs, so many are looked at to find queues that nobody serves.
+_JOBS_LOOKED_AT = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    status: Literal["ok", "warn", "fail"]
+    message: str
+
+
+def register(app: typer.Typer) -> None:
+    app.command("doctor")(doctor)
+
+
+def doctor(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="The checks as a JSON document.")] = False,
+) -> None:
+    """Check the set-up. The exit code is 0 only if nothing fails, so that it can gate a deploy."""
+    from duly import node
+
+    checks: list[Check] = []
+    try:
+        settings = session_of(context).settings()
+    except ConfigError as error:
+        checks.append(Check("settings", "fail", str(error)))
+    else:
+        checks += _check_settings(settings)
+        checks += node.run(lambda: _check_store(settings))
+    failed = sum(check.status == "fail" for check in checks)
+    if as_json:
+        print_json({"ok": failed == 0, "checks": [asdict(check) for check in checks]})
+    else:
+        for check in checks:
+            typer.echo(f"{coloured(check.status)}{' ' * (6 - len(check.status))}{check.name:<11}{check.message}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _check_settings(settings: Settings) -> list[Check]:
+    beat, lease = settings.heartbeat_interval, settings.worker_lease_seconds
+    return [
+        # Settings that break the rule do not load at all; what is left to say is how much room there is.
+        Check("heartbeat", "ok", f"every {span(beat)} for a lease of {span(lease)}: {lease / beat:.0f} in a lease"),
+        _check_zones(),
+    ]
+
+
+def _check_zones() -> Check:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from duly.timing import load_zone
+
+    try:
+        for name in _ZONES:
+            load_zone(name)
+    except InvalidInput as error:
+        return Check("zones", "fail", f"{error.message}; install it with: pip install tzdata")
+    try:
+        return Check("zones", "ok", f"time-zone data is there (tzdata {version('tzdata')})")
+    except PackageNotFoundError:
+        return Check("zones", "ok", "time-zone data is there (this machine's own)")
+
+
+async def _check_store(settings: Settings) -> list[Check]:
+    from duly.operations import Operations
+    from duly.store import migrate, stores
+    from duly.store.opening import open_store
+    from duly.store.pool import shown_url
+
+    checks: list[Check] = []
+    try:
+        async with open_store(settings, checked=False) as store:
+            where = "embedded PostgreSQL" if store.embedded else shown_url(store.pool.url)
+            checks.append(Check("database", "ok", f"{where} answers"))
+            try:
+                await migrate.check_version(store.pool)
+            except DulyError as error:
+                return [*checks, Check("schema", "fail", str(error))]
+            facts = await stores.facts(store.pool)
+            applied = await migrate.applied_migrations(store.pool)
+            checks.append(Check("server", "ok", f"PostgreSQL {facts.server_version}"))
+            checks.append(Check("schema", "ok", f"version {applied[-1].version:04d}, as this Duly needs it"))
+            checks.append(_check_clock(store.pool, facts))
+            checks.append(_check_partitions(facts, store.pool.clock.now()))
+            operations = await Operations.open(store.pool, settings)
+            status = await operations.status()
+            checks += [
+                _check_shards(status),
+                _check_workers(status),
+                await _check_queues(operations, status),
+                _check_overdue(status, operations.now(), settings),
+            ]
+    except DulyError as error:
+        checks.append(Check("database", "fail", str(error)))
+    return checks
+
+
+def _check_clock(pool: Pool, facts: Facts) -> Check:
+    if not facts.clock_is_real:
+        return Check(
+            "clock",
+            "fail",
+            "the store's clock was stopped or moved, as tests do: reset the row of duly.clock to real time",
+        )
+    off = (datetime.now(UTC) - pool.clock.now()).total_seconds()
+    if abs(off) > _CLOCK_SECONDS:
+        side = "ahead of" if off > 0 else "behind"
+        return Check(
+            "clock",
+            "warn",
+            f"this machine is {span(abs(off))} {side} the database, whose clock decides; check the time service",
+        )
+    known = max(abs(off), pool.clock.error_us / 1e6)
+    return Check("clock", "ok", f"within {span(known)} of the database's, which decides")
+
+
+def _check_partitions(facts: Facts, now: datetime) -> Check:
+    if facts.partitions_until is None:
+        return Check("partitions", "fail", "the history has none; run a scheduler: duly scheduler")
+    # The last partition holds a whole day.
+    ahead = facts.partitions_until + timedelta(days=1) - now
+    last = f"made until {facts.partitions_until:%Y-%m-%d}"
+    if ahead < timedelta(days=1):
+        return Check("partitions", "fail", f"{last}, which is less than a day ahead; run a scheduler: duly scheduler")
+    if ahead < timedelta(days=3):
+        return Check("partitions", "warn", f"{last}; a running scheduler makes them a week ahead: duly scheduler")
+    return Check("partitions", "ok", last)
+
+
+def _check_shards(status: ClusterStatus) -> Check:
+    alone = sum(not shard.alive for shard in status.shards)
+    if alone:
+        return Check(
+            "shards",
+            "fail",
+            f"{alone} of {len(status.shards)} have no live scheduler, so their jobs do not fire; start: duly scheduler",
+        )
+    schedulers = sum(node.alive and node.kind == "scheduler" for node in status.nodes)
+    return Check("shards", "ok", f"all {len(status.shards)} are led; live schedulers: {schedulers}")
+
+
+def _check_workers(status: ClusterStatus) -> Check:
+    workers = sum(node.alive and node.kind == "worker" for node in status.nodes)
+    if not workers:
+        return Check("workers", "fail", "none is alive, so nothing runs; start: duly worker --app module:app")
+    return Check("workers", "ok", f"{workers} alive")
+
+
+async def _check_queues(operations: Operations, status: ClusterStatus) -> Check:
+    served = {
+        queue for node in status.nodes if node.alive and node.kind == "worker" for queue in node.info.get("queues", ())
+    }
+    used = {queue async for queue in _used_queues(operations)}
+    if unserved := sorted(used - served):
+        shown = ", ".join(unserved[:5]) + (", …" if len(unserved) > 5 else "")
+        return Check(
+            "queues",
+            "warn",
+            f"active jobs use {shown}, which no live worker serves; start one with --queue {unserved[0]}",
+        )
+    return Check("queues", "ok", "every queue that active jobs use has a worker" if used else "no job is active")
+
+
+async def _used_queues(operations: Operations) -> AsyncIterator[str]:
+    cursor, looked_at = None, 0
+    while looked_at < _JOBS_LOOKED_AT:
+        page = await operations.list_jobs(status="active", cursor=cursor, limit=1000)
+        for job in page.items:
+            yield job.queue
+        looked_at += len(page.items)
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+def _check_overdue(status: ClusterStatus, now: datetime, settings: Settings) -> Check:
+    counts = status.counts
+    late = (now - counts.oldest_overdue_at).total_seconds() if counts.oldest_overdue_at is not None else 0.0
+    if late > settings.misfire_grace_seconds:
+        return Check(
+            "overdue",
+            "warn",
+            f"{counts.overdue} jobs should have fired by now, the oldest {span(late)} ago; see: duly status",
+        )
+    return Check("overdue", "ok", "every job that was due has fired")

@@ -1,0 +1,280 @@
+"""`duly job …`: look at jobs and their runs, and change what jobs do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duly.cli.output import (
+    away,
+    coloured,
+    examples,
+    moment,
+    one_line,
+    policy_changes,
+    print_fields,
+    print_json,
+    print_json_lines,
+    print_table,
+    span,
+)
+from duly.cli.session import with_operations
+from duly.cli.submit import read_labels
+
+if TYPE_CHECKING:
+    from duly.model import Job, Run
+    from duly.operations import Operations
+
+JobArgument = Annotated[str, typer.Argument(help="The id of a job, the beginning of it, or its name.", metavar="JOB")]
+JsonOption = Annotated[bool, typer.Option("--json", help="The job as a JSON document.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
+LimitOption = Annotated[int, typer.Option(help="Show at most this many.", min=1, metavar="N")]
+
+PAGE = 200
+UPCOMING = 5
+
+group = typer.Typer(
+    help="Look at jobs and their runs; pause, resume, trigger or cancel them.",
+    epilog=examples(
+        "duly job list --status active --queue reports",
+        "duly job runs nightly-report --json | head -3",
+        "duly job pause 0197c1f2",
+        "duly job trigger nightly-report",
+    ),
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(group, name="job")
+
+
+@group.command("list")
+def list_(
+    context: typer.Context,
+    status: Annotated[str | None, typer.Option(help="active, paused, completed or cancelled.")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only of this name.")] = None,
+    label: Annotated[list[str] | None, typer.Option(help="Only with key=value; repeat.", metavar="K=V")] = None,
+    limit: LimitOption = 100,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """List jobs, newest first."""
+    labels = read_labels(label or ())
+
+    async def look(operations: Operations) -> tuple[list[Job], bool, datetime]:
+        found: list[Job] = []
+        cursor = None
+        while True:
+            page = await operations.list_jobs(
+                status=status,
+                queue=queue,
+                name=name,
+                label=labels or None,
+                cursor=cursor,
+                limit=min(PAGE, limit - len(found)),
+            )
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None or len(found) >= limit:
+                return found, cursor is not None, operations.now()
+
+    found, more, now = with_operations(context, look)
+    if as_json:
+        from duly.api.documents import job_document
+
+        print_json_lines(job_document(job) for job in found)
+    elif found:
+        print_table(
+            ("ID", "NAME", "STATUS", "SCHEDULE", "QUEUE", "NEXT"),
+            [
+                (
+                    str(job.job_id),
+                    job.name,
+                    job.status,
+                    "once" if job.kind == "once" else _schedule(job),  # when is in the last column
+                    job.queue,
+                    away(job.next_run_at, now),
+                )
+                for job in found
+            ],
+            whole=("ID", "STATUS", "NEXT"),
+        )
+    else:
+        typer.echo("no jobs", err=True)
+    _tell_more(more, limit)
+
+
+@group.command()
+def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) -> None:
+    """Show one job: what it is, what it does next."""
+
+    async def look(operations: Operations) -> tuple[Job, list[datetime], datetime]:
+        found = await operations.find_job(job)
+        return found, operations.upcoming(found, count=UPCOMING), operations.now()
+
+    found, upcoming, now = with_operations(context, look)
+    from duly.api.documents import job_document
+
+    if as_json:
+        print_json(job_document(found))
+        return
+    import json
+
+    from duly.model import DEFAULT_POLICY
+
+    print_fields(
+        {
+            "job": str(found.job_id),
+            "name": found.name,
+            "status": coloured(found.status) + (f" ({one_line(found.status_reason)})" if found.status_reason else ""),
+            "handler": found.handler if isinstance(found.handler, str) else json.dumps(found.handler),
+            "payload": one_line(json.dumps(found.payload, ensure_ascii=False), 1000),
+            "payload_ref": found.payload_ref or "",
+            "schedule": _schedule(found),
+            "start_at": moment(found.start_at),
+            "end_at": moment(found.end_at),
+            "max_runs": "" if found.max_runs is None else str(found.max_runs),
+            "queue": f"{found.queue}, priority {found.priority}",
+            **policy_changes(found.policy, DEFAULT_POLICY),
+            "labels": ", ".join(f"{key}={value}" for key, value in found.labels.items()),
+            "dedupe_key": found.dedupe_key or "",
+            "created": f"{moment(found.created_at)} ({away(found.created_at, now)})",
+            "last": f"{moment(found.last_run_at)} ({away(found.last_run_at, now)})" if found.last_run_at else "",
+            "runs": str(found.run_count),
+            "next": ", ".join(f"{moment(at)} ({away(at, now)})" for at in upcoming[:1]),
+            "then": ", ".join(moment(at) for at in upcoming[1:]),
+        }
+    )
+
+
+@group.command()
+def runs(context: typer.Context, job: JobArgument, limit: LimitOption = 20, as_json: JsonLinesOption = False) -> None:
+    """List a job's runs, live and ended, newest first."""
+
+    async def look(operations: Operations) -> tuple[list[Run], bool]:
+        found = await operations.find_job(job)
+        listed: list[Run] = []
+        async for run in _runs(operations, str(found.job_id), limit + 1):
+            listed.append(run)  # noqa: PERF401 - an async comprehension would hide the early end
+        return listed[:limit], len(listed) > limit
+
+    listed, more = with_operations(context, look)
+    if as_json:
+        from duly.api.documents import run_document
+
+        print_json_lines(run_document(run) for run in listed)
+    elif listed:
+        print_table(
+            ("SCHEDULED", "STATUS", "ATTEMPT", "LAG", "TOOK", "ERROR OR RESULT"),
+            [_run_row(run) for run in listed],
+            whole=("SCHEDULED", "STATUS", "LAG", "TOOK"),
+        )
+    else:
+        typer.echo("no runs yet", err=True)
+    _tell_more(more, limit)
+
+
+async def _runs(operations: Operations, job_id: str, limit: int) -> AsyncIterator[Run]:
+    cursor = None
+    while limit > 0:
+        page = await operations.job_runs(job_id, cursor=cursor, limit=min(PAGE, limit))
+        for run in page.items:
+            yield run
+        limit -= len(page.items)
+        cursor = page.next_cursor
+        if cursor is None:
+            return
+
+
+@group.command()
+def pause(
+    context: typer.Context,
+    job: JobArgument,
+    reason: Annotated[str | None, typer.Option(help="Shown to whoever wonders.", metavar="TEXT")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """No more fires until the job is resumed."""
+    _change(context, job, lambda operations, job_id: operations.pause(job_id, reason=reason), as_json)
+
+
+@group.command()
+def resume(context: typer.Context, job: JobArgument, as_json: JsonOption = False) -> None:
+    """Fire again, from the next future occurrence on."""
+    _change(context, job, lambda operations, job_id: operations.resume(job_id), as_json)
+
+
+@group.command()
+def cancel(
+    context: typer.Context,
+    job: JobArgument,
+    running: Annotated[bool, typer.Option("--running", help="Tell runs that are under way to stop, too.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """No more fires, ever; runs that wait are cancelled."""
+    _change(context, job, lambda operations, job_id: operations.cancel(job_id, running=running), as_json)
+
+
+@group.command()
+def trigger(
+    context: typer.Context,
+    job: JobArgument,
+    as_json: Annotated[bool, typer.Option("--json", help="job_id and run_id as a JSON document.")] = False,
+) -> None:
+    """Run the job once more, now. Its schedule does not move."""
+
+    async def fire(operations: Operations) -> tuple[Job, str]:
+        found = await operations.find_job(job)
+        return found, await operations.trigger(str(found.job_id))
+
+    found, run_id = with_operations(context, fire)
+    if as_json:
+        print_json({"job_id": str(found.job_id), "run_id": run_id})
+    else:
+        typer.echo(f"{run_id}  {found.name}  queued")
+
+
+def _change(
+    context: typer.Context, text: str, change: Callable[[Operations, str], Awaitable[Job]], as_json: bool
+) -> None:
+    async def find_and_change(operations: Operations) -> tuple[Job, datetime]:
+        found = await operations.find_job(text)
+        return await change(operations, str(found.job_id)), operations.now()
+
+    job, now = with_operations(context, find_and_change)
+    if as_json:
+        from duly.api.documents import job_document
+
+        print_json(job_document(job))
+    else:
+        planned = f"  next {moment(job.next_run_at)} ({away(job.next_run_at, now)})" if job.next_run_at else ""
+        typer.echo(f"{job.job_id}  {job.name}  {coloured(job.status)}{planned}")
+
+
+def _schedule(job: Job) -> str:
+    return job.schedule if job.kind in ("once", "interval") else f"{job.schedule} {job.timezone}"
+
+
+def _run_row(run: Run) -> tuple[str, ...]:
+    said = ""
+    if run.error is not None:
+        said = f"{run.error.type}: {run.error.message}"
+    elif run.attempts and run.status == "retrying" and (last := run.attempts[-1].error) is not None:
+        said = f"{last.type}: {last.message}"
+    elif run.result is not None:
+        import json
+
+        said = json.dumps(run.result, ensure_ascii=False)
+    elif run.note:
+        said = str(run.note.get("reason", ""))
+    lag = span((run.started_at - run.scheduled_at).total_seconds()) if run.started_at else ""
+    took = span((run.finished_at - run.started_at).total_seconds()) if run.started_at and run.finished_at else ""
+    return moment(run.scheduled_at), run.status, str(run.attempt), lag, took, said
+
+
+def _tell_more(more: bool, limit: int) -> None:
+    if more:
+        typer.echo(f"there are more than {limit}; see them with --limit", err=True)

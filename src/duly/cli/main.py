@@ -1,0 +1,156 @@
+"""The `duly` command: which commands there are, and how every error ends as one sentence and an exit code."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from duly.cli import doctor, jobs, run, store, submit, up
+from duly.cli.output import examples
+from duly.cli.session import Session
+from duly.errors import (
+    ConfigError,
+    Conflict,
+    DulyError,
+    InvalidInput,
+    MissingExtra,
+    NotFound,
+    StoreMismatch,
+    StoreUnavailable,
+)
+
+log = logging.getLogger("duly.cli")
+
+OK, UNEXPECTED, USAGE, STORE, NOT_FOUND, CONFLICT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+_EXIT_CODES: tuple[tuple[type[DulyError], int], ...] = (
+    (InvalidInput, USAGE),
+    (ConfigError, USAGE),
+    (MissingExtra, USAGE),
+    (StoreUnavailable, STORE),
+    (StoreMismatch, STORE),
+    (NotFound, NOT_FOUND),
+    (Conflict, CONFLICT),
+)
+# The click inside typer is a package of its own in older versions and a private part in newer ones; what it raises
+# over a wrong command line is found in both as the bases of the one error that typer shows.
+_CommandLineError: type[Exception] = typer.BadParameter.__bases__[0].__bases__[0]
+
+app = typer.Typer(
+    name="duly",
+    help="Duly, a distributed job scheduler on PostgreSQL: cron at scale.",
+    epilog=examples(
+        "duly up --demo",
+        "duly up --app myproject.jobs:app",
+        "duly submit send_report --payload '{\"to\": \"ops\"}' --schedule 'every 15m'",
+        "duly job list --status active",
+        "duly doctor",
+        title="Try",
+    )
+    + "\n\nExit codes: 0 done, 1 unexpected error, 2 wrong input or setting, 3 store unreachable or mismatched, "
+    "4 not found, 5 conflict, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    rich_markup_mode="rich",
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            typer.echo(f"duly {version('duly')}")
+        except PackageNotFoundError:
+            typer.echo("duly, from a source tree that was never installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    context: typer.Context,
+    database_url: Annotated[
+        str | None,
+        typer.Option(
+            help="PostgreSQL address (DULY_DATABASE_URL). Without one: an embedded PostgreSQL.", metavar="URL"
+        ),
+    ] = None,
+    home: Annotated[
+        Path | None, typer.Option(help="Folder of the embedded PostgreSQL (DULY_HOME).", metavar="FOLDER")
+    ] = None,
+    log_level: Annotated[
+        str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR (DULY_LOG_LEVEL).", metavar="LEVEL")
+    ] = None,
+    _version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    context.obj = Session(database_url, home, log_level)
+
+
+up.register(app)
+run.register(app)
+submit.register(app)
+jobs.register(app)
+store.register(app)
+doctor.register(app)
+
+
+def main() -> None:
+    """The entry point."""
+    sys.exit(execute(sys.argv[1:]))
+
+
+def execute(arguments: Sequence[str]) -> int:
+    """Run one command line and say, by exit code and at most one sentence on stderr, how it ended."""
+    for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
+        # A terminal that cannot show a character gets another one, not a crash.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
+    try:
+        # Not app(): that would install typer's own traceback printer.
+        code = typer.main.get_command(app).main(list(arguments), prog_name="duly", standalone_mode=False)
+        sys.stdout.flush()
+    except DulyError as error:
+        log.debug("the command failed", exc_info=error)
+        return _fail(str(error), next((code for kind, code in _EXIT_CODES if isinstance(error, kind)), UNEXPECTED))
+    except _CommandLineError as error:
+        return _explain_usage(error)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. What is still buffered must not fail again when Python exits.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return UNEXPECTED
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:  # the last place where anything can be caught
+        log.debug("unexpected error", exc_info=error)
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        debugging = logging.getLogger("duly").isEnabledFor(logging.DEBUG)
+        hint = "" if debugging else "; for the traceback repeat it with: duly --log-level DEBUG …"
+        return _fail(f"unexpected error: {told}{hint}", UNEXPECTED)
+    return code if isinstance(code, int) else OK
+
+
+def _explain_usage(error: Exception) -> int:
+    message = str(error.format_message() if hasattr(error, "format_message") else error)
+    context = getattr(error, "ctx", None)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        return USAGE  # the help has been shown
+    path = context.command_path if context is not None else "duly"
+    for option in ("--database-url", "--home", "--log-level"):
+        if path != "duly" and option in message:
+            return _fail(f"{option} goes before the command: duly {option} … {path.removeprefix('duly ')}", USAGE)
+    return _fail(f"{message.rstrip('.')}; see: {path} --help", USAGE)
+
+
+def _fail(sentence: str, code: int) -> int:
+    # Lines beyond the first are quotations, such as the end of PostgreSQL's own log.
+    typer.echo("duly: " + "\n  ".join(sentence.splitlines()), err=True)
+    return code

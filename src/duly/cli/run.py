@@ -1,0 +1,253 @@
+"""`duly scheduler` and `duly worker`: run until a signal. The first one ends it gracefully, the second one now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duly.cli.output import examples
+from duly.cli.session import session_of
+
+if TYPE_CHECKING:
+    from duly.app import Duly
+    from duly.config import Settings
+    from duly.node import Signals
+
+log = logging.getLogger("duly.cli")
+
+AppOption = Annotated[
+    str | None, typer.Option("--app", help="The application: module:attribute of a Duly object.", metavar="MODULE:APP")
+]
+QueueOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--queue",
+        help="A queue to serve; repeat for several. Without it: default and every queue of the app's tasks.",
+        metavar="QUEUE",
+    ),
+]
+ConcurrencyOption = Annotated[
+    int | None, typer.Option(help="Runs held at once (DULY_CONCURRENCY).", min=1, max=100_000, metavar="N")
+]
+
+# After the second signal: long enough to give runs back to the queue, short enough to count as "now".
+INSISTED_SECONDS = 5.0
+INSISTED_EXIT_CODE = 130
+
+
+def register(app: typer.Typer) -> None:
+    app.command("scheduler")(scheduler)
+    app.command("worker", epilog=_WORKER_EXAMPLES)(worker)
+
+
+def scheduler(context: typer.Context) -> None:
+    """Run a scheduler node: it leads its share of the shards and fires what is due. Start as many as you like."""
+    from duly import node
+
+    settings = session_of(context).settings()
+    raise typer.Exit(node.run(lambda: _schedule(settings)))
+
+
+_WORKER_EXAMPLES = examples(
+    "duly worker --app myproject.jobs:app",
+    "duly worker --app myproject.jobs:app --queue reports --queue default --concurrency 20",
+)
+
+
+def worker(
+    context: typer.Context,
+    app: Annotated[str, typer.Option(help="The application: module:attribute of a Duly object.", metavar="MODULE:APP")],
+    queue: QueueOption = None,
+    concurrency: ConcurrencyOption = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No line for each run that ends.")] = False,
+    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+) -> None:
+    """Run a worker: it claims due runs and calls the application's tasks. Start as many as you like.
+
+    The jobs that the application declares (@app.cron) are registered, or brought up to date, first.
+    """
+    from duly import node
+    from duly.cli.loading import load_app
+
+    lifeline = take_lifeline() if supervised else None
+    session = session_of(context)
+    session.export()
+    settings = session.settings()
+    application = load_app(app)
+    if not supervised:  # else `duly up` has looked, and the environment says what it found
+        settings = session.settings_with(application)
+    code = node.run(lambda: _work(settings, application, queue, concurrency, quiet=quiet, lifeline=lifeline))
+    _leave_threads_behind(code)
+    raise typer.Exit(code)
+
+
+def queues_of(application: Duly, chosen: Sequence[str] | None) -> list[str]:
+    """The queues a worker of this application serves: those asked for, else all that its tasks use."""
+    if chosen:
+        return list(dict.fromkeys(chosen))
+    return list(dict.fromkeys(["default", *sorted(task.queue for task in application.tasks.values())]))
+
+
+async def _schedule(settings: Settings) -> int:
+    from duly.node import Signals, node_name, running_scheduler
+    from duly.store.opening import open_store
+
+    signals = Signals()
+    async with ending_at_once(signals), AsyncExitStack() as stack:
+        async with cancelled_by(signals):
+            store = await stack.enter_async_context(open_store(settings))
+            await stack.enter_async_context(running_scheduler(store.pool, settings))
+            log.info("scheduler %s is running", node_name())
+        await signals.asked.wait()
+        log.info("stopping: the shards go to other schedulers")
+    return exit_code(signals)
+
+
+async def _work(
+    settings: Settings,
+    application: Duly,
+    chosen: Sequence[str] | None,
+    concurrency: int | None,
+    *,
+    quiet: bool,
+    lifeline: int | None,
+) -> int:
+    from duly.cli.runlog import RunLog
+    from duly.node import Signals, node_name, running_worker
+    from duly.operations import Operations
+    from duly.store.opening import open_store
+
+    signals = Signals()
+    queues = queues_of(application, chosen)
+    observer = None if quiet else RunLog()
+    stop_now: list[Callable[[], None]] = []
+    async with ending_at_once(signals, stop_now), AsyncExitStack() as stack:
+        if lifeline is not None:
+            watch_lifeline(lifeline, signals)
+        stack.push_async_callback(application.close)  # handlers may have submitted jobs through it
+        async with cancelled_by(signals):
+            store = await stack.enter_async_context(open_store(settings))
+            operations = await Operations.open(store.pool, settings, local_handlers=application.tasks)
+            for request in application.declared.values():
+                await operations.declare(request)
+            running = await stack.enter_async_context(
+                running_worker(
+                    store.pool, application.tasks, settings, queues=queues, concurrency=concurrency, observer=observer
+                )
+            )
+            stop_now.append(running.stop_now)
+            log.info(
+                "worker %s is running: %d tasks, queues %s", node_name(), len(application.tasks), ", ".join(queues)
+            )
+        await signals.asked.wait()
+        if lifeline is None:  # else `duly up` has said so
+            log.info("stopping: running handlers may finish (a second signal ends them)")
+    if observer is not None:
+        observer.flush()
+    return exit_code(signals)
+
+
+# Signals
+
+
+@asynccontextmanager
+async def cancelled_by(signals: Signals) -> AsyncIterator[None]:
+    """While starting, the first signal cancels: there is nothing yet to end gracefully."""
+    starting = asyncio.current_task()
+    assert starting is not None
+
+    async def watch() -> None:
+        await signals.asked.wait()
+        starting.cancel()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+        if signals.asked.is_set():
+            # If it was cancelled this very moment, let that be heard here and not in the middle of an orderly end.
+            await asyncio.sleep(0)
+    finally:
+        watcher.cancel()
+
+
+@asynccontextmanager
+async def ending_at_once(signals: Signals, stop_now: Sequence[Callable[[], None]] = ()) -> AsyncIterator[None]:
+    """Handle the signals around the whole life of a process; at the second one it ends, whatever else hangs."""
+
+    async def watch() -> None:
+        await signals.insisted.wait()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + INSISTED_SECONDS
+        while loop.time() < until:
+            for stop in stop_now:  # again and again, for what a claim under way still brings in
+                stop()
+            await asyncio.sleep(0.05)
+        os._exit(INSISTED_EXIT_CODE)
+
+    async with signals.handled():
+        watcher = asyncio.create_task(watch())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if not signals.asked.is_set():
+                raise
+        finally:
+            watcher.cancel()
+
+
+def exit_code(signals: Signals) -> int:
+    """A graceful end at a signal is what was asked for; one that was cut short is not."""
+    return INSISTED_EXIT_CODE if signals.insisted.is_set() else 0
+
+
+# A worker that `duly up` started must not outlive it. Its standard input is a pipe whose other end only `duly up`
+# holds: however that process ends, the kernel closes it, on every Unix alike.
+
+
+def take_lifeline() -> int:
+    """Move the pipe out of the way of handlers, which find standard input empty. Returns its descriptor."""
+    lifeline = os.dup(sys.stdin.fileno())  # not inherited by what handlers start
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, sys.stdin.fileno())
+    os.close(nothing)
+    return lifeline
+
+
+def watch_lifeline(lifeline: int, signals: Signals) -> None:
+    """End as at a second signal when the pipe closes. From a thread: a handler may block the event loop."""
+    loop = asyncio.get_running_loop()
+
+    def insist() -> None:
+        signals.asked.set()
+        signals.insisted.set()
+
+    def watch() -> None:
+        while os.read(lifeline, 1):
+            pass
+        with suppress(RuntimeError):  # the loop is closed: the end has come by itself
+            loop.call_soon_threadsafe(insist)
+        threading.Event().wait(2 * INSISTED_SECONDS)
+        os._exit(INSISTED_EXIT_CODE)
+
+    threading.Thread(target=watch, name="duly-lifeline", daemon=True).start()
+
+
+def _leave_threads_behind(code: int) -> None:
+    """Python waits at exit for the threads of handlers; those that were given up would keep the process for ever."""
+    deadline = time.monotonic() + 0.5  # idle ones end by themselves
+    for thread in threading.enumerate():
+        if thread.name.startswith("duly-handler"):
+            thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.name.startswith("duly-handler") for thread in threading.enumerate()):
+        log.warning("a handler still runs in a thread, which cannot be stopped; leaving without it")
+        sys.stdout.flush()
+        os._exit(code)

@@ -1,0 +1,105 @@
+"""One readable line for each run that ends: what `duly up` and `duly worker` show while they work."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections import Counter
+
+import typer
+
+from duly.cli.output import coloured, one_line, span
+from duly.model import to_micros
+from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.worker.executor import Outcome
+
+# More lines than this in a second nobody reads, and writing them would slow the runs down: the rest is counted.
+LINES_PER_SECOND = 50
+
+
+class RunLog:
+    """An observer for `running_worker`. Called for every run, so it prints little and never fails."""
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._left = 0
+        self._unshown: Counter[str] = Counter()
+        self._closed = False
+
+    def __call__(self, run: ClaimedRun, outcome: Outcome | None) -> None:
+        if self._closed:
+            return
+        now = int(time.monotonic())
+        if now != self._second:
+            self._second, self._left = now, LINES_PER_SECOND
+        if self._left > 0:
+            self._left -= 1
+            self._print(line(run, outcome))
+            return
+        if not self._unshown:
+            asyncio.get_running_loop().call_later(1, self.flush)
+        self._unshown[_status(outcome)[0]] += 1
+
+    def flush(self) -> None:
+        """Say how many runs were not shown one by one."""
+        counts, self._unshown = self._unshown, Counter()
+        if counts:
+            told = ", ".join(f"{count} {coloured(word)}" for word, count in counts.most_common())
+            self._print(f"{_clock()}  … and more: {told}")
+
+    def _print(self, text: str) -> None:
+        if self._closed:
+            return
+        try:
+            typer.echo(text)
+        except (OSError, ValueError):
+            # Nobody reads any more (`duly worker | head`); the runs matter more than their lines.
+            self._closed = True
+
+
+def line(run: ClaimedRun, outcome: Outcome | None) -> str:
+    """`09:30:00  nightly-report        succeeded          attempt 1  12 ms  lag 3.0 ms`"""
+    word, detail = _status(outcome)
+    shown = f"{word} {detail}".strip()
+    parts = [
+        _clock(),
+        f"{one_line(run.name, 60):<20}",
+        coloured(shown, like=word) + " " * max(0, 17 - len(shown)),
+        f"attempt {run.attempt}",
+    ]
+    if outcome is not None and outcome.started_us is not None:
+        if outcome.finished_us is not None:
+            parts.append(span((outcome.finished_us - outcome.started_us) / 1e6))
+        if run.attempt == 1:
+            # Of a retry the lag would mostly be the delay that its job asked for.
+            parts.append(f"lag {span(max(0, outcome.started_us - to_micros(run.scheduled_at)) / 1e6)}")
+    if not isinstance(outcome, Succeeded) and outcome is not None and outcome.error is not None:
+        parts.append(_short_error(outcome.error))
+    return "  ".join(parts)
+
+
+def _status(outcome: Outcome | None) -> tuple[str, str]:
+    """The word for what became of the run, and what belongs to it."""
+    match outcome:
+        case None:
+            return "lost", "(another has it)"
+        case Succeeded():
+            return "succeeded", ""
+        case Buried():
+            return outcome.status, ""
+        case Requeued(state="retrying"):
+            return "retrying", f"in {span(outcome.delay)}"
+        case Requeued() if outcome.delay > 0:
+            return "snoozed", f"for {span(outcome.delay)}"
+        case Requeued():
+            return "returned", ""
+
+
+def _short_error(text: str) -> str:
+    error = json.loads(text)
+    return one_line(f"{error['type'].rpartition('.')[2]}: {error['message']}", 100)
+
+
+def _clock() -> str:
+    return time.strftime("%H:%M:%S")

@@ -1,0 +1,99 @@
+"""What every command begins with: the global options, the settings behind them, logging, and a store that is open.
+
+Nothing heavy is imported before a command needs it, so that `duly --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from duly.errors import ConfigError
+
+if TYPE_CHECKING:
+    from duly.app import Duly
+    from duly.config import Settings
+    from duly.operations import Operations
+
+T = TypeVar("T")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The global options of one invocation. None: not given, so the environment and `duly.toml` decide."""
+
+    database_url: str | None = None
+    home: Path | None = None
+    log_level: str | None = None
+
+    def settings(self) -> Settings:
+        """The settings of this invocation. Logging is set up with them, because one of them is how much to say."""
+        from duly.config import load_settings
+
+        if self.database_url is not None and self.home is not None:
+            raise ConfigError(
+                "--home is for the embedded PostgreSQL and --database-url names another: give one of them"
+            )
+        settings = load_settings(database_url=self.database_url, home=self.home, log_level=self.log_level)
+        if self.home is not None:
+            # Whoever names a home means the PostgreSQL in it, whatever the environment says.
+            settings = settings.model_copy(update={"database_url": None})
+        set_up_logging(settings.log_level)
+        return settings
+
+    def settings_with(self, application: Duly | None) -> Settings:
+        """The settings for a command about an application, whose own code may say which store is its own."""
+        settings = self.settings()
+        if application is None or self.database_url is not None or self.home is not None:
+            return settings
+        return application.settings.model_copy(update={"log_level": settings.log_level})
+
+    def export(self) -> None:
+        """Let the code of the user's application, which reads the environment, see the same store as this command."""
+        if self.home is not None:
+            os.environ.pop("DULY_DATABASE_URL", None)
+            os.environ["DULY_HOME"] = str(self.home)
+        elif self.database_url is not None:
+            os.environ["DULY_DATABASE_URL"] = self.database_url
+
+
+def session_of(context: typer.Context) -> Session:
+    return context.find_object(Session) or Session()
+
+
+def set_up_logging(level: str) -> None:
+    """To stderr, one short line each: stdout is for what a command was asked for."""
+    if level.upper() not in LEVELS:
+        raise ConfigError(f"setting log_level: must be one of {', '.join(LEVELS)}, not {level[:40]!r}")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"))
+    # `force` because a test calls several commands in one process, each with a stderr of its own.
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("duly").setLevel(level.upper())
+
+
+def with_operations(
+    context: typer.Context, work: Callable[[Operations], Awaitable[T]], *, application: Duly | None = None
+) -> T:
+    """Run `work` on an open store that is of this version, and close it again."""
+    settings = session_of(context).settings_with(application)
+    tasks = application.tasks if application is not None else ()
+
+    async def connected() -> T:
+        from duly.operations import Operations
+        from duly.store.opening import open_store
+
+        async with open_store(settings) as store:
+            return await work(await Operations.open(store.pool, settings, local_handlers=tasks))
+
+    from duly import node
+
+    return node.run(connected)

@@ -1,0 +1,146 @@
+"""`duly migrate` and `duly status`: the store itself, and the cluster around it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from duly.cli.output import away, print_json, print_table
+from duly.cli.session import session_of, with_operations
+
+if TYPE_CHECKING:
+    from duly.config import Settings
+    from duly.operations import ClusterStatus, Operations
+    from duly.store.cluster import NodeStatus
+    from duly.store.migrate import Migration
+
+
+def register(app: typer.Typer) -> None:
+    app.command("migrate")(migrate)
+    app.command("status")(status)
+
+
+def migrate(
+    context: typer.Context,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+) -> None:
+    """Create the store's schema, or bring it up to this version. Safe to run many times and while others work.
+
+    The embedded PostgreSQL needs none of this: it is brought up to date whenever it is opened.
+    """
+    from duly import node
+
+    settings = session_of(context).settings()
+    if dry_run and settings.database_url is None:
+        typer.echo("nothing to do: the embedded store is brought up to date whenever it is opened")
+        return
+    done = node.run(lambda: _migrate(settings, dry_run=dry_run))
+    if not done:
+        typer.echo("nothing to do: the store is up to date")
+        return
+    for migration in done:
+        typer.echo(f"{'would apply' if dry_run else 'applied'} {migration.version:04d}_{migration.name}")
+
+
+async def _migrate(settings: Settings, *, dry_run: bool) -> list[Migration]:
+    from duly.store import migrate as migrations
+    from duly.store.opening import open_store
+
+    async with open_store(settings, checked=False) as store:
+        if not dry_run:
+            return await migrations.migrate(store.pool, shards=settings.shards)
+        pending = await migrations.pending_migrations(store.pool)
+        if not pending:
+            await migrations.check_version(store.pool)  # refuses a store that is newer
+        return pending
+
+
+def status(
+    context: typer.Context,
+    everyone: Annotated[bool, typer.Option("--all", help="Also nodes that stopped within the last hour.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Nodes, shards and counts as a JSON document.")] = False,
+) -> None:
+    """Show the cluster: schedulers with their shards, workers, what waits and what is overdue."""
+
+    async def look(operations: Operations) -> tuple[ClusterStatus, datetime]:
+        return await operations.status(), operations.now()
+
+    found, now = with_operations(context, look)
+    if as_json:
+        print_json(status_document(found))
+        return
+    nodes = [node for node in found.nodes if everyone or _state(node) != "stopped"]
+    if nodes:
+        epochs = _epochs(found)
+        print_table(
+            ("KIND", "NAME", "STATE", "SHARDS", "EPOCHS", "RUNNING", "QUEUES", "STARTED"),
+            [
+                (
+                    node.kind,
+                    node.name,
+                    _state(node),
+                    str(node.shards) if node.kind == "scheduler" else "",
+                    epochs.get(node.node_id, ""),
+                    str(node.held) if node.kind == "worker" else "",
+                    ", ".join(node.info.get("queues", ())),
+                    away(node.started_at, now),
+                )
+                for node in nodes
+            ],
+            whole=("KIND", "STATE"),
+        )
+    else:
+        typer.echo("no scheduler and no worker is running; start them with: duly up")
+    typer.echo()
+    led = sum(shard.alive for shard in found.shards)
+    typer.echo(f"shards   {led} of {len(found.shards)} led by a live scheduler")
+    counts = found.counts
+    typer.echo(
+        f"runs     {counts.queued} queued, {counts.running} running, {counts.retrying} retrying, "
+        f"{counts.waiting} waiting; {counts.dead_letters} in the dead letters"
+    )
+    oldest = f", the oldest was due {away(counts.oldest_overdue_at, now)}" if counts.oldest_overdue_at else ""
+    # The number is PostgreSQL's estimate, which a young store does not have yet.
+    about = f"about {counts.jobs}, " if counts.jobs else ""
+    typer.echo(f"jobs     {about}{counts.overdue} overdue{oldest}")
+
+
+def status_document(status: ClusterStatus) -> dict[str, Any]:
+    return {
+        "nodes": [_plain(asdict(node)) for node in status.nodes],
+        "shards": [_plain(asdict(shard)) for shard in status.shards],
+        "counts": _plain(asdict(status.counts)),
+    }
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    from duly.api.documents import time_text
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, datetime):
+            return time_text(value)
+        return str(value) if isinstance(value, UUID) else value
+
+    return {name: plain(value) for name, value in fields.items()}
+
+
+def _state(node: NodeStatus) -> str:
+    if node.alive:
+        return "alive"
+    return "stopped" if node.stopped_at is not None else "lost"
+
+
+def _epochs(status: ClusterStatus) -> dict[UUID, str]:
+    """The epochs of the terms each node leads: `3` if they are alike, else `1 to 7`."""
+    epochs: dict[UUID, Counter[int]] = {}
+    for shard in status.shards:
+        if shard.node_id is not None:
+            epochs.setdefault(shard.node_id, Counter())[shard.epoch] += 1
+    return {
+        node_id: str(min(seen)) if len(seen) == 1 else f"{min(seen)} to {max(seen)}" for node_id, seen in epochs.items()
+    }

@@ -1,0 +1,211 @@
+"""`duly submit`: a job from the command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duly.cli.output import away, examples, moment, print_json
+from duly.cli.run import AppOption
+from duly.cli.session import session_of, with_operations
+from duly.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from duly.model import Job
+    from duly.operations import Operations
+
+_EXAMPLES = examples(
+    'duly submit send_report --payload \'{"kind": "weekly"}\'',
+    "duly submit send_report --payload @report.json --schedule '0 9 * * MON' --timezone America/New_York",
+    "duly submit clean_up --schedule 'every 15m' --overlap queue --dedupe-key clean-up",
+    'echo \'{"to": "ops"}\' | duly submit notify --payload - --run-at 2030-01-01T09:30:00Z --json',
+)
+_POLICY = "Policy"
+_BOUNDS = "When"
+
+
+def register(app: typer.Typer) -> None:
+    app.command("submit", epilog=_EXAMPLES)(submit)
+
+
+def submit(
+    context: typer.Context,
+    handler: Annotated[str, typer.Argument(help="The name of a task.", metavar="HANDLER")],
+    payload: Annotated[
+        str | None, typer.Option(help="JSON, @file, or - for standard input.", metavar="JSON|@FILE|-")
+    ] = None,
+    payload_ref: Annotated[str | None, typer.Option(help="A URI, handed to the task as it is.", metavar="URI")] = None,
+    name: Annotated[str | None, typer.Option(help="What to call the job; the handler's name if not given.")] = None,
+    queue: Annotated[str | None, typer.Option(help="The queue its runs wait in.")] = None,
+    priority: Annotated[int | None, typer.Option(help="0 to 9, higher first.", metavar="P")] = None,
+    dedupe_key: Annotated[
+        str | None,
+        typer.Option(help="Submitting the same job under the same key again changes nothing.", metavar="KEY"),
+    ] = None,
+    label: Annotated[list[str] | None, typer.Option(help="key=value; repeat for several.", metavar="K=V")] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="Cron, 'every 15m', a time or an RRULE; now if not given.", rich_help_panel=_BOUNDS),
+    ] = None,
+    run_at: Annotated[
+        str | None, typer.Option(help="Once, at this ISO 8601 time.", metavar="TIME", rich_help_panel=_BOUNDS)
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option(help="IANA zone of the schedule; UTC if not given.", rich_help_panel=_BOUNDS)
+    ] = None,
+    start_at: Annotated[
+        str | None, typer.Option(help="Not before this time.", metavar="TIME", rich_help_panel=_BOUNDS)
+    ] = None,
+    end_at: Annotated[
+        str | None, typer.Option(help="Not after this time.", metavar="TIME", rich_help_panel=_BOUNDS)
+    ] = None,
+    max_runs: Annotated[
+        int | None, typer.Option(help="Not more often than this.", metavar="N", rich_help_panel=_BOUNDS)
+    ] = None,
+    dst_gap: Annotated[
+        str | None, typer.Option(help="A local time that never is: shift or skip.", rich_help_panel=_BOUNDS)
+    ] = None,
+    dst_fold: Annotated[
+        str | None, typer.Option(help="A local time that is twice: first, second or both.", rich_help_panel=_BOUNDS)
+    ] = None,
+    jitter_seconds: Annotated[
+        int | None, typer.Option(help="One stable offset within this.", metavar="N", rich_help_panel=_BOUNDS)
+    ] = None,
+    missed_window: Annotated[
+        str | None, typer.Option(help="SKIP, RUN_ONCE or RUN_ALL.", rich_help_panel=_POLICY)
+    ] = None,
+    catch_up_window_seconds: Annotated[
+        int | None, typer.Option(help="Older ones are not made up for.", metavar="N", rich_help_panel=_POLICY)
+    ] = None,
+    max_missed: Annotated[
+        int | None, typer.Option(help="Most that RUN_ALL makes up for.", metavar="N", rich_help_panel=_POLICY)
+    ] = None,
+    overlap: Annotated[str | None, typer.Option(help="skip, queue or parallel.", rich_help_panel=_POLICY)] = None,
+    max_queued: Annotated[
+        int | None, typer.Option(help="Most that wait with overlap queue.", metavar="N", rich_help_panel=_POLICY)
+    ] = None,
+    max_retries: Annotated[
+        int | None, typer.Option(help="After the first attempt.", metavar="N", rich_help_panel=_POLICY)
+    ] = None,
+    retry_backoff: Annotated[
+        str | None, typer.Option(help="immediate, linear or exponential.", rich_help_panel=_POLICY)
+    ] = None,
+    retry_delay_seconds: Annotated[
+        float | None, typer.Option(help="Before the first retry.", metavar="S", rich_help_panel=_POLICY)
+    ] = None,
+    retry_max_delay_seconds: Annotated[
+        float | None, typer.Option(help="Before any retry.", metavar="S", rich_help_panel=_POLICY)
+    ] = None,
+    timeout_seconds: Annotated[
+        float | None, typer.Option(help="For one attempt.", metavar="S", rich_help_panel=_POLICY)
+    ] = None,
+    idempotency_key_template: Annotated[
+        str | None, typer.Option(help="Such as {{name}}:{{date}}.", metavar="TEXT", rich_help_panel=_POLICY)
+    ] = None,
+    app: AppOption = None,
+    allow_unknown_handler: Annotated[
+        bool, typer.Option("--allow-unknown-handler", help="Even if no worker has offered that task.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The job as a JSON document.")] = False,
+) -> None:
+    """Register a job, and show its id and next occurrence.
+
+    With --app the task's own defaults (queue, priority, retries) apply, and a misspelt task is refused at once.
+    """
+    from duly.app import Duly
+    from duly.cli.loading import load_app
+
+    session_of(context).settings()  # logging first: an import may want to say something
+    application = load_app(app) if app is not None else None
+    if schedule is not None and run_at is not None:
+        raise InvalidInput("run_at", "cannot be given together with schedule")
+    given: dict[str, Any] = {
+        "name": name, "payload_ref": payload_ref, "queue": queue, "priority": priority, "dedupe_key": dedupe_key,
+        "timezone": timezone, "start_at": _time("start_at", start_at), "end_at": _time("end_at", end_at),
+        "max_runs": max_runs, "dst_gap": dst_gap, "dst_fold": dst_fold, "jitter_seconds": jitter_seconds,
+        "missed_window": missed_window.upper() if missed_window is not None else None,
+        "catch_up_window_seconds": catch_up_window_seconds, "max_missed": max_missed, "overlap": overlap,
+        "max_queued": max_queued, "max_retries": max_retries, "retry_backoff": retry_backoff,
+        "retry_delay_seconds": retry_delay_seconds, "retry_max_delay_seconds": retry_max_delay_seconds,
+        "timeout_seconds": timeout_seconds, "idempotency_key_template": idempotency_key_template,
+    }  # fmt: skip
+    request = (application or Duly()).request(
+        handler,
+        read_payload(payload),
+        schedule=_run_at(run_at) if run_at is not None else schedule,
+        labels=read_labels(label or ()),
+        **{field: value for field, value in given.items() if value is not None},
+    )
+
+    async def send(operations: Operations) -> tuple[Job, bool, datetime]:
+        submitted = await operations.submit(request, allow_unknown_handler=allow_unknown_handler)
+        return await operations.get_job(str(submitted.job_id)), submitted.created, operations.now()
+
+    job, created, now = with_operations(context, send, application=application)
+    if as_json:
+        from duly.api.documents import job_document
+
+        print_json(job_document(job))
+        return
+    # The id comes first, so that `cut -d' ' -f1` finds it.
+    if job.next_run_at is not None:
+        when = f"next {moment(job.next_run_at)} ({away(job.next_run_at, now)})"
+    else:
+        when = "to run now" if created else f"{job.status}"
+    typer.echo(f"{job.job_id}  {job.name}  {when}" + ("" if created else "  (was there already)"))
+
+
+def read_payload(text: str | None) -> Any:
+    """The payload behind `--payload`: JSON itself, a file that holds it, or standard input."""
+    if text is None:
+        return None
+    try:
+        if text == "-":
+            text = sys.stdin.buffer.read().decode("utf-8-sig")
+        elif text.startswith("@"):
+            text = Path(text[1:]).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InvalidInput("payload", f"cannot be read from {text[1:]!r}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise InvalidInput("payload", "must be JSON in UTF-8") from error
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InvalidInput("payload", "is nested too deeply") from error
+    except ValueError as error:
+        hint = "" if text.strip()[:1] in ("{", "[", '"') else "; a text needs quotes of its own: '\"text\"'"
+        raise InvalidInput("payload", f"is not JSON: {error}{hint}") from error
+
+
+def read_labels(pairs: Sequence[str]) -> dict[str, str]:
+    labels = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise InvalidInput("label", f"must be key=value, not {pair[:100]!r}")
+        labels[key] = value
+    return labels
+
+
+def _run_at(text: str) -> str:
+    """A time as a schedule: so one without an offset is in the job's own zone."""
+    try:
+        datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput("run_at", f"{text[:40]!r} is not an ISO 8601 time such as 2026-03-08T09:30:00Z") from error
+    return text
+
+
+def _time(field: str, text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(field, f"{text[:40]!r} is not an ISO 8601 time such as 2026-03-08T09:30:00Z") from error

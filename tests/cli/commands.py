@@ -1,0 +1,136 @@
+"""Running `duly` in tests: inside this process where that is enough, as a real process where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Generous: on a busy machine a Python process takes seconds to start. Nothing waits this long when all is well.
+PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        """Each line of the output as a JSON document."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+class Process:
+    """A `duly` command as a real process. What it writes is read as it comes."""
+
+    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path) -> None:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "duly.cli", *arguments],
+            env={**clean, **environment},
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            # A group of its own, as a shell gives to a command, so that a test can press Ctrl-C on it.
+            process_group=0,
+        )
+        self.pid = self.process.pid
+        self.output: list[str] = []
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def wait_for(self, pattern: str, seconds: float = PATIENCE) -> re.Match[str]:
+        """The next line that matches."""
+        deadline = time.monotonic() + seconds
+        while True:
+            try:
+                line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise AssertionError(f"no line with {pattern!r} within {seconds} s in:\n{self.said}") from None
+            if line is None:
+                self._lines.put(None)
+                raise AssertionError(f"it ended without a line with {pattern!r}:\n{self.said}")
+            self.output.append(line)
+            if found := re.search(pattern, line):
+                return found
+
+    def end(self, seconds: float = PATIENCE) -> int:
+        """Wait until it has ended by itself. Returns the exit code."""
+        code = self.process.wait(seconds)
+        self._reader.join(seconds)
+        while not self._lines.empty():
+            if (line := self._lines.get()) is not None:
+                self.output.append(line)
+        self._lines.put(None)
+        return code
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def press_ctrl_c(self) -> None:
+        """What a terminal does: SIGINT to every process of the group."""
+        os.killpg(self.pid, signal.SIGINT)
+
+    @property
+    def said(self) -> str:
+        return "\n".join(self.output)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(PATIENCE)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def processes_that_name(text: str) -> dict[int, str]:
+    """Every living process whose command line or environment holds the text, except this one."""
+    found = {}
+    needle = text.encode()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                continue
+            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
+        except OSError:
+            continue  # it ended meanwhile
+        if needle in command or needle in environment:
+            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
+    return found
+
+
+def wait_until_gone(text: str, seconds: float = PATIENCE) -> None:
+    deadline = time.monotonic() + seconds
+    while left := processes_that_name(text):
+        assert time.monotonic() < deadline, f"still there: {left}"
+        time.sleep(0.05)

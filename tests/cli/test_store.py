@@ -1,0 +1,119 @@
+"""`duly migrate`, `duly status` and `duly doctor`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import asyncpg
+
+from cli.commands import Ended, Process
+from duly.store.pool import Pool
+
+Run = Callable[..., Ended]
+Start = Callable[..., Process]
+
+
+def test_migrate_says_what_it_would_do_and_then_what_it_did(duly: Run, empty_url: str) -> None:
+    def migrate(*arguments: str) -> Ended:
+        return duly("--database-url", empty_url, "migrate", *arguments)
+
+    planned = migrate("--dry-run")
+    assert planned.code == 0
+    assert planned.out.startswith("would apply 0001_")
+    assert migrate("--dry-run").out == planned.out, "a dry run changed something"
+    done = migrate()
+    assert done.code == 0
+    assert done.out == planned.out.replace("would apply", "applied")
+    assert migrate().out == "nothing to do: the store is up to date\n"
+    assert migrate("--dry-run").out == "nothing to do: the store is up to date\n"
+    assert duly("--database-url", empty_url, "submit", "greet").code == 0
+
+
+async def test_a_store_that_is_newer_is_refused(pool: Pool, start: Start) -> None:
+    await pool.query("insert into duly.migrations (version, name, checksum) values (9999, 'later', '')")
+    for command in (["migrate"], ["migrate", "--dry-run"], ["job", "list"]):
+        process = start(*command)
+        assert process.end() == 3
+        assert "newer than this Duly" in process.said
+
+
+def test_a_dry_run_on_the_embedded_store_starts_nothing(duly: Run, environment: dict[str, str]) -> None:
+    ended = duly("--home", "/nonexistent/duly-home", "migrate", "--dry-run")
+    assert ended.code == 0
+    assert "whenever it is opened" in ended.out
+
+
+def test_doctor_fails_on_an_empty_database_and_says_what_to_do(duly: Run, empty_url: str) -> None:
+    ended = duly("--database-url", empty_url, "doctor")
+    assert ended.code == 1
+    assert ended.err == ""
+    assert "duly migrate" in ended.out
+    document = duly("--database-url", empty_url, "doctor", "--json").document
+    assert document["ok"] is False
+    assert {check["name"]: check["status"] for check in document["checks"]} == {
+        "heartbeat": "ok", "zones": "ok", "database": "ok", "schema": "fail",
+    }  # fmt: skip
+
+
+def test_doctor_fails_where_nothing_answers(duly: Run) -> None:
+    document = duly("--database-url", "postgresql://duly@127.0.0.1:1/duly", "doctor", "--json").document
+    assert document["checks"][-1]["name"] == "database"
+    assert document["checks"][-1]["status"] == "fail"
+    assert "cannot be reached" in document["checks"][-1]["message"]
+
+
+def test_doctor_fails_while_nobody_schedules_and_nobody_works(duly: Run) -> None:
+    ended = duly("doctor", "--json")
+    assert ended.code == 1
+    told = {check["name"]: check for check in ended.document["checks"]}
+    assert {name for name, check in told.items() if check["status"] == "fail"} == {"shards", "workers"}
+    assert "duly scheduler" in told["shards"]["message"]
+    assert "duly worker" in told["workers"]["message"]
+
+
+def test_doctor_passes_with_a_scheduler_and_a_worker_and_status_shows_them(duly: Run, start: Start) -> None:
+    start("scheduler").wait_for("leading 64 of 64 shards")
+    start("worker", "--app", "tasks_of_test:app").wait_for("worker .* is running")
+    ended = duly("doctor")
+    assert ended.code == 0, ended.out
+    assert ended.out.count("ok ") == len(ended.out.splitlines())
+
+    document = duly("status", "--json").document
+    assert {node["kind"]: (node["alive"], node["shards"]) for node in document["nodes"]} == {
+        "scheduler": (True, 64),
+        "worker": (True, 0),
+    }
+    assert document["nodes"][1]["info"]["queues"] == ["default", "reports"]
+    assert len(document["shards"]) == 64
+    assert {(shard["alive"], shard["epoch"]) for shard in document["shards"]} == {(True, 1)}
+    assert document["counts"]["overdue"] == 0
+    shown = duly("status").out
+    assert "64 of 64 led" in shown
+    assert "default, reports" in shown
+
+    assert duly("submit", "greet", "--queue", "nobody-serves").code == 0
+    warned = duly("doctor", "--json")
+    assert warned.code == 0, "a warning is no failure"
+    assert [check["message"] for check in warned.document["checks"] if check["status"] == "warn"] == [
+        "active jobs use nobody-serves, which no live worker serves; start one with --queue nobody-serves"
+    ]
+
+
+def test_status_of_a_store_without_nodes_says_how_to_start_some(duly: Run) -> None:
+    ended = duly("status")
+    assert ended.code == 0
+    assert "duly up" in ended.out
+    assert "0 of 64 led" in ended.out
+
+
+async def test_doctor_fails_when_the_stores_clock_was_moved_or_partitions_ran_out(
+    database_url: str, start: Start
+) -> None:
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("update duly.clock set shift = interval '30 days'")
+    await connection.close()
+    process = start("doctor")
+    assert process.end() == 1
+    assert "clock was stopped or moved" in process.said
+    assert "partitions" in process.said
+    assert "less than a day ahead" in process.said

@@ -1,0 +1,173 @@
+"""`duly up`: everything with one command, and nothing of it left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+
+from cli.commands import Ended, Process, processes_that_name, wait_until_gone
+
+Run = Callable[..., Ended]
+Start = Callable[..., Process]
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home for an embedded PostgreSQL that does not exist yet. In /tmp, where any account may go."""
+    folder = Path(mkdtemp(prefix="duly-up-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder / "home"
+    shutil.rmtree(folder)
+
+
+@contextmanager
+def taken(port: int) -> Iterator[None]:
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        except OSError:
+            pass  # somebody else has it: taken all the same
+        yield
+
+
+def answers(address: str, path: str = "/healthz") -> str:
+    with urllib.request.urlopen(address + path, timeout=10) as response:
+        assert response.status == 200
+        return str(response.read().decode())
+
+
+def children(pid: int) -> dict[int, str]:
+    """The worker processes of a `duly up`."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == pid and b"--supervised" in (command := (entry / "cmdline").read_bytes()):
+                    found[int(entry.name)] = command.decode()
+            except OSError:
+                continue
+    return found
+
+
+def test_the_demo_on_a_fresh_home_fires_answers_and_stops_without_a_trace(home: Path, start: Start) -> None:
+    up = start("up", "--demo", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
+    address = up.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
+    up.wait_for("hello +succeeded +attempt 1")
+    assert "ok" in answers(address)
+    jobs = json.loads(answers(address, "/api/v1/jobs"))["items"]
+    assert {job["name"]: job["schedule"] for job in jobs} == {
+        **{job["name"]: job["schedule"] for job in jobs},
+        "heartbeat": "every 10s",
+        "flaky": "every 20s",
+        "new_york_minute": "* * * * *",
+    }
+    assert {job["name"] for job in jobs if job["timezone"] == "America/New_York"} == {"new_york_minute"}
+    up.wait_for("doomed +retrying in .*ValueError")
+    assert len(processes_that_name(str(home))) >= 3, "this test would not notice what is left"
+
+    up.press_ctrl_c()
+    assert up.end() == 0, up.said
+    assert processes_that_name(str(home)) == {}
+    assert "Traceback" not in up.said
+    assert " ERROR " not in up.said
+
+    # Again: the data is still there, no job has multiplied, and there is something to see at once.
+    again = start("up", "--demo", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
+    address = again.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
+    again.wait_for("hello +succeeded")
+    assert {job["job_id"] for job in json.loads(answers(address, "/api/v1/jobs"))["items"]} == {
+        job["job_id"] for job in jobs
+    }
+    again.signal(signal.SIGTERM)
+    assert again.end() == 0, again.said
+    assert processes_that_name(str(home)) == {}
+
+
+def test_ctrl_c_while_it_still_starts_leaves_nothing_either(home: Path, start: Start) -> None:
+    up = start("up", "--demo", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
+    up.wait_for("opening the embedded PostgreSQL")
+    up.press_ctrl_c()
+    assert up.end() == 0, up.said
+    assert processes_that_name(str(home)) == {}
+    assert "Traceback" not in up.said
+    assert "Duly is up" not in up.said
+
+
+def test_killing_up_leaves_neither_worker_nor_postgres_behind(home: Path, start: Start) -> None:
+    up = start("up", "--app", "tasks_of_test:app", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
+    up.wait_for("worker .* is running")
+    (worker,) = children(up.pid)
+    assert worker in processes_that_name(str(home))
+    up.signal(signal.SIGKILL)
+    wait_until_gone(str(home))
+
+
+def test_a_crashed_worker_is_replaced(duly: Run, start: Start) -> None:
+    up = start("up", "--app", "tasks_of_test:app", "--port", "0")
+    up.wait_for("worker .* is running")
+    (worker,) = children(up.pid)
+    os.kill(worker, signal.SIGKILL)
+    up.wait_for(r"the worker ended unexpectedly \(killed by SIGKILL\)")
+    up.wait_for("worker .* is running")
+    assert worker not in children(up.pid)
+    assert duly("submit", "greet").code == 0
+    up.wait_for("greet +succeeded")
+    # One Ctrl-C is one for the worker too: it lets its handlers finish.
+    assert duly("submit", "slow", "--payload", '{"seconds": 0.5}').code == 0
+    up.wait_for("slow began")
+    up.press_ctrl_c()
+    assert up.end() == 0, up.said
+    assert re.search("slow +succeeded", up.said)
+
+
+def test_a_second_ctrl_c_ends_at_once_whatever_handlers_do(duly: Run, start: Start) -> None:
+    up = start("up", "--app", "tasks_of_test:app", "--port", "0")
+    up.wait_for("worker .* is running")
+    (worker,) = children(up.pid)
+    assert duly("submit", "stubborn").code == 0
+    up.wait_for("stubborn began")
+    up.press_ctrl_c()
+    up.wait_for("stopping")
+    up.press_ctrl_c()
+    assert up.end(15) == 130, up.said
+    assert not Path(f"/proc/{worker}").exists()
+    assert [run["status"] for run in duly("job", "runs", "stubborn", "--json").lines] == ["queued"]
+
+
+def test_a_taken_port_is_stepped_over_unless_it_was_asked_for(start: Start) -> None:
+    with taken(8080):
+        up = start("up")
+        told = up.wait_for(r"port 8080 is taken; using (\d+)")[1]
+        address = up.wait_for(r"Duly is up: (http://\S+)")[1]
+        up.wait_for("worker: none; give --app")
+        assert address == f"http://127.0.0.1:{told}"
+        assert "ok" in answers(address)
+        for arguments, changes in ((["--port", "8080"], {}), ([], {"DULY_PORT": "8080"})):
+            refused = start("up", *arguments, **changes)
+            assert refused.end() == 2
+            assert refused.output[-1].startswith("duly: ")
+            assert "8080" in refused.output[-1]
+            assert "Traceback" not in refused.said
+        up.signal(signal.SIGTERM)
+        assert up.end() == 0
+
+
+def test_serving_the_world_without_keys_is_refused(start: Start) -> None:
+    up = start("up", "--host", "0.0.0.0", "--port", "0", "--app", "tasks_of_test:app")
+    assert up.end() == 2
+    assert "loopback" in up.output[-1]
+    assert "Traceback" not in up.said
