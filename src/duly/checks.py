@@ -157,7 +157,8 @@ def payload_text(payload: Any, *, limit: int) -> str:
     except RecursionError as error:
         raise InvalidInput("payload", f"must be nested at most {MAX_DEPTH} levels deep") from error
     except (TypeError, ValueError) as error:
-        raise InvalidInput("payload", f"must be JSON: {str(error)[:200]}") from error
+        reason = "NaN and infinity are not" if "Out of range" in str(error) else str(error)[:200]
+        raise InvalidInput("payload", f"must be JSON: {reason}") from error
     if size > limit:
         raise InvalidInput("payload", f"must be at most {limit} bytes as JSON, this has {size}; use payload_ref")
     if "\\u0000" in text and _contains(payload, "\x00"):

@@ -14,7 +14,9 @@ from duly.errors import ConfigError
 class Settings(BaseSettings):
     """Every setting, with its default and what it is for."""
 
-    model_config = SettingsConfigDict(env_prefix="DULY_", toml_file="duly.toml", extra="ignore", frozen=True)
+    model_config = SettingsConfigDict(
+        env_prefix="DULY_", toml_file="duly.toml", extra="ignore", frozen=True, env_ignore_empty=True
+    )
 
     database_url: str | None = Field(None, description="PostgreSQL address; unset: an embedded PostgreSQL under home")
     home: Path | None = Field(None, description="where the embedded PostgreSQL keeps its data")

@@ -46,7 +46,7 @@ BAD_SUBMITS: list[tuple[list[str], list[str]]] = [
     (["--payload", r'{"a": "\ud800"}'], ["payload"]),
     (["--payload", "{"], ["payload", "JSON"]),
     (["--payload", "hello"], ["payload", "JSON", "quotes"]),
-    (["--payload", "NaN"], ["payload", "NaN"]),
+    (["--payload", "NaN"], ["payload", "JSON"]),
     (["--payload", "[" * 100_000], ["payload", "deep"]),
     (["--payload", "@no-such-file.json"], ["payload", "no-such-file.json"]),
     (["--payload", json.dumps("x" * 300_000)], ["payload", "262144"]),

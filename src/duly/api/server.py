@@ -42,7 +42,7 @@ def create_app(operations: Operations) -> FastAPI:
     )
     problems.install(app)
     app.add_middleware(Guard)
-    limit = operations._settings.payload_max_bytes + BODY_HEADROOM
+    limit = operations.settings.payload_max_bytes + BODY_HEADROOM
     app.include_router(routes.make_router(operations, body_limit=limit))
     app.router.routes.extend(live.make_routes(operations))
     return app

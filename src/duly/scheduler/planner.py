@@ -38,7 +38,8 @@ def plan_batch(jobs: Sequence[DueJob], *, now: datetime, misfire_grace: timedelt
         key: Any = None
         if policy.jitter_seconds == 0 and job.max_runs is None and job.kind != "interval":
             # Nothing in the plan is this job's own. (An interval has its own anchor, a jittered job its own offset.)
-            key = (job.schedule, job.timezone, job.policy, job.start_at, job.end_at, job.next_run_at, job.kind)
+            anchor = job.created_at if job.kind == "rrule" and "DTSTART" not in job.schedule else None
+            key = (job.schedule, job.timezone, job.policy, job.start_at, job.end_at, job.next_run_at, job.kind, anchor)
         plan = plans.get(key) if key is not None else None
         if plan is None:
             try:

@@ -1,0 +1,63 @@
+"""What every group of operations stands on: the store, the settings, and how a job's text becomes its timetable."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Self
+from uuid import UUID
+
+from duly.config import Settings
+from duly.errors import InvalidInput, NotFound
+from duly.model import Job
+from duly.store import stores
+from duly.store.pool import Pool
+from duly.timing import Timetable, make_timetable
+
+
+class Base:
+    """One store, seen by a client."""
+
+    def __init__(
+        self, pool: Pool, settings: Settings, *, shard_count: int, local_handlers: Collection[str] = ()
+    ) -> None:
+        self._pool = pool
+        self._settings = settings
+        self._shard_count = shard_count
+        self._local_handlers = local_handlers
+        self._store_handlers: frozenset[str] = frozenset()
+
+    @classmethod
+    async def open(cls, pool: Pool, settings: Settings, *, local_handlers: Collection[str] = ()) -> Self:
+        """For a store that is there and of this version."""
+        return cls(pool, settings, shard_count=await stores.shard_count(pool), local_handlers=local_handlers)
+
+    @property
+    def settings(self) -> Settings:
+        return self._settings
+
+    def now(self) -> datetime:
+        """The database's time, as well as it is known here."""
+        return self._pool.clock.now()
+
+
+def timetable_of(job: Job) -> Timetable:
+    return make_timetable(
+        kind=job.kind,
+        schedule=job.schedule,
+        timezone=job.timezone,
+        anchor=job.start_at or job.created_at,
+        start_at=job.start_at,
+        end_at=job.end_at,
+        policy=job.policy,
+        job_id=job.job_id,
+    )
+
+
+def to_job_id(text: str, *, field: str = "job_id") -> UUID:
+    try:
+        return UUID(text)
+    except ValueError as error:
+        if field == "job_id":
+            raise NotFound(f"there is no job {text[:100]!r}") from error
+        raise InvalidInput(field, "is not one that a list gave") from error

@@ -1,0 +1,77 @@
+"""Changing jobs that are there: pause, resume, trigger, cancel."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from duly.errors import Conflict
+from duly.model import DEFAULT_TENANT, Job, make_run_id
+from duly.operations.base import timetable_of
+from duly.operations.looking import Looking
+from duly.states import RunFlag
+from duly.store import jobs
+from duly.timing import parse_schedule
+
+
+class Changing(Looking):
+    async def pause(self, job_id: str, *, tenant: str = DEFAULT_TENANT, reason: str | None = None) -> Job:
+        """No more fires until resumed. Pausing a paused job changes nothing."""
+        job = await self.get_job(job_id, tenant=tenant)
+        if job.status == "paused":
+            return job
+        paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=tenant, reason=reason)
+        if paused is None:
+            raise Conflict(f"job {job_id} cannot be paused: it is {job.status} and nothing more is planned for it")
+        return paused
+
+    async def resume(self, job_id: str, *, tenant: str = DEFAULT_TENANT) -> Job:
+        """From the next future occurrence on; what fell into the pause is not made up for."""
+        for _ in range(10):
+            job = await self.get_job(job_id, tenant=tenant)
+            if job.status == "active":
+                return job
+            if job.status != "paused":
+                raise Conflict(f"job {job_id} cannot be resumed: it is {job.status}")
+            next_run_at = self._resume_at(job)
+            resumed = await jobs.resume(
+                self._pool, job_id=job.job_id, tenant=tenant, next_run_at=next_run_at, version=job.version
+            )
+            if resumed is not None:
+                return resumed
+            # Somebody changed it between the look and the write: look again.
+        raise Conflict(f"job {job_id} is being changed by others; try again")
+
+    def _resume_at(self, job: Job) -> datetime:
+        now = self._pool.clock.now()
+        if job.kind == "once":
+            # The schedule of a one-off that never fired still says when; if that is past, it is due now.
+            parsed = parse_schedule(
+                job.schedule, now=now, timezone=job.timezone, dst_gap=job.policy.dst_gap, dst_fold=job.policy.dst_fold
+            )
+            return parsed.next(now) or now
+        next_run_at = timetable_of(job).next(now)
+        if next_run_at is None:
+            raise Conflict(f"job {job.job_id} has no occurrence left to resume with")
+        return next_run_at
+
+    async def trigger(self, job_id: str, *, tenant: str = DEFAULT_TENANT) -> str:
+        """One extra run now; the schedule does not move. Returns the run's id."""
+        job = await self.get_job(job_id, tenant=tenant)
+        for _ in range(10):
+            fired = await jobs.trigger(self._pool, job_id=job.job_id, tenant=tenant, flags=int(RunFlag.TRIGGERED))
+            if fired is not None:
+                return make_run_id(*fired)
+            job = await self.get_job(job_id, tenant=tenant)
+            if job.status == "cancelled":
+                raise Conflict(f"job {job_id} cannot be triggered: it is cancelled")
+            # The very microsecond was taken: the next one is not.
+        raise Conflict(f"job {job_id} could not be triggered; try again")
+
+    async def cancel(self, job_id: str, *, tenant: str = DEFAULT_TENANT, running: bool = False) -> Job:
+        """No more fires, waiting runs cancelled; with `running` those under way are told to stop as well."""
+        job = await self.get_job(job_id, tenant=tenant)
+        if await jobs.cancel(self._pool, job_id=job.job_id, tenant=tenant, running=running) is None:
+            job = await self.get_job(job_id, tenant=tenant)
+            if job.status != "cancelled":
+                raise Conflict(f"job {job_id} cannot be cancelled: it is {job.status}")
+        return await self.get_job(job_id, tenant=tenant)

@@ -1,0 +1,144 @@
+"""Looking: jobs, their runs, what comes next, and the cluster. Nothing here changes anything."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Generic, TypeVar
+
+from duly import checks
+from duly.errors import InvalidInput, NotFound
+from duly.model import DEFAULT_TENANT, Job, Run
+from duly.operations.base import Base, timetable_of, to_job_id
+from duly.store import cluster, history, jobs, stores
+from duly.timing import render_key
+
+_FAR = datetime(9999, 12, 31, tzinfo=UTC)
+PAGE_LIMIT = 1000
+
+Item = TypeVar("Item")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    nodes: list[cluster.NodeStatus]
+    shards: list[cluster.ShardStatus]
+    counts: stores.Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[Item]):
+    """One page of a list; `next_cursor` asks for the next one, None at the end."""
+
+    items: list[Item]
+    next_cursor: str | None
+
+
+class Looking(Base):
+    async def get_job(self, job_id: str, *, tenant: str = DEFAULT_TENANT) -> Job:
+        """By its id."""
+        job = await jobs.get(self._pool, job_id=to_job_id(job_id), tenant=tenant)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        return job
+
+    async def find_job(self, text: str, *, tenant: str = DEFAULT_TENANT) -> Job:
+        """By its id, the beginning of it, or its name: what a person types."""
+        found = await jobs.find(self._pool, text=text, tenant=tenant)
+        if not found:
+            raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
+        if len(found) > 1:
+            shown = ", ".join(str(job.job_id) for job in found)
+            raise InvalidInput("job", f"{text!r} could be any of {shown}; give more of the id")
+        return found[0]
+
+    async def list_jobs(
+        self,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        status: str | None = None,
+        queue: str | None = None,
+        name: str | None = None,
+        label: Mapping[str, str] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[Job]:
+        """Newest first."""
+        if status is not None and status not in ("active", "paused", "completed", "cancelled"):
+            raise InvalidInput("status", f"must be active, paused, completed or cancelled, not {status[:40]!r}")
+        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        before = None if cursor is None else to_job_id(cursor, field="cursor")
+        for field, value in (("queue", queue), ("name", name)):
+            if value is not None:
+                checks.check_text(field, value, longest=200)
+        if label:
+            checks.check_labels(label)
+        found = await jobs.list_jobs(
+            self._pool,
+            tenant=tenant,
+            status=status,
+            queue=queue,
+            name=name,
+            label=dict(label) if label else None,
+            before=before,
+            limit=limit + 1,
+        )
+        more = len(found) > limit
+        return Page(found[:limit], str(found[limit - 1].job_id) if more else None)
+
+    async def job_runs(
+        self, job_id: str, *, tenant: str = DEFAULT_TENANT, cursor: str | None = None, limit: int = 100
+    ) -> Page[Run]:
+        """Live and ended runs of one job, newest first."""
+        job = await self.get_job(job_id, tenant=tenant)
+        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        before = _FAR
+        if cursor is not None:
+            try:
+                before = checks.check_moment("cursor", datetime.fromisoformat(cursor)) or _FAR
+            except ValueError as error:
+                raise InvalidInput("cursor", "is not one that a list gave") from error
+        found = await history.job_runs(self._pool, job_id=job.job_id, before=before, limit=limit + 1)
+        more = len(found) > limit
+        items = [_with_key(run, job) for run in found[:limit]]
+        return Page(items, items[-1].scheduled_at.isoformat() if more else None)
+
+    async def recent_runs(self, *, tenant: str = DEFAULT_TENANT, limit: int = 50) -> list[Run]:
+        """What ended last, over all jobs."""
+        return await history.recent_runs(self._pool, tenant=tenant, limit=checks.check_integer("limit", limit, 1, 500))
+
+    def upcoming(self, job: Job, *, count: int) -> list[datetime]:
+        """The next occurrences of a job, as they are planned now."""
+        found: list[datetime] = []
+        moment = job.next_run_at
+        if moment is None:
+            return found
+        timetable = timetable_of(job) if job.kind != "once" else None
+        while moment is not None and len(found) < count:
+            found.append(moment)
+            moment = timetable.next(moment) if timetable is not None else None
+        return found
+
+    async def status(self) -> ClusterStatus:
+        nodes, shards, counts = await asyncio.gather(
+            cluster.node_statuses(self._pool), cluster.shard_statuses(self._pool), stores.counts(self._pool)
+        )
+        return ClusterStatus(nodes, shards, counts)
+
+    async def ready(self) -> bool:
+        """Whether the store answers."""
+        await self._pool.query("select 1")
+        return True
+
+
+def _with_key(run: Run, job: Job) -> Run:
+    key = render_key(
+        job.policy.idempotency_key_template,
+        job_id=job.job_id,
+        name=job.name,
+        scheduled_at=run.scheduled_at,
+        timezone=job.timezone,
+    )
+    return replace(run, idempotency_key=key, job_name=job.name)

@@ -1,0 +1,194 @@
+"""Registering jobs: checked whole before anything is stored, and safe to send again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from uuid import UUID
+
+from duly import checks
+from duly.errors import Conflict, InvalidInput, StoreUnavailable, UnknownHandler
+from duly.model import JobRequest
+from duly.operations.base import Base
+from duly.store import cluster, ids, jobs
+from duly.store.jobs import NewJob
+from duly.store.pool import Executor
+
+# One statement's worth of new jobs: large enough to amortise the round trip, small enough to stay short.
+SUBMIT_BATCH = 5_000
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The job a submit came to. `created` is False when its dedupe_key named an existing job with the same content."""
+
+    job_id: UUID
+    created: bool
+
+
+class Submitting(Base):
+    async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
+        return (await self.submit_many([request], allow_unknown_handler=allow_unknown_handler))[0]
+
+    async def submit_many(
+        self,
+        requests: Sequence[JobRequest],
+        *,
+        allow_unknown_handler: bool = False,
+        within: Executor | None = None,
+    ) -> list[Submitted]:
+        """Register jobs. All are checked before the first is stored; one that is wrong refuses them all."""
+        if not allow_unknown_handler:
+            await self._check_handlers(requests)
+        now = self._pool.clock.now()
+        job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
+        rows = []
+        for index, (job_id, request) in enumerate(zip(job_ids, requests, strict=True)):
+            try:
+                rows.append(self._prepare(job_id, request, now))
+            except InvalidInput as error:
+                if len(requests) > 1:
+                    raise InvalidInput(f"jobs[{index}].{error.field}", error.message) from error
+                raise
+        submitted = []
+        for start in range(0, len(rows), SUBMIT_BATCH):
+            submitted += await self._store(rows[start : start + SUBMIT_BATCH], now, within)
+        return submitted
+
+    async def _store(self, rows: Sequence[NewJob], now: datetime, within: Executor | None) -> list[Submitted]:
+        if within is not None:
+            created = await jobs.submit(within, rows, created_at=now)
+        else:
+            created = await self._submit_surely(rows, now)
+        if len(created) == len(rows):
+            return [Submitted(row.job_id, created=True) for row in rows]
+        return await self._resolve_duplicates(rows, created, now, within or self._pool)
+
+    async def _submit_surely(self, rows: Sequence[NewJob], now: datetime) -> set[UUID]:
+        """An answer that was lost says nothing about the statement; ids made here make sending it again safe."""
+        try:
+            return await jobs.submit(self._pool, rows, created_at=now)
+        except StoreUnavailable:
+            await asyncio.sleep(0.2)
+            await jobs.submit(self._pool, rows, created_at=now)
+            plain = {row.job_id for row in rows if row.dedupe_key is None}
+            keyed = [row for row in rows if row.dedupe_key is not None]
+            found = await jobs.find_duplicates(self._pool, [(row.tenant, row.dedupe_key or "") for row in keyed])
+            return plain | {row.job_id for row in keyed if found[row.tenant, row.dedupe_key or ""][0] == row.job_id}
+
+    async def _resolve_duplicates(
+        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Executor
+    ) -> list[Submitted]:
+        """What the rows that were not stored came to: the job that has their dedupe_key, if its content is the same."""
+        results = []
+        for row in rows:
+            if row.job_id in created or row.dedupe_key is None:
+                results.append(Submitted(row.job_id, created=True))
+                continue
+            for _ in range(5):
+                existing = await jobs.find_duplicates(store, [(row.tenant, row.dedupe_key)])
+                if existing or await jobs.submit(store, [row], created_at=now):
+                    break
+                # It was there, then it was removed, then there was another: look again.
+            job_id, fingerprint = existing.get((row.tenant, row.dedupe_key), (row.job_id, row.fingerprint))
+            if job_id != row.job_id and fingerprint != row.fingerprint:
+                raise Conflict(f"dedupe_key {row.dedupe_key!r} is taken by job {job_id}, whose content is different")
+            results.append(Submitted(job_id, created=job_id == row.job_id))
+        return results
+
+    async def declare(self, request: JobRequest) -> UUID:
+        """Make the job behind the request's dedupe_key be what the request says: new, unchanged or redefined."""
+        now = self._pool.clock.now()
+        row = self._prepare(ids.new_job_ids(1, self._pool.clock.now_us())[0], request, now)
+        if row.dedupe_key is None:
+            raise InvalidInput("dedupe_key", "is what a declared job is known by")
+        if row.immediate:
+            raise InvalidInput("schedule", "of a declared job must be a time or recurring, not now")
+        for _ in range(10):
+            if await jobs.submit(self._pool, [row], created_at=now):
+                return row.job_id
+            existing = await jobs.find_duplicates(self._pool, [(row.tenant, row.dedupe_key)])
+            if (found := existing.get((row.tenant, row.dedupe_key))) is None:
+                continue
+            job_id, fingerprint = found
+            if fingerprint == row.fingerprint:
+                return job_id
+            job = await jobs.get(self._pool, job_id=job_id, tenant=row.tenant)
+            if job is None or job.status == "cancelled":
+                return job_id
+            # Planned as the job it is: its own jitter, and for an interval its own creation to count from.
+            redefined = self._prepare(job_id, request, now, anchor=job.created_at)
+            if await jobs.redefine(self._pool, redefined, old_fingerprint=fingerprint) is not None:
+                return job_id
+            # Another node of the same deploy was faster: look again.
+        raise Conflict(f"job {request.name or request.handler!r} is being redefined by others; try again")
+
+    def _prepare(self, job_id: UUID, request: JobRequest, now: datetime, *, anchor: datetime | None = None) -> NewJob:
+        handler = request.handler
+        if isinstance(handler, Mapping):
+            raise InvalidInput("handler", "must be the name of a Python task: other targets cannot be called yet")
+        checks.check_text("handler", handler, longest=200)
+        name = handler if request.name is None else checks.check_text("name", request.name, longest=200)
+        payload = checks.payload_text(request.payload, limit=self._settings.payload_max_bytes)
+        if request.payload_ref is not None:
+            checks.check_text("payload_ref", request.payload_ref, longest=2048)
+        checks.check_text("queue", request.queue, longest=100)
+        checks.check_text("tenant", request.tenant, longest=100)
+        checks.check_integer("priority", request.priority, 0, 9)
+        if request.max_runs is not None:
+            checks.check_integer("max_runs", request.max_runs, 1, 2**31 - 1)
+        policy = checks.check_policy(request.policy)
+        labels = checks.check_labels(request.labels) if request.labels else None
+        if request.start_at is not None or request.end_at is not None:
+            start_at = checks.check_moment("start_at", request.start_at)
+            end_at = checks.check_moment("end_at", request.end_at)
+            if start_at is not None and end_at is not None and end_at <= start_at:
+                raise InvalidInput("end_at", "must be after start_at")
+            request = replace(request, start_at=start_at, end_at=end_at)
+        plan = checks.plan_schedule(request, now=now, job_id=job_id, anchor=anchor or now)
+        fingerprint = None
+        if request.dedupe_key is not None:
+            checks.check_text("dedupe_key", request.dedupe_key, longest=200)
+            fingerprint = checks.fingerprint(request, payload, labels, plan.canonical)
+        return NewJob(
+            job_id,
+            ids.shard_of(job_id, self._shard_count),
+            request.tenant,
+            name,
+            handler,
+            None,
+            payload,
+            request.payload_ref,
+            plan.kind,
+            plan.canonical,
+            request.timezone,
+            request.start_at,
+            request.end_at,
+            request.max_runs,
+            request.queue,
+            request.priority,
+            policy.to_stored(),
+            labels,
+            request.dedupe_key,
+            fingerprint,
+            plan.first,
+            plan.first is None,
+        )
+
+    async def _check_handlers(self, requests: Sequence[JobRequest]) -> None:
+        """A misspelt task is refused while it is still on the screen of whoever misspelt it."""
+        asked = {request.handler for request in requests if isinstance(request.handler, str)}
+        unknown = asked - set(self._local_handlers) - self._store_handlers
+        if unknown:
+            self._store_handlers = frozenset(await cluster.known_handlers(self._pool))
+            unknown -= self._store_handlers
+        known = sorted({*self._local_handlers, *self._store_handlers})
+        # A store that has never seen a worker knows no tasks: nothing can be told from that.
+        if unknown and known:
+            shown = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
+            raise UnknownHandler(
+                f"no worker has a task {min(unknown)!r} (known: {shown}); "
+                "start a worker that has it, or allow unknown handlers"
+            )
