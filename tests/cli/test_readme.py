@@ -1,0 +1,79 @@
+"""The README is tried: its Python is run, and each of its commands, in order, against a real store."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+LONG_RUNNING = ("up", "scheduler", "worker")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+def duly_commands() -> list[list[str]]:
+    """What the README tells people to type, without comments."""
+    lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("duly ")]
+    return [shlex.split(line, comments=True)[1:] for line in lines]
+
+
+@pytest.fixture
+def project(tmp_path: Path, database_url: str) -> dict[str, str]:
+    """The reader's project, and the environment its commands run in."""
+    (tmp_path / "reports.py").write_text(blocks("python")[0])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+    return {**kept, "DULY_DATABASE_URL": database_url, "DULY_PORT": "0", "PWD": str(tmp_path)}
+
+
+def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *command], cwd=environment["PWD"], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+def test_every_command_and_the_program_in_the_readme_work(project: dict[str, str]) -> None:
+    commands = duly_commands()
+    assert len(commands) > 8
+    background: list[subprocess.Popen[bytes]] = []
+    submitted = False
+    try:
+        for command in commands:
+            if command[0] in LONG_RUNNING:
+                background.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "duly.cli", *command],
+                        cwd=project["PWD"], env=project, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    )
+                )  # fmt: skip
+                continue
+            if command[0] == "doctor":
+                _wait_until_healthy(project)
+            done = run(project, "-m", "duly.cli", *command)
+            assert done.returncode == 0, f"duly {shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+            if command[0] == "doctor" and not submitted:
+                submitted = True
+                program = run(project, "-c", "import asyncio, reports; asyncio.run(reports.main())")
+                assert program.returncode == 0, program.stderr
+        listed = run(project, "-m", "duly.cli", "job", "list", "--json").stdout
+        assert listed.count('"handler"') >= 5
+    finally:
+        for process in background:
+            process.terminate()
+        for process in background:
+            process.wait(30)
+
+
+def _wait_until_healthy(project: dict[str, str]) -> None:
+    """Schedulers and workers need a moment to start; the doctor itself says when they have."""
+    deadline = time.monotonic() + 60
+    while run(project, "-m", "duly.cli", "doctor").returncode != 0 and time.monotonic() < deadline:
+        continue
