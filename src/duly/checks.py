@@ -28,7 +28,7 @@ from duly.model import (
     ScheduleKind,
     policy_from_stored,
 )
-from duly.timing import check_template, make_timetable, parse_schedule
+from duly.timing import check_template, load_zone, make_timetable, parse_schedule
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
@@ -36,6 +36,8 @@ _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _YEARS = "must lie between the years 1900 and 9999"
 MAX_DEPTH = 200
+# Made once: json.dumps with options of one's own makes an encoder for every call.
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 MAX_LABELS = 32
 MAX_SECONDS = 10 * 365 * 86400
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -71,6 +73,12 @@ class Plan:
 def check_text(field: str, value: object, *, longest: int, shortest: int = 1) -> str:
     if not isinstance(value, str):
         raise InvalidInput(field, f"must be a text, not {_kind(value)}")
+    return _check_text(field, value, longest, shortest)
+
+
+@lru_cache(maxsize=8192)
+def _check_text(field: str, value: str, longest: int, shortest: int) -> str:
+    """Cached: the jobs of a bulk submit share their handler, queue, tenant and zone."""
     if not shortest <= len(value) <= longest:
         raise InvalidInput(field, f"must have {shortest} to {longest} characters, this has {len(value)}")
     if _CONTROL.search(value):
@@ -98,6 +106,21 @@ def check_moment(field: str, value: object) -> datetime | None:
     except OverflowError as error:
         raise InvalidInput(field, _YEARS) from error
     if not _FIRST <= moment <= _LAST:
+        raise InvalidInput(field, _YEARS)
+    return moment
+
+
+def read_moment(field: str, text: str, *, timezone: str = "UTC", dst_fold: DstFold = "first") -> datetime:
+    """A time that somebody wrote: ISO 8601, without an offset in `timezone`, by the same rules as a one-off job's."""
+    try:
+        datetime.fromisoformat(text.upper())  # a time, and not any other form of schedule
+        parsed = parse_schedule(text, now=_LONG_AGO, timezone=timezone, dst_fold=dst_fold)
+        moment = check_moment(field, parsed.next(_LONG_AGO))
+    except InvalidSchedule as error:
+        raise InvalidInput(field, error.message) from error
+    except ValueError as error:
+        raise InvalidInput(field, f"{text[:40]!r} is not an ISO 8601 time such as 2026-03-08T09:30:00Z") from error
+    if moment is None:
         raise InvalidInput(field, _YEARS)
     return moment
 
@@ -150,7 +173,7 @@ def payload_text(payload: Any, *, limit: int) -> str:
     if payload == {} and isinstance(payload, dict):
         return "{}"
     try:
-        text = json.dumps(payload, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = _encode(payload)
         size = len(text.encode())
     except UnicodeEncodeError as error:
         raise InvalidInput("payload", "must not contain lone surrogates: that is not valid Unicode") from error
@@ -182,17 +205,14 @@ def check_labels(labels: object) -> str | None:
     return json.dumps(checked, ensure_ascii=False, sort_keys=True)
 
 
-@lru_cache(maxsize=4096)
-def _plan_shared(schedule: str, timezone: str, policy: Policy, anchor: datetime, second: datetime) -> Plan:
-    """Plans of recurring jobs that ask for the same thing in the same second."""
-    return _plan(schedule, timezone, policy, anchor, second)
-
-
 def _plan(schedule: str | None, timezone: str, policy: Policy, anchor: datetime, now: datetime) -> Plan:
     parsed = parse_schedule(
         schedule, now=now, timezone=timezone, dst_gap=policy.dst_gap, dst_fold=policy.dst_fold, anchor=anchor
     )
     return Plan(parsed.kind, parsed.canonical, parsed.next(_LONG_AGO if parsed.kind == "once" else now))
+
+
+_NOW = Plan("once", "now", None)
 
 
 def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: datetime) -> Plan:
@@ -204,8 +224,8 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: d
         raise InvalidSchedule(f"must be a text, not {_kind(schedule)}")
     timezone = check_text("timezone", request.timezone, longest=100)
     if schedule is None or schedule.strip().lower() == "now":
-        _plan_shared("now", timezone, request.policy, _LONG_AGO, _LONG_AGO)
-        return Plan("once", "now", None)
+        load_zone(timezone)
+        return _NOW
     start_at, end_at = request.start_at, request.end_at
     plan = _plan(schedule, timezone, request.policy, start_at or anchor, now)
     if plan.kind == "once":

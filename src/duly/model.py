@@ -54,7 +54,7 @@ class Policy:
 
     def to_stored(self) -> str | None:
         """The JSON text of what differs from the defaults, in field order; None when nothing does."""
-        if self == DEFAULT_POLICY:
+        if self is DEFAULT_POLICY or self == DEFAULT_POLICY:
             return None
         changed = {
             # One spelling per value: 60 and 60.0 seconds are the same policy.

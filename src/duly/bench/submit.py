@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import astuple, fields
 from datetime import datetime
 from functools import partial
 
@@ -14,7 +13,7 @@ from duly.bench.processes import BenchFailed
 from duly.bench.server import Store, connect
 from duly.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, DEFAULT_TENANT
 from duly.store.ids import new_job_ids, shard_of
-from duly.store.jobs import NewJob
+from duly.store.jobs import NewJob, submit_columns
 from duly.store.migrate import DEFAULT_SHARDS
 from duly.store.statements import statement
 
@@ -22,7 +21,7 @@ JOBS = 100_000
 
 # A one-off that runs now, as `jobs/submit.sql` leaves it: the statement's own columns without its last, and a few more.
 _JOB_COLUMNS = [
-    *[field.name for field in fields(NewJob)][:-1], "last_run_at", "run_count", "status", "created_at", "updated_at",
+    *NewJob._fields[:-1], "last_run_at", "run_count", "status", "created_at", "updated_at",
 ]  # fmt: skip
 _RUN_COLUMNS = ["job_id", "scheduled_at", "run_at", "fired_at", "shard", "priority", "flags", "state", "queue"]
 
@@ -80,7 +79,7 @@ async def _copy(lab: Lab, jobs: int, figure: Figure) -> None:
 async def _statement(lab: Lab, jobs: int, figure: Figure) -> None:
     async with lab.server.store() as store:
         now = (await database_clock(store)).now()
-        chunks = [list(zip(*map(astuple, chunk), strict=True)) for chunk in _new_jobs(jobs, now)]
+        chunks = [submit_columns(chunk) for chunk in _new_jobs(jobs, now)]
         connection = await connect(store.url)
         try:
             await lab.server.settle()
@@ -98,8 +97,9 @@ def _new_jobs(count: int, now: datetime) -> list[list[NewJob]]:
     ids = new_job_ids(count, int(now.timestamp() * 1e6))
     jobs = [
         NewJob(
-            job_id, shard_of(job_id, DEFAULT_SHARDS), DEFAULT_TENANT, "noop", "noop", None, f'{{"n":{n}}}', None,
-            "once", "now", "UTC", None, None, None, DEFAULT_QUEUE, DEFAULT_PRIORITY, None, None, None, None, None, True,
+            job_id, shard_of(job_id, DEFAULT_SHARDS), "noop", f'{{"n":{n}}}', None, None, None, None,
+            DEFAULT_TENANT, "noop", None, "once", "now", "UTC", None, None, None, DEFAULT_QUEUE, DEFAULT_PRIORITY, None,
+            None, True,
         )
         for n, job_id in enumerate(ids)
     ]  # fmt: skip
@@ -107,7 +107,7 @@ def _new_jobs(count: int, now: datetime) -> list[list[NewJob]]:
 
 
 def _job_row(job: NewJob, now: datetime) -> tuple[object, ...]:
-    return (*astuple(job)[:-1], now, 1, "ended", now, now)
+    return (*job[:-1], now, 1, "ended", now, now)
 
 
 def _run_row(job: NewJob, now: datetime) -> tuple[object, ...]:
@@ -117,4 +117,4 @@ def _run_row(job: NewJob, now: datetime) -> tuple[object, ...]:
 async def _verify(store: Store, jobs: int) -> None:
     outcome = await store.outcome()
     if (outcome.jobs, outcome.queued) != (jobs, jobs):
-        raise BenchFailed(f"submit: {jobs:,} jobs with a run each should be there; the store has {outcome}")
+        raise BenchFailed(f"{jobs:,} jobs with a run each should be there; the store has {outcome}")

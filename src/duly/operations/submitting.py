@@ -17,7 +17,7 @@ from duly.store.jobs import NewJob
 from duly.store.pool import Executor
 
 # One statement's worth of new jobs: large enough to amortise the round trip, small enough to stay short.
-SUBMIT_BATCH = 5_000
+SUBMIT_BATCH = 2_500
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,15 @@ class Submitting(Base):
                 if len(requests) > 1:
                     raise InvalidInput(f"jobs[{index}].{error.field}", error.message) from error
                 raise
-        submitted = []
-        for start in range(0, len(rows), SUBMIT_BATCH):
-            submitted += await self._store(rows[start : start + SUBMIT_BATCH], now, within)
-        return submitted
+        batches = [rows[start : start + SUBMIT_BATCH] for start in range(0, len(rows), SUBMIT_BATCH)]
+        # One at a time inside a caller's transaction; else two, so that one is encoded while the other is stored.
+        room = asyncio.Semaphore(1 if within is not None else 2)
+
+        async def store(batch: Sequence[NewJob]) -> list[Submitted]:
+            async with room:
+                return await self._store(batch, now, within)
+
+        return [one for stored in await asyncio.gather(*map(store, batches)) for one in stored]
 
     async def _store(self, rows: Sequence[NewJob], now: datetime, within: Executor | None) -> list[Submitted]:
         if within is not None:
@@ -155,12 +160,15 @@ class Submitting(Base):
         return NewJob(
             job_id,
             ids.shard_of(job_id, self._shard_count),
-            request.tenant,
             name,
-            handler,
-            None,
             payload,
             request.payload_ref,
+            request.dedupe_key,
+            fingerprint,
+            plan.first,
+            request.tenant,
+            handler,
+            None,
             plan.kind,
             plan.canonical,
             request.timezone,
@@ -171,9 +179,6 @@ class Submitting(Base):
             request.priority,
             policy.to_stored(),
             labels,
-            request.dedupe_key,
-            fingerprint,
-            plan.first,
             plan.first is None,
         )
 

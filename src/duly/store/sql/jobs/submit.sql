@@ -1,18 +1,22 @@
 -- Register jobs. One that is to run now gets its run in the same statement, so that neither can be there alone.
---   arrays, one element a job, in the order of the columns below; $22 is true where the run starts now
---   $23 when they were created: one moment for all, and the one that intervals count from
+--   $1 to $9: arrays with one element a job, its own fields and the number of its shape
+--   $10 to $23: arrays with one element a shape, what jobs of a batch have in common
+--   $24 when they were created: one moment for all, and the one that intervals count from
 -- A job_id that exists already is the same submit sent again after its answer was lost; a taken dedupe_key is for
 -- the caller to look at: both are left alone and not returned.
 with clock as materialized (
     select duly.now() as now
 ),
 item as materialized (
-    select *
-    from unnest($1::uuid[], $2::smallint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::text[], $8::text[],
-        $9::text[], $10::text[], $11::text[], $12::timestamptz[], $13::timestamptz[], $14::int[], $15::text[],
-        $16::smallint[], $17::text[], $18::text[], $19::text[], $20::bytea[], $21::timestamptz[], $22::boolean[])
-        as i (job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
-            end_at, max_runs, queue, priority, policy, labels, dedupe_key, fingerprint, next_run_at, immediate)
+    select own.*, common.*
+    from unnest($1::uuid[], $2::smallint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[],
+        $8::timestamptz[], $9::int[])
+        as own (job_id, shard, name, payload, payload_ref, dedupe_key, fingerprint, next_run_at, shape)
+    join unnest($10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::timestamptz[],
+        $17::timestamptz[], $18::int[], $19::text[], $20::smallint[], $21::text[], $22::text[], $23::boolean[])
+        with ordinality as common (tenant, handler, target, kind, schedule, timezone, start_at, end_at, max_runs, queue,
+            priority, policy, labels, immediate, number)
+        on common.number = own.shape
 ),
 stored as (
     insert into duly.jobs (job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule,
@@ -21,7 +25,7 @@ stored as (
     select job_id, shard, tenant, name, handler, target::jsonb, payload::jsonb, payload_ref, kind, schedule,
         timezone, start_at, end_at, max_runs, queue, priority, policy::jsonb, labels::jsonb, dedupe_key, fingerprint,
         next_run_at, case when immediate then clock.now end, case when immediate then 1 else 0 end,
-        case when immediate then 'ended' else 'active' end, $23, $23
+        case when immediate then 'ended' else 'active' end, $24, $24
     from item cross join clock
     on conflict do nothing
     returning job_id, shard, queue, priority, next_run_at, last_run_at
