@@ -34,6 +34,12 @@ class Settings(BaseSettings):
     notifications: bool = Field(True, description="LISTEN for new work; off: polling and re-reading alone")
 
     misfire_grace_seconds: float = Field(10, ge=0, description="later than this, an occurrence is missed")
+    catch_up_window_seconds: int | None = Field(
+        None, ge=0, description="missed occurrences older than this do not run, for recurring jobs that say nothing"
+    )
+    catch_up_per_second: float = Field(
+        1000, ge=0, description="how many missed occurrences a scheduler releases per second; 0: no limit"
+    )
     horizon_seconds: float = Field(600, ge=10, description="how much of the future schedulers hold in memory")
     reread_seconds: float = Field(60, gt=0, description="how often schedulers re-read the near future")
 

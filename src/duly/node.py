@@ -21,7 +21,10 @@ from duly.config import Settings
 from duly.maintenance.leader import LeaderService
 from duly.maintenance.partitions import Partitions
 from duly.maintenance.rescuer import Rescuer
+from duly.maintenance.unparker import Unparker
+from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
+from duly.scheduler.governor import Governor
 from duly.scheduler.loader import Loader
 from duly.scheduler.near_future import NearFuture
 from duly.service import Service
@@ -63,9 +66,19 @@ class SchedulerNode:
         self.node_id = uuid4()
         self.future = NearFuture(pool.clock, horizon_us=int(settings.horizon_seconds * 1e6))
         grace = timedelta(seconds=settings.misfire_grace_seconds)
-        self.firer = Firer(pool, pool.clock, self.future, misfire_grace=grace)
+        governor = Governor(pool.clock, settings.catch_up_per_second)
+        self.catching_up = CatchingUp(pool, governor)
+        self.firer = Firer(
+            pool,
+            pool.clock,
+            self.future,
+            misfire_grace=grace,
+            catch_up_window_seconds=settings.catch_up_window_seconds,
+            governor=governor,
+            deferred=self.catching_up.wake,
+        )
         self.loader = Loader(pool, self.future, interval=settings.reread_seconds, changed=self.firer.wake)
-        self.upkeep: list[LeaderService] = [Rescuer(pool), Partitions(pool)]
+        self.upkeep: list[LeaderService] = [Rescuer(pool), Partitions(pool), Unparker(pool)]
         self.coordinator = PostgresCoordinator(
             self,
             pool,
@@ -78,12 +91,13 @@ class SchedulerNode:
         if self.notifier is not None:
             self.notifier.listen("duly_due", self.loader.heard)
             self.notifier.listen("duly_shards", lambda _: self.coordinator.wake())
-        self._services: list[Service] = [*self.upkeep, self.firer, self.loader, self.coordinator]
+        self._services: list[Service] = [*self.upkeep, self.firer, self.catching_up, self.loader, self.coordinator]
         if self.notifier is not None:
             self._services.insert(0, self.notifier)
 
     def term_began(self, term: Term) -> None:
         self.firer.lead(term)
+        self.catching_up.lead(term)
         self.loader.lead(term.shard)
         if term.shard == UPKEEP_SHARD:
             for service in self.upkeep:
@@ -91,6 +105,7 @@ class SchedulerNode:
 
     def term_ended(self, term: Term) -> None:
         self.firer.drop(term.shard)
+        self.catching_up.drop(term.shard)
         self.loader.drop(term.shard)
         if term.shard == UPKEEP_SHARD:
             for service in self.upkeep:
@@ -104,6 +119,7 @@ class SchedulerNode:
         """Nothing new is fired, the fire that is under way ends, then the shards are anybody's."""
         await self.coordinator.stop()
         await self.firer.stop()
+        await self.catching_up.stop()
         await self.loader.stop()
         await self.coordinator.leave()
         for service in (*self.upkeep, self.notifier):
@@ -153,27 +169,33 @@ async def running_worker(
 
 
 class Signals:
-    """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now."""
+    """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now.
+
+    Handled by Python itself, not by the event loop: a handler that blocks the loop would keep the loop from ever hearing
+    them. So the third one ends the process whatever it is doing.
+    """
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.insisted = asyncio.Event()
+        self._count = 0
 
     @asynccontextmanager
     async def handled(self) -> AsyncIterator[Signals]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._heard)
+
+        def heard(number: int, _frame: object) -> None:
+            self._count += 1
+            if self._count > 2:
+                os._exit(128 + number)
+            loop.call_soon_threadsafe((self.asked if self._count == 1 else self.insisted).set)
+
+        before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def _heard(self) -> None:
-        if self.asked.is_set():
-            self.insisted.set()
-        self.asked.set()
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

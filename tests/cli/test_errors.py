@@ -217,7 +217,7 @@ def test_the_version_needs_no_store(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_every_command_has_a_help_text(duly: Run) -> None:
-    for command in ("up", "scheduler", "worker", "submit", "migrate", "doctor", "status", "job"):
+    for command in ("up", "scheduler", "worker", "submit", "migrate", "doctor", "status", "job", "preview", "explain"):
         assert f"duly {command}" in duly(command, "--help").out
     for command in ("list", "show", "runs", "pause", "resume", "trigger", "cancel"):
         ended = duly("job", command, "--help")

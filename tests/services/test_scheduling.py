@@ -156,6 +156,26 @@ async def test_a_shard_that_is_no_longer_led_is_forgotten(scheduler: Scheduler, 
     assert await scheduler.fired() == []
 
 
+async def test_a_monthly_job_fires_although_its_nodes_are_restarted_every_hour(
+    scheduler: Scheduler, pool: Pool
+) -> None:
+    first = datetime(2030, 6, 1, 4, 30, tzinfo=UTC)
+    job = due_job(pool, first, kind="cron", schedule="30 4 1 * *")
+    await put(pool, job)
+    moment = START
+    while moment < first + timedelta(days=1):
+        # A new node each time: nothing it knows is older than its own start.
+        node = Scheduler(pool)
+        await node.at(moment)
+        await node.lead(job.shard)
+        await node.firer.run_once()
+        moment += timedelta(minutes=59)
+        await node.at(moment)
+        await node.firer.run_once()
+    assert await scheduler.fired() == [first]
+    assert await count(pool, "jobs", "next_run_at = $1", datetime(2030, 7, 1, 4, 30, tzinfo=UTC)) == 1
+
+
 @pytest.mark.parametrize(
     ("policy", "fired", "missed"),
     [

@@ -213,6 +213,19 @@ async def test_a_jobs_runs_are_listed_newest_first_without_sorting_its_history(f
         assert_index_only_access(plan)
 
 
+async def test_explaining_looks_at_one_job_only(full_pool: Pool) -> None:
+    job = (await ids(full_pool, 1))[0]
+    first, last = NOW - timedelta(days=1), NOW + timedelta(days=1)
+    for plan in await plans_of(full_pool, "history/between", job, first, last, 1000, 0):
+        assert_index_only_access(plan)
+    async with full_pool.transaction() as transaction:
+        # The log is short here; what must hold is that the index is there and usable when it is long.
+        await transaction.connection.execute("set local enable_seqscan = off")
+        rows = await transaction.connection.fetch(f"explain (format json) {statement('changes/of_job')}", job, 100)
+        plan = json.loads(rows[0][0])[0]["Plan"]
+        assert any(node.get("Index Name") == "job_changes_job" for node in nodes_of(plan))
+
+
 async def test_recent_runs_come_from_the_end_of_the_index(full_pool: Pool) -> None:
     for plan in await plans_of(full_pool, "history/recent", "default", 50):
         assert_index_only_access(plan)
@@ -223,3 +236,44 @@ async def test_listing_jobs_pages_along_the_primary_key(full_pool: Pool) -> None
     plan = (await plans_of(full_pool, "jobs/list", *args))[0]
     assert any(node.get("Index Name") == "jobs_pkey" for node in nodes_of(plan))
     assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "jobs" for node in nodes_of(plan))
+
+
+_CATCH_UPS = """
+insert into duly.catch_ups (job_id, first_at, last_at, count, served_at, shard, epoch)
+select job_id, next_run_at, next_run_at, 1, next_run_at, shard, 1 from duly.jobs
+on conflict do nothing
+"""
+
+
+async def test_a_governed_catch_up_serves_whoever_is_next_without_reading_all_that_wait(full_pool: Pool) -> None:
+    async with full_pool.transaction() as transaction:
+        await transaction.connection.execute(_CATCH_UPS)
+        await transaction.connection.execute("analyze duly.catch_ups")
+        shards = list(range(64))
+        jobs = await transaction.connection.fetchval(
+            "select array_agg(job_id) from (select * from duly.jobs limit 500) j"
+        )
+        n = len(jobs)
+        release = (0, 1, jobs, [NOW] * n, [NOW] * n, [None] * n, ["skip"] * n, [100] * n,
+                   jobs, [NOW] * n, [10] * n, [1] * n)  # fmt: skip
+        for name, args in (("fires/catch_ups", (shards, 500)), ("fires/release", release)):
+            rows = await transaction.connection.fetch(f"explain (format json) {statement(name)}", *args)
+            plan = json.loads(rows[0][0])[0]["Plan"]
+            assert_index_only_access(plan)
+            assert not any(
+                node["Node Type"] == "Seq Scan" and node["Relation Name"] == "catch_ups" for node in nodes_of(plan)
+            ), name
+        await transaction.connection.execute("delete from duly.catch_ups")
+
+
+async def test_changing_and_unparking_touch_the_jobs_they_name(full_pool: Pool) -> None:
+    job = (await ids(full_pool, 1))[0]
+    change: tuple[Any, ...] = (
+        job, "default", 1, "name", "{}", None, "cron", "* * * * *", "UTC", None, None, None, "default", 5, None, None,
+        True, NOW, NOW, "{}", None, None, 0,
+    )  # fmt: skip
+    for plan in await plans_of(full_pool, "jobs/change", *change):
+        assert_index_only_access(plan)
+    jobs = await ids(full_pool, 1000)
+    for plan in await plans_of(full_pool, "maintenance/unpark", jobs, [1] * 1000, [NOW] * 1000, []):
+        assert_index_only_access(plan)

@@ -1,4 +1,4 @@
-"""Jobs and runs as the documents that the API answers with: sections 2 and 9 of the spec, field for field."""
+"""Jobs, runs, previews and explanations as the documents that the API answers with: sections 2 and 9 of the spec."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from duly.model import Attempt, ErrorInfo, Job, Run
+from duly.operations import Explanation, Preview
 
 
 def time_text(moment: datetime | None) -> str | None:
@@ -74,6 +75,35 @@ def run_document(run: Run) -> dict[str, Any]:
         "error": _error_document(run.error),
         "result": run.result,
         "attempts": [_attempt_document(attempt) for attempt in run.attempts],
+    }
+
+
+def preview_document(preview: Preview) -> dict[str, Any]:
+    """What DST drops is there too, with the note that says so."""
+    return {
+        "kind": preview.kind,
+        "canonical": preview.canonical,
+        "occurrences": [
+            {"scheduled_at": time_text(one.scheduled_at), "local": one.local.isoformat(), "note": one.note}
+            for one in preview.occurrences
+        ],
+    }
+
+
+def explanation_document(explanation: Explanation) -> dict[str, Any]:
+    return {
+        "job_id": str(explanation.job_id),
+        "scheduled_at": time_text(explanation.scheduled_at),
+        "local": explanation.local.isoformat(),
+        "verdict": str(explanation.verdict),
+        "sentence": explanation.sentence,
+        "note": explanation.note,
+        "facts": {
+            name: time_text(value) if isinstance(value, datetime) else value
+            for name, value in explanation.facts.items()
+        },
+        "run": None if explanation.run is None else run_document(explanation.run),
+        "related": None if explanation.related is None else explanation_document(explanation.related),
     }
 
 

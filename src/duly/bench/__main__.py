@@ -10,7 +10,7 @@ from duly.bench.main import DEFAULT_JSON, NAMES, run_bench
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m duly.bench", description="Measure Duly beside raw SQL.")
+    parser = argparse.ArgumentParser(prog="duly bench", description="Measure Duly beside raw SQL.")
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}")
     parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="more or less work than usual (default 1)")

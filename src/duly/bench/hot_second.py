@@ -92,7 +92,7 @@ def _daily(app: Duly, jobs: int, due: datetime) -> Iterator[JobRequest]:
 async def _follow(worker: Process, scheduler: Process, jobs: int, due_us: int) -> tuple[float, float]:
     """Seconds from the due second until all were fired, and until all were recorded."""
     if monotonic_us() > due_us:
-        raise BenchFailed("hot-second: the jobs were due before everything was ready; this machine was too busy")
+        raise BenchFailed("the jobs were due before everything was ready; this machine was too busy")
     recorded_us = await until_counted([worker], jobs)
     fired_us = await until_counted([scheduler], jobs)
     await scheduler.end()

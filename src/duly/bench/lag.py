@@ -78,5 +78,5 @@ async def _follow(worker: Process, scheduler: Process, jobs: int, clock: Databas
     offset_us = clock.now_us() - monotonic_us()
     lags = [at_us + offset_us - due_us for due_us, at_us in worker.stamps]
     if min(lags) < -_TOLERANCE_US:
-        raise BenchFailed(f"lag: a run started {-min(lags) / 1000:.1f} ms before it was due")
+        raise BenchFailed(f"a run started {-min(lags) / 1000:.1f} ms before it was due")
     return lags

@@ -12,13 +12,13 @@ from typing import Annotated, Any, TypeVar
 import typer
 from rich.console import Console
 
-from duly.bench import drain, hot_second, lag, latency, submit
+from duly.bench import drain, hot_second, lag, latency, planning, submit
 from duly.bench.figures import Figure
 from duly.bench.lab import Lab, Measure
 from duly.bench.processes import BenchFailed
 from duly.bench.report import make_document, make_facts_table, make_table
 from duly.bench.server import running_server
-from duly.errors import InvalidInput
+from duly.errors import DulyError, InvalidInput
 from duly.node import run
 
 MEASURES: Mapping[str, Measure] = {
@@ -27,6 +27,7 @@ MEASURES: Mapping[str, Measure] = {
     "latency": latency.measure,
     "lag": lag.measure,
     "hot-second": hot_second.measure,
+    "planning": planning.measure,
 }
 NAMES = tuple(MEASURES)
 DEFAULT_JSON = "bench-results.json"
@@ -62,9 +63,9 @@ def run_bench(
             for name in names:
                 try:
                     figures += await MEASURES[name](lab)
-                except BenchFailed as failure:
-                    failures.append(str(failure))
-                    told.print(f"FAILED: {failure}", style="bold red")
+                except (BenchFailed, DulyError) as failure:
+                    failures.append(f"{name}: {failure}")
+                    told.print(f"FAILED: {failures[-1]}", style="bold red", highlight=False)
         return figures, facts, failures
 
     figures, facts, failures = run(lambda: _ended_by_signals(bench()))

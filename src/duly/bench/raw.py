@@ -18,7 +18,7 @@ from duly.bench.server import connect
 from duly.clock import Clock
 from duly.model import DEFAULT_POLICY, DEFAULT_QUEUE, to_micros
 from duly.store import cluster, fires, stores
-from duly.store.pool import Pool
+from duly.store.pool import LARGE, Pool
 from duly.store.statements import statement
 
 CLAIM = 1_000
@@ -28,6 +28,16 @@ _LEASE_SECONDS = 15.0
 _PRIORITIES = list(range(9, -1, -1))
 _LANES = [DEFAULT_QUEUE] * len(_PRIORITIES), _PRIORITIES
 _HORIZON = timedelta(hours=1)
+
+
+async def fetch_as_store(
+    connection: asyncpg.Connection[asyncpg.Record], elements: int, sql: str, *arguments: object
+) -> list[asyncpg.Record]:
+    """Send a statement as the store does: a large batch is planned for its own arguments, a small one is not."""
+    if elements < LARGE:
+        return await connection.fetch(sql, *arguments)
+    prepared = await connection.prepare(sql)
+    return await prepared.fetch(*arguments)
 
 
 class Bell:
@@ -150,9 +160,8 @@ class RawFirer:
             count = len(job_ids)
             nexts = [None if self._period is None else due + self._period for due in dues]
             skips, queues = [DEFAULT_POLICY.overlap] * count, [DEFAULT_POLICY.max_queued] * count
-            row = await connection.fetchrow(
-                fire, shard, self._epochs[shard], job_ids, dues, nexts, skips, queues,
+            rows = await fetch_as_store(
+                connection, count, fire, shard, self._epochs[shard], job_ids, dues, nexts, skips, queues,
                 job_ids, dues, [0] * count, [1] * count, [], [], [], [], [],
             )  # fmt: skip
-            assert row is not None
-            self.fired += row["live"]
+            self.fired += rows[0]["live"]

@@ -10,6 +10,7 @@ from functools import partial
 from duly.bench.figures import Bar, Figure
 from duly.bench.lab import SUBMIT_CHUNK, Lab, application, database_clock, submit_all
 from duly.bench.processes import BenchFailed
+from duly.bench.raw import fetch_as_store
 from duly.bench.server import Store, connect
 from duly.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, DEFAULT_TENANT
 from duly.store.ids import new_job_ids, shard_of
@@ -85,7 +86,7 @@ async def _statement(lab: Lab, jobs: int, figure: Figure) -> None:
             await lab.server.settle()
             began = time.perf_counter()
             for columns in chunks:
-                await connection.fetch(statement("jobs/submit"), *columns, now)
+                await fetch_as_store(connection, len(columns[0]), statement("jobs/submit"), *columns, now)
             figure.raw.append(jobs / (time.perf_counter() - began))
         finally:
             await connection.close()

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import doctor, jobs, run, store, submit, up
+from duly.cli import doctor, jobs, measuring, run, store, submit, times, up
 from duly.cli.output import examples
 from duly.cli.session import Session
 from duly.errors import (
@@ -99,8 +99,10 @@ up.register(app)
 run.register(app)
 submit.register(app)
 jobs.register(app)
+times.register(app)
 store.register(app)
 doctor.register(app)
+measuring.register(app)
 
 
 def main() -> None:

@@ -1,11 +1,17 @@
 """What API, CLI, dashboard and SDK all call. None of them speaks SQL; this layer speaks neither HTTP nor terminal."""
 
 from duly.operations.changing import Changing
+from duly.operations.explaining import Explaining
 from duly.operations.looking import ClusterStatus, Page
+from duly.operations.previewing import Preview, preview
 from duly.operations.submitting import Submitted, Submitting
+from duly.operations.verdicts import Explanation, Verdict
 
-__all__ = ["ClusterStatus", "Operations", "Page", "Submitted"]
+__all__ = ["ClusterStatus", "Explanation", "Operations", "Page", "Preview", "Submitted", "Verdict", "preview"]
 
 
-class Operations(Submitting, Changing):
+class Operations(Submitting, Changing, Explaining):
     """Everything a client can do with the jobs of one store."""
+
+    # It needs no store; here for those who have one.
+    preview = staticmethod(preview)

@@ -1,24 +1,65 @@
-"""Changing jobs that are there: pause, resume, trigger, cancel."""
+"""Changing jobs that are there: their fields, pause, resume, trigger, cancel."""
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
 
-from duly.errors import Conflict
+from duly.errors import Conflict, InvalidInput
 from duly.model import DEFAULT_TENANT, Job, make_run_id
 from duly.operations.base import timetable_of
 from duly.operations.looking import Looking
+from duly.operations.revising import revise
 from duly.states import RunFlag
 from duly.store import jobs
-from duly.timing import parse_schedule
+from duly.timing import forget_zones, parse_schedule
 
 
 class Changing(Looking):
+    async def change(
+        self,
+        job_id: str,
+        changes: Mapping[str, Any],
+        *,
+        tenant: str = DEFAULT_TENANT,
+        expected_version: int | None = None,
+    ) -> Job:
+        """Set the fields in `changes`; any that a client may set, by their names in the job itself.
+
+        A change of the timing (schedule, zone, bounds, DST rules, jitter) plans anew from the next future occurrence;
+        `revising` says what becomes of what was overdue. An interval keeps its anchor unless start_at changes. Runs
+        that wait in the queue follow the job's queue and priority. A paused job stays paused. With
+        `expected_version`, a job that somebody else has changed since is a conflict. The job keeps its dedupe_key
+        together with the content it was submitted with, so that sending the same submit again still finds it.
+        """
+        for _ in range(10):
+            job = await self.get_job(job_id, tenant=tenant)
+            if expected_version is not None and job.version != expected_version:
+                raise Conflict(f"job {job_id} was changed by others: it has version {job.version} now")
+            if job.status in ("completed", "cancelled"):
+                raise Conflict(f"job {job_id} cannot be changed: it is {job.status}")
+            revised = revise(
+                job,
+                changes,
+                now=self._pool.clock.now(),
+                misfire_grace=timedelta(seconds=self._settings.misfire_grace_seconds),
+                payload_max_bytes=self._settings.payload_max_bytes,
+            )
+            if revised is None:
+                return job
+            changed = await jobs.change(self._pool, revised)
+            if changed is not None:
+                return changed
+            # Somebody changed it between the look and the write, or it fired: look again.
+        raise Conflict(f"job {job_id} is being changed by others; try again")
+
     async def pause(self, job_id: str, *, tenant: str = DEFAULT_TENANT, reason: str | None = None) -> Job:
         """No more fires until resumed. Pausing a paused job changes nothing."""
         job = await self.get_job(job_id, tenant=tenant)
         if job.status == "paused":
-            return job
+            # One that a leader parked would go on by itself; now it stays.
+            return await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=tenant, reason=reason) or job
         paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=tenant, reason=reason)
         if paused is None:
             raise Conflict(f"job {job_id} cannot be paused: it is {job.status} and nothing more is planned for it")
@@ -32,7 +73,7 @@ class Changing(Looking):
                 return job
             if job.status != "paused":
                 raise Conflict(f"job {job_id} cannot be resumed: it is {job.status}")
-            next_run_at = self._resume_at(job)
+            next_run_at = self._planned_resume(job)
             resumed = await jobs.resume(
                 self._pool, job_id=job.job_id, tenant=tenant, next_run_at=next_run_at, version=job.version
             )
@@ -40,6 +81,17 @@ class Changing(Looking):
                 return resumed
             # Somebody changed it between the look and the write: look again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
+
+    def _planned_resume(self, job: Job) -> datetime:
+        try:
+            return self._resume_at(job)
+        except InvalidInput:
+            # Perhaps its zone has come back since this process looked for it.
+            forget_zones()
+        try:
+            return self._resume_at(job)
+        except InvalidInput as error:
+            raise Conflict(f"job {job.job_id} cannot be resumed: it still cannot be planned: {error}") from error
 
     def _resume_at(self, job: Job) -> datetime:
         now = self._pool.clock.now()

@@ -102,7 +102,7 @@ class Looking(Base):
                 raise InvalidInput("cursor", "is not one that a list gave") from error
         found = await history.job_runs(self._pool, job_id=job.job_id, before=before, limit=limit + 1)
         more = len(found) > limit
-        items = [_with_key(run, job) for run in found[:limit]]
+        items = [with_key(run, job) for run in found[:limit]]
         return Page(items, items[-1].scheduled_at.isoformat() if more else None)
 
     async def recent_runs(self, *, tenant: str = DEFAULT_TENANT, limit: int = 50) -> list[Run]:
@@ -133,7 +133,8 @@ class Looking(Base):
         return True
 
 
-def _with_key(run: Run, job: Job) -> Run:
+def with_key(run: Run, job: Job) -> Run:
+    """The run with the idempotency key that its handler gets."""
     key = render_key(
         job.policy.idempotency_key_template,
         job_id=job.job_id,

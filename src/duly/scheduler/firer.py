@@ -1,20 +1,27 @@
-"""Takes what the near future says is due, plans it, and fires it: one transaction per shard and batch."""
+"""Takes what the near future says is due, plans it, and fires it: one transaction per shard and batch.
+
+What is due stands in one of two lines. What is on time is fired first; behind a wall of late ones (the end of an
+outage, half a million jobs of it) it would be late as well. The late line goes on beside it, a batch at a time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from operator import itemgetter
 from uuid import UUID
 
 from duly.clock import Clock
 from duly.cluster.coordinator import Term
 from duly.errors import DulyError
-from duly.model import to_micros
+from duly.model import from_micros, to_micros
+from duly.scheduler.governor import Governor
 from duly.scheduler.near_future import NearFuture
-from duly.scheduler.planner import plan_batch
+from duly.scheduler.planner import Batch, plan_batch
 from duly.service import Service
 from duly.store import fires
 from duly.store.fires import DueJob
@@ -28,6 +35,11 @@ BATCH = 2_000
 AT_ONCE = 2
 # A node that was early looks again after this long: well below what anyone notices, well above a busy loop.
 _EARLY_PAUSE = 0.002
+# From this many late occurrences on, somebody should know.
+_LARGE = 100
+
+Line = dict[int, deque[tuple[bytes, int]]]
+_due = itemgetter(1)
 
 
 class Firer(Service):
@@ -36,15 +48,31 @@ class Firer(Service):
     interval = 1.0
     jitter = 0.0
 
-    def __init__(self, pool: Pool, clock: Clock, future: NearFuture, *, misfire_grace: timedelta) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        clock: Clock,
+        future: NearFuture,
+        *,
+        misfire_grace: timedelta,
+        catch_up_window_seconds: int | None = None,
+        governor: Governor | None = None,
+        deferred: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__()
         self._pool = pool
         self._clock = clock
         self._future = future
         self._misfire_grace = misfire_grace
+        self._catch_up_window_seconds = catch_up_window_seconds
+        self._governor = governor
+        self._deferred = deferred
         self._terms: dict[int, Term] = {}
-        self._backlog: dict[int, deque[tuple[bytes, int]]] = {}
+        self._on_time: Line = {}
+        self._late: Line = {}
+        self._unsorted: Line = {}
         self._early: list[tuple[int, UUID, int]] = []
+        self._caught_up = Batch()
         self.fired = 0
 
     def lead(self, term: Term) -> None:
@@ -52,23 +80,41 @@ class Firer(Service):
 
     def drop(self, shard: int) -> None:
         self._terms.pop(shard, None)
-        self._backlog.pop(shard, None)
+        self._on_time.pop(shard, None)
+        self._late.pop(shard, None)
+        self._unsorted.pop(shard, None)
 
     async def run_once(self) -> float | None:
-        while True:
-            self._collect()
-            if not self._backlog:
-                break
-            shards = list(self._backlog)[:AT_ONCE]
-            results = await asyncio.gather(*(self._fire_next(shard) for shard in shards), return_exceptions=True)
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
+        try:
+            await self._fire_all()
+        except DulyError:
+            # Nobody knows for how long the store will be away: who is on time is asked again when it is back.
+            self._unsorted, self._on_time = self._on_time, {}
+            raise
+        finally:
+            self._report()
         if self._early:
             await self._wait_for_the_database()
             return _EARLY_PAUSE
         wait = self._future.seconds_to_next()
         return None if wait is None else min(wait, self.interval)
+
+    async def _fire_all(self) -> None:
+        while True:
+            self._collect()
+            turns = self._next_turns()
+            if not turns:
+                return
+            results = await asyncio.gather(*(self._fire_next(*turn) for turn in turns), return_exceptions=True)
+            for result in results:
+                if isinstance(result, BaseException):
+                    raise result
+
+    def _next_turns(self) -> list[tuple[Line, int]]:
+        """What to fire side by side now. While both lines stand, each has its part of the turns."""
+        late = [(self._late, shard) for shard in list(self._late)[:AT_ONCE]]
+        on_time = [(self._on_time, shard) for shard in list(self._on_time)[: AT_ONCE - 1 if late else AT_ONCE]]
+        return (on_time + late)[:AT_ONCE]
 
     async def _wait_for_the_database(self) -> None:
         """This node's idea of the time is ahead of the database's: correct it, and look at those jobs again."""
@@ -78,27 +124,51 @@ class Firer(Service):
         await self._pool.measure_clock()
 
     def _collect(self) -> None:
+        for shard, waiting in self._unsorted.items():
+            self._stand_in_line(shard, sorted(waiting, key=_due))
+        self._unsorted = {}
         for shard, entries in self._future.take_due():
-            if shard in self._terms:
-                self._backlog.setdefault(shard, deque()).extend(entries)
+            self._stand_in_line(shard, entries)
 
-    async def _fire_next(self, shard: int) -> None:
-        """One batch of one shard; it goes back to the backlog if the store cannot be asked."""
-        backlog = self._backlog[shard]
-        term = self._terms[shard]
-        entries = [backlog.popleft() for _ in range(min(BATCH, len(backlog)))]
+    def _stand_in_line(self, shard: int, entries: Sequence[tuple[bytes, int]]) -> None:
+        """What is found within the grace is on time and stays so, however long the line; `entries` by due time."""
+        if shard not in self._terms:
+            return
+        on_time_from = to_micros(self._clock.now() - self._misfire_grace)
+        if standing := self._on_time.get(shard):
+            # A re-read brings those again that still stand in a long line: they are not late by that.
+            on_time_from = min(on_time_from, standing[0][1])
+        late = bisect_left(entries, on_time_from, key=_due)
+        if late:
+            self._late.setdefault(shard, deque()).extend(entries[:late])
+        if late < len(entries):
+            self._on_time.setdefault(shard, deque()).extend(entries[late:])
+
+    async def _fire_next(self, line: Line, shard: int) -> None:
+        """One batch of one shard; what it does not come to goes back to the line."""
+        waiting, term = line.pop(shard, None), self._terms.get(shard)
+        if waiting is None or term is None:
+            return
+        size = min(BATCH, len(waiting))
+        if line is self._late and size < len(waiting):
+            # From both ends: the newest must not wait until the oldest are done.
+            entries = [waiting.popleft() for _ in range(size // 2)] + [waiting.pop() for _ in range(size - size // 2)]
+        else:
+            entries = [waiting.popleft() for _ in range(size)]
         # To the end of the line, so that a shard with a wall of work does not hold up the others.
-        del self._backlog[shard]
-        if backlog:
-            self._backlog[shard] = backlog
+        if waiting:
+            line[shard] = waiting
+        dues = dict(entries)
+        found = from_micros(min(dues.values())) if line is self._on_time else None
+        left = list(dues)
         try:
-            await self._fire(term, dict(entries))
-        except DulyError:
-            if self._terms.get(shard) is term:
-                self._backlog.setdefault(shard, deque()).extendleft(reversed(entries))
-            raise
+            left = await self._fire(term, dues, found)
+        finally:
+            if left and self._terms.get(shard) is term:
+                line.setdefault(shard, deque()).extend((raw, dues[raw]) for raw in left)
 
-    async def _fire(self, term: Term, dues: dict[bytes, int]) -> None:
+    async def _fire(self, term: Term, dues: dict[bytes, int], found: datetime | None) -> list[bytes]:
+        """What is due at `found` or later was found in time. Returns those that it did not come to."""
         jobs = await fires.due(self._pool, shard=term.shard, job_ids=[UUID(bytes=raw) for raw in dues])
         ready = []
         for job in jobs:
@@ -107,36 +177,60 @@ class Firer(Service):
             elif to_micros(job.next_run_at) == dues[job.job_id.bytes]:
                 self._early.append((term.shard, job.job_id, to_micros(job.next_run_at)))
             # Else somebody moved it, and whoever did has announced it.
-        if ready:
-            await self._fire_jobs(term, ready)
+        return await self._fire_jobs(term, ready, found) if ready else []
 
-    async def _fire_jobs(self, term: Term, jobs: Sequence[DueJob]) -> None:
+    async def _fire_jobs(self, term: Term, jobs: Sequence[DueJob], found: datetime | None) -> list[bytes]:
         """Plan and fire. A job that the planner or the database chokes on is parked; it never sinks its shard."""
-        batch = plan_batch(jobs, now=self._clock.now(), misfire_grace=self._misfire_grace)
+        now = self._clock.now()
+        batch = plan_batch(
+            jobs,
+            now=now,
+            misfire_grace=self._misfire_grace if found is None else max(self._misfire_grace, now - found),
+            catch_up_window_seconds=self._catch_up_window_seconds,
+            governor=self._governor,
+        )
         if batch.parked:
             await self._park(term, batch.parked)
+        left = [job.job_id.bytes for job in jobs[batch.planned :]]
         fire = batch.fire
         if not fire.job_ids:
-            return
+            return left
         try:
             done = await fires.fire(self._pool, shard=term.shard, epoch=term.epoch, batch=fire)
         except DulyError:
             raise
         except Exception as error:  # noqa: BLE001 - whichever job it is about, the others must fire
-            if len(jobs) == 1:
+            if batch.planned == 1:
                 await self._park(term, [(jobs[0].job_id, jobs[0].next_run_at, f"cannot be fired: {error}"[:500])])
-                return
-            half = len(jobs) // 2
-            await self._fire_jobs(term, jobs[:half])
-            await self._fire_jobs(term, jobs[half:])
-            return
+                return left
+            half = batch.planned // 2
+            left += await self._fire_jobs(term, jobs[:half], found)
+            left += await self._fire_jobs(term, jobs[half : batch.planned], found)
+            return left
         self.fired += done.live
+        self._caught_up.late += batch.late
+        self._caught_up.dropped += batch.dropped
+        if batch.deferred:
+            self._caught_up.deferred += batch.deferred
+            self._deferred()
         for job_id, next_run_at in zip(fire.job_ids, fire.next_run_at, strict=True):
             if next_run_at is not None and job_id in done.moved:
                 self._future.add(term.shard, job_id, to_micros(next_run_at))
+        return left
 
     async def _park(self, term: Term, jobs: Sequence[tuple[UUID, datetime, str]]) -> None:
         parked = await fires.park(self._pool, shard=term.shard, epoch=term.epoch, jobs=jobs)
         for job_id, _, reason in jobs:
             if job_id in parked:
                 log.error("job %s is paused: %s", job_id, reason)
+
+    def _report(self) -> None:
+        """What this pass found late, in one line however many jobs it was."""
+        found = self._caught_up
+        if found.late or found.dropped:
+            self._caught_up = Batch()
+            log.log(
+                logging.WARNING if found.late + found.dropped >= _LARGE else logging.INFO,
+                "catching up: %d late occurrences run (%d of them wait for their turn), %d are dropped as missed",
+                found.late, found.deferred, found.dropped,
+            )  # fmt: skip

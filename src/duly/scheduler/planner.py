@@ -2,18 +2,24 @@
 
 Half a million jobs due at midnight share a few schedules, so equal inputs are planned once per batch; and one job that
 cannot be planned (its zone is gone) is set aside with the reason instead of sinking the batch.
+
+Late runs ask the governor. Those that it does not let go yet are deferred: the job moves on to its future, so that no
+on-time occurrence ever stands behind a late one, and `catch_up` lets them go in their turn.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 from duly.errors import InvalidInput
-from duly.model import policy_from_stored
+from duly.model import Policy, policy_from_stored
+from duly.scheduler.governor import Governor
 from duly.states import RunFlag
 from duly.store.fires import DueJob, Fire
 from duly.timing import FirePlan, make_timetable, plan_fire
@@ -22,39 +28,82 @@ from duly.timing import FirePlan, make_timetable, plan_fire
 _MISSED, _SERIAL = int(RunFlag.MISSED), int(RunFlag.SERIAL)
 
 
+# A catch-up can make a thousand runs of one job, and walk far for them. Past either of these a batch is full, so that
+# neither the transaction nor the event loop is held up.
+MAX_RUNS = 5_000
+MAX_SECONDS = 0.1
+
+# The reason by which `fires/fire.sql` tells those that run later from those that never run.
+DEFERRED = "deferred"
+
+
 @dataclass(slots=True)
 class Batch:
-    """A fire, and what could not become part of it."""
+    """A fire, what could not become part of it, and what of it is late.
+
+    `planned` is how many of the jobs it came to; the others are for another batch.
+    """
 
     fire: Fire = field(default_factory=Fire)
     parked: list[tuple[UUID, datetime, str]] = field(default_factory=list)
+    planned: int = 0
+    late: int = 0
+    deferred: int = 0
+    dropped: int = 0
 
 
-def plan_batch(jobs: Sequence[DueJob], *, now: datetime, misfire_grace: timedelta) -> Batch:
+def plan_batch(
+    jobs: Sequence[DueJob],
+    *,
+    now: datetime,
+    misfire_grace: timedelta,
+    catch_up_window_seconds: int | None = None,
+    governor: Governor | None = None,
+) -> Batch:
     batch = Batch()
     plans: dict[Any, FirePlan] = {}
+    until = time.monotonic() + MAX_SECONDS
+    out_of_time = False
     for job in jobs:
+        if len(batch.fire.run_job_ids) >= MAX_RUNS or out_of_time:
+            break
+        batch.planned += 1
         policy = policy_from_stored(job.policy)
+        if catch_up_window_seconds is not None and job.kind != "once":
+            policy = _within(policy, catch_up_window_seconds)
+        since = job.since if policy.dst_gap == "skip" else None
         key: Any = None
         if policy.jitter_seconds == 0 and job.max_runs is None and job.kind != "interval":
             # Nothing in the plan is this job's own. (An interval has its own anchor, a jittered job its own offset.)
             anchor = job.created_at if job.kind == "rrule" and "DTSTART" not in job.schedule else None
-            key = (job.schedule, job.timezone, job.policy, job.start_at, job.end_at, job.next_run_at, job.kind, anchor)
+            key = (
+                job.schedule, job.timezone, job.policy, job.start_at, job.end_at, job.next_run_at, job.kind, anchor,
+                since,
+            )  # fmt: skip
         plan = plans.get(key) if key is not None else None
         if plan is None:
             try:
-                plan = _plan(job, now=now, misfire_grace=misfire_grace)
+                plan = _plan(job, policy, now=now, misfire_grace=misfire_grace, since=since)
             except InvalidInput as error:
                 batch.parked.append((job.job_id, job.next_run_at, f"cannot be planned: {error}"))
                 continue
+            finally:
+                out_of_time = time.monotonic() > until
             if key is not None:
                 plans[key] = plan
-        _add(batch.fire, job, plan, overlap=policy.overlap, max_queued=policy.max_queued)
+        _add(batch, job, plan, policy, governor)
     return batch
 
 
-def _plan(job: DueJob, *, now: datetime, misfire_grace: timedelta) -> FirePlan:
-    policy = policy_from_stored(job.policy)
+@lru_cache(maxsize=4096)
+def _within(policy: Policy, catch_up_window_seconds: int) -> Policy:
+    """The policy under the server's own window, where the job has none."""
+    if policy.catch_up_window_seconds is not None:
+        return policy
+    return replace(policy, catch_up_window_seconds=catch_up_window_seconds)
+
+
+def _plan(job: DueJob, policy: Policy, *, now: datetime, misfire_grace: timedelta, since: datetime | None) -> FirePlan:
     timetable = make_timetable(
         kind=job.kind,
         schedule=job.schedule,
@@ -73,25 +122,55 @@ def _plan(job: DueJob, *, now: datetime, misfire_grace: timedelta) -> FirePlan:
         run_count=job.run_count,
         max_runs=job.max_runs,
         misfire_grace=misfire_grace,
+        since=since,
     )
 
 
-def _add(fire: Fire, job: DueJob, plan: FirePlan, *, overlap: str, max_queued: int) -> None:
+def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Governor | None) -> None:
+    fire = batch.fire
     fire.job_ids.append(job.job_id)
     fire.expected.append(job.next_run_at)
     fire.next_run_at.append(plan.next_run_at)
-    fire.overlap.append(overlap)
-    fire.max_queued.append(max_queued)
-    # Runs that may have to follow one another carry the mark by which each lets the next one go.
-    serial = overlap == "queue" or (overlap == "skip" and len(plan.runs) > 1)
-    for place, (scheduled_at, missed) in enumerate(plan.runs, start=1):
+    fire.overlap.append(policy.overlap)
+    fire.max_queued.append(policy.max_queued)
+    runs = plan.runs
+    if len(runs) == 1 and not runs[0][1] and not plan.drops:
+        # One, on time: almost every fire, and the reason why midnight is quick.
+        fire.run_job_ids.append(job.job_id)
+        fire.run_scheduled_at.append(runs[0][0])
+        fire.run_flags.append(_SERIAL if policy.overlap == "queue" else 0)
+        fire.run_place.append(1)
+        return
+    # Late ones come first.
+    if runs and runs[0][1]:
+        late = sum(missed for _, missed in runs)
+        granted = late if governor is None else governor.take(late)
+        batch.late += late
+        if granted < late:
+            batch.deferred += late - granted
+            _add_drop(fire, job.job_id, runs[granted][0], runs[late - 1][0], late - granted, DEFERRED)
+            runs = runs[:granted] + runs[late:]
+    for place, (scheduled_at, missed) in enumerate(runs, start=1):
         fire.run_job_ids.append(job.job_id)
         fire.run_scheduled_at.append(scheduled_at)
-        fire.run_flags.append((_MISSED if missed else 0) | (_SERIAL if serial else 0))
+        fire.run_flags.append(run_flags(policy, missed=missed, alone=len(plan.runs) == 1))
         fire.run_place.append(place)
     for drop in plan.drops:
-        fire.drop_job_ids.append(job.job_id)
-        fire.drop_first.append(drop.first)
-        fire.drop_last.append(drop.last)
-        fire.drop_count.append(drop.count)
-        fire.drop_reason.append(drop.reason)
+        batch.dropped += drop.count
+        _add_drop(fire, job.job_id, drop.first, drop.last, drop.count, drop.reason)
+
+
+def run_flags(policy: Policy, *, missed: bool, alone: bool) -> int:
+    """Runs that may have to follow one another carry the mark by which each lets the next one go."""
+    serial = policy.overlap == "queue" or (
+        policy.overlap == "skip" and (not alone or (missed and policy.missed_window == "RUN_ALL"))
+    )
+    return (_MISSED if missed else 0) | (_SERIAL if serial else 0)
+
+
+def _add_drop(fire: Fire, job_id: UUID, first: datetime, last: datetime, count: int, reason: str) -> None:
+    fire.drop_job_ids.append(job_id)
+    fire.drop_first.append(first)
+    fire.drop_last.append(last)
+    fire.drop_count.append(count)
+    fire.drop_reason.append(reason)

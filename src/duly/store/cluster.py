@@ -90,6 +90,22 @@ async def shard_statuses(store: Executor) -> list[ShardStatus]:
     return [ShardStatus(**row) for row in rows]
 
 
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who leads one shard, seen at `now`, the database's time. No name: nobody."""
+
+    epoch: int
+    name: str | None
+    alive: bool
+    now: datetime
+
+
+async def leader_of(store: Executor, *, shard: int) -> Leader:
+    row = await store.row("cluster/leader", shard)
+    assert row is not None
+    return Leader(**row)
+
+
 async def offer_handlers(store: Executor, names: Sequence[str]) -> None:
     await store.fetch("cluster/offer_handlers", sorted(set(names)))
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from uuid import UUID
 
 from duly.model import ScheduleKind
-from duly.store.pool import Executor
+from duly.store.pool import LARGE, Executor
 
 _LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 _FIRST_ID = UUID(int=0)
@@ -30,6 +30,8 @@ class DueJob:
     policy: str | None
     created_at: datetime
     now: datetime
+    since: datetime | None = None
+    """When it last fired or was last changed: what lies before that has been answered for."""
 
     @property
     def due(self) -> bool:
@@ -54,6 +56,41 @@ class Fire:
     drop_last: list[datetime] = field(default_factory=list)
     drop_count: list[int] = field(default_factory=list)
     drop_reason: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Late occurrences of a job that wait for their turn: all of its timetable from `first_at` to `last_at`."""
+
+    job_id: UUID
+    shard: int
+    first_at: datetime
+    last_at: datetime
+    count: int
+    status: str
+    kind: ScheduleKind
+    schedule: str
+    timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
+    policy: str | None
+    created_at: datetime
+
+
+@dataclass(slots=True)
+class Release:
+    """Late runs of one shard, column by column as `fires/release.sql` takes it."""
+
+    job_ids: list[UUID] = field(default_factory=list)
+    last_at: list[datetime] = field(default_factory=list)
+    expected: list[datetime] = field(default_factory=list)
+    first_at: list[datetime | None] = field(default_factory=list)
+    overlap: list[str] = field(default_factory=list)
+    max_queued: list[int] = field(default_factory=list)
+    run_job_ids: list[UUID] = field(default_factory=list)
+    run_scheduled_at: list[datetime] = field(default_factory=list)
+    run_flags: list[int] = field(default_factory=list)
+    run_place: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +119,8 @@ async def due(store: Executor, *, shard: int, job_ids: Sequence[UUID]) -> list[D
 
 async def fire(store: Executor, *, shard: int, epoch: int, batch: Fire) -> Fired:
     """Turn due occurrences into runs and move their jobs on, all or nothing, if the epoch still stands."""
-    row = await store.row(
+    fetch = store.fetch_planned if len(batch.job_ids) >= LARGE else store.fetch
+    rows = await fetch(
         "fires/fire",
         shard,
         epoch,
@@ -101,8 +139,46 @@ async def fire(store: Executor, *, shard: int, epoch: int, batch: Fire) -> Fired
         batch.drop_count,
         batch.drop_reason,
     )
-    assert row is not None
+    row = rows[0]
     return Fired(frozenset(row["moved"] or ()), row["live"], row["skipped"])
+
+
+async def catch_ups(store: Executor, *, shards: Sequence[int], limit: int) -> list[CatchUp]:
+    """Who is next among those whose late runs wait for their turn."""
+    return [CatchUp(*row) for row in await store.fetch("fires/catch_ups", shards, limit)]
+
+
+async def release(store: Executor, *, shard: int, epoch: int, batch: Release) -> int:
+    """Let late runs go, if the epoch still stands. Returns how many."""
+    row = await store.row(
+        "fires/release",
+        shard,
+        epoch,
+        batch.job_ids,
+        batch.last_at,
+        batch.expected,
+        batch.first_at,
+        batch.overlap,
+        batch.max_queued,
+        batch.run_job_ids,
+        batch.run_scheduled_at,
+        batch.run_flags,
+        batch.run_place,
+    )
+    assert row is not None
+    return int(row["live"])
+
+
+async def abandon(store: Executor, *, shard: int, epoch: int, waiting: Sequence[CatchUp]) -> None:
+    """Record as missed what waited for its turn when its job was paused or cancelled."""
+    await store.fetch(
+        "fires/abandon",
+        shard,
+        epoch,
+        [one.job_id for one in waiting],
+        [one.last_at for one in waiting],
+        [one.status for one in waiting],
+    )
 
 
 async def park(store: Executor, *, shard: int, epoch: int, jobs: Sequence[tuple[UUID, datetime, str]]) -> list[UUID]:

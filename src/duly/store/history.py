@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import date, datetime
 from typing import Any
 from uuid import UUID
 
@@ -25,6 +26,46 @@ async def recent_runs(store: Executor, *, tenant: str, limit: int) -> list[Run]:
     """What ended last, over all jobs of a tenant."""
     rows = await store.fetch("history/recent", tenant, limit)
     return [_to_run(row, job_name=row["job_name"]) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A run, and who made it: the node whose term fired it (None: the submitter itself, or a node long forgotten)."""
+
+    run: Run
+    fired_by: str | None
+    triggered: bool
+
+
+async def records_between(
+    store: Executor, *, job_id: UUID, shard: int, first: datetime, last: datetime, limit: int
+) -> list[Record]:
+    """What is recorded of a job's occurrences in [first, last], oldest first; before it the record next before `first`,
+    which may be of missed occurrences up to and into that time."""
+    rows = await store.fetch("history/between", job_id, first, last, limit, shard)
+    runs = await _with_attempts(store, rows)
+    return [
+        Record(run, row["fired_by"], bool(row["flags"] & RunFlag.TRIGGERED))
+        for run, row in zip(runs, rows, strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """Late occurrences that will run and wait for their turn: `count` of them in [first_at, last_at]."""
+
+    first_at: datetime
+    last_at: datetime
+    count: int
+
+
+async def catch_ups(store: Executor, *, job_id: UUID) -> list[CatchUp]:
+    return [CatchUp(**row) for row in await store.fetch("history/catch_ups", job_id)]
+
+
+async def days_kept(store: Executor) -> frozenset[date]:
+    """The days whose history has a partition of its own."""
+    return frozenset(row["day"] for row in await store.fetch("history/days"))
 
 
 async def _with_attempts(store: Executor, rows: Sequence[asyncpg.Record]) -> list[Run]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from duly.model import Job, ScheduleKind, policy_from_stored
-from duly.store.pool import Executor
+from duly.store.pool import LARGE, Executor
 
 
 class NewJob(NamedTuple):
@@ -48,7 +48,8 @@ _OWN_FIELDS = 8
 
 async def submit(store: Executor, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
     """Insert jobs in one statement. Returns the ids that are new; the others were there, or their dedupe_key was."""
-    rows = await store.fetch("jobs/submit", *submit_columns(jobs), created_at)
+    fetch = store.fetch_planned if len(jobs) >= LARGE else store.fetch
+    rows = await fetch("jobs/submit", *submit_columns(jobs), created_at)
     return {row["job_id"] for row in rows}
 
 
@@ -128,6 +129,46 @@ async def list_jobs(
 
 async def pause(store: Executor, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
     row = await store.row("jobs/pause", job_id, tenant, reason)
+    return None if row is None else to_job(row)
+
+
+async def keep_paused(store: Executor, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
+    """Pause a job that is only parked; None if it is not."""
+    row = await store.row("jobs/keep_paused", job_id, tenant, reason)
+    return None if row is None else to_job(row)
+
+
+class ChangedJob(NamedTuple):
+    """What a job is to be. Field order is the parameter order of `jobs/change.sql`."""
+
+    job_id: UUID
+    tenant: str
+    version: int
+    name: str
+    payload: str
+    payload_ref: str | None
+    kind: ScheduleKind
+    schedule: str
+    timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
+    max_runs: int | None
+    queue: str
+    priority: int
+    policy: str | None
+    labels: str | None
+    planned_anew: bool
+    expected: datetime | None
+    next_run_at: datetime | None
+    old: str
+    lost_first: datetime | None
+    lost_last: datetime | None
+    lost_count: int
+
+
+async def change(store: Executor, changed: ChangedJob) -> Job | None:
+    """None if the job is not what it was when the change was worked out."""
+    row = await store.row("jobs/change", *changed)
     return None if row is None else to_job(row)
 
 

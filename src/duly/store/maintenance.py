@@ -1,10 +1,13 @@
-"""Upkeep: expired leases, waiting runs, partitions."""
+"""Upkeep: expired leases, waiting runs, partitions, parked jobs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
 
-from duly.model import DEFAULT_POLICY
+from duly.model import DEFAULT_POLICY, ScheduleKind
 from duly.store.pool import Pool
 
 
@@ -13,6 +16,22 @@ class Rescued:
     claims: int = 0
     requeued: int = 0
     buried: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Parked:
+    """A job that could not be planned. `ours`: nobody has touched it since it was parked."""
+
+    job_id: UUID
+    version: int
+    ours: bool
+    kind: ScheduleKind
+    schedule: str
+    timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
+    policy: str | None
+    created_at: datetime
 
 
 async def rescue(store: Pool, *, limit: int = 100) -> Rescued:
@@ -44,3 +63,25 @@ async def ensure_partitions(store: Pool, *, days_ahead: int = 7) -> int:
     row = await store.row("maintenance/ensure_partitions", days_ahead)
     assert row is not None
     return int(row["made"])
+
+
+async def any_parked(store: Pool) -> bool:
+    return bool(await store.fetch("maintenance/any_parked"))
+
+
+async def parked(store: Pool, *, after: UUID | None, page: int) -> list[Parked]:
+    """One page of the parked jobs, by id."""
+    return [Parked(*row) for row in await store.fetch("maintenance/parked", after or UUID(int=0), page)]
+
+
+async def unpark(store: Pool, *, able: Sequence[tuple[Parked, datetime | None]], touched: Sequence[UUID]) -> int:
+    """Let jobs go on where they are planned to; forget those that somebody else has taken in hand."""
+    row = await store.row(
+        "maintenance/unpark",
+        [job.job_id for job, _ in able],
+        [job.version for job, _ in able],
+        [next_run_at for _, next_run_at in able],
+        touched,
+    )
+    assert row is not None
+    return int(row["unparked"])

@@ -2,7 +2,7 @@
 --   $1 shard  $2 epoch of the leader's term
 --   jobs:  $3 job_id  $4 expected next_run_at  $5 new next_run_at  $6 overlap (skip, queue, parallel)  $7 max_queued
 --   runs:  $8 job_id  $9 scheduled_at  $10 flags  $11 place among the job's runs of this fire, from 1
---   drops: $12 job_id  $13 first  $14 last  $15 count  $16 reason
+--   drops: $12 job_id  $13 first  $14 last  $15 count  $16 reason; 'deferred' ones are not dropped, they run later
 -- Whoever tries, an occurrence fires once: the row moves only from the expected next_run_at, and only while the
 -- shard's epoch is still the caller's. FOR SHARE keeps the epoch from being raised until this commits; a leader that
 -- was deposed meanwhile finds no row and moves nothing.
@@ -44,7 +44,8 @@ planned as materialized (
     select d.job_id, d.queue, d.priority, d.overlap, r.scheduled_at, r.flags, b.last_run_at as busy_with,
         case
             when d.overlap = 'parallel' then 'queued'
-            when d.overlap = 'skip' and b.job_id is not null then 'skipped'
+            -- RUN_ALL (missed and serial, 2 + 8) says that each of them runs: it waits for the one before.
+            when d.overlap = 'skip' and b.job_id is not null and r.flags & 10 <> 10 then 'skipped'
             when b.job_id is null and r.place = 1 then 'queued'
             when d.overlap = 'queue' and coalesce(b.waiting, 0) + r.place > d.max_queued then 'skipped'
             else 'waiting'
@@ -72,22 +73,32 @@ skipped as (
     where p.state = 'skipped'
     on conflict do nothing
 ),
-missed as (
-    insert into duly.history
-        (job_id, scheduled_at, fired_at, finished_at, epoch, attempt, status, note)
-    select d.job_id, m.first, clock.now, clock.now, $2, 0, 'missed',
-        jsonb_build_object('reason', m.reason, 'count', m.count, 'first', m.first, 'last', m.last)
+dropped as materialized (
+    select d.job_id, m.first, m.last, m.count, m.reason
     from due d
     join unnest($12::uuid[], $13::timestamptz[], $14::timestamptz[], $15::int[], $16::text[])
         as m (job_id, first, last, count, reason) on m.job_id = d.job_id
-    cross join clock
+),
+missed as (
+    insert into duly.history
+        (job_id, scheduled_at, fired_at, finished_at, epoch, attempt, status, note)
+    select m.job_id, m.first, clock.now, clock.now, $2, 0, 'missed',
+        jsonb_build_object('reason', m.reason, 'count', m.count, 'first', m.first, 'last', m.last)
+    from dropped m cross join clock
+    where m.reason <> 'deferred'
     on conflict do nothing
+),
+deferred as (
+    insert into duly.catch_ups (job_id, first_at, last_at, count, served_at, shard, epoch)
+    select m.job_id, m.first, m.last, m.count, clock.now, $1, $2
+    from dropped m cross join clock
+    where m.reason = 'deferred'
 ),
 moved as (
     update duly.jobs j
     set next_run_at = d.next_run_at,
         last_run_at = coalesce(born.last, j.last_run_at),
-        run_count = j.run_count + coalesce(born.fired, 0),
+        run_count = j.run_count + coalesce(born.fired, 0) + coalesce(later.count, 0),
         status = case when d.next_run_at is null then 'ended' else j.status end
     from due d
     left join (
@@ -95,6 +106,7 @@ moved as (
         from planned
         group by job_id
     ) born on born.job_id = d.job_id
+    left join dropped later on later.job_id = d.job_id and later.reason = 'deferred'
     where j.job_id = d.job_id and j.job_id = any (array(select job_id from due))
     returning j.job_id
 )

@@ -2,9 +2,23 @@
 -- reason, the shard goes on. Fenced like a fire.   $1 shard  $2 epoch  $3 job_ids  $4 expected next_run_at  $5 reasons
 with term as materialized (
     select epoch from duly.shards where shard = $1 and epoch = $2 for share
+),
+parked as (
+    update duly.jobs j
+    set status = 'paused', next_run_at = null, status_reason = f.reason, updated_at = duly.now(), version = version + 1
+    from unnest($3::uuid[], $4::timestamptz[], $5::text[]) as f (job_id, expected, reason)
+    where j.job_id = f.job_id and j.next_run_at = f.expected and exists (select from term)
+    returning j.job_id, j.updated_at, j.version, f.reason, f.expected
+),
+marked as (
+    -- What was the planner's doing can be undone when planning works again; see maintenance/unpark.sql.
+    insert into duly.parked (job_id, version, parked_at)
+    select job_id, version, updated_at from parked where reason like 'cannot be planned%'
+    on conflict (job_id) do update set version = excluded.version, parked_at = excluded.parked_at
+),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select job_id, updated_at, 'parked', jsonb_build_object('reason', reason, 'next_run_at', expected)
+    from parked
 )
-update duly.jobs j
-set status = 'paused', next_run_at = null, status_reason = f.reason, updated_at = duly.now(), version = version + 1
-from unnest($3::uuid[], $4::timestamptz[], $5::text[]) as f (job_id, expected, reason)
-where j.job_id = f.job_id and j.next_run_at = f.expected and exists (select from term)
-returning j.job_id
+select job_id from parked

@@ -1,5 +1,21 @@
 -- No more fires until resumed.   $1 job_id  $2 tenant  $3 reason
-update duly.jobs
-set status = 'paused', next_run_at = null, status_reason = $3, updated_at = duly.now(), version = version + 1
-where job_id = $1 and tenant = $2 and status = 'active' and next_run_at is not null
-returning *
+with before as materialized (
+    select job_id, next_run_at
+    from duly.jobs
+    where job_id = $1 and tenant = $2 and status = 'active' and next_run_at is not null
+    for no key update
+),
+paused as (
+    update duly.jobs j
+    set status = 'paused', next_run_at = null, status_reason = $3, updated_at = duly.now(), version = version + 1
+    from before
+    where j.job_id = before.job_id and j.status = 'active'
+    returning j.*
+),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select job_id, paused.updated_at, 'paused',
+        jsonb_build_object('reason', $3::text, 'next_run_at', before.next_run_at)
+    from paused join before using (job_id)
+)
+select * from paused

@@ -6,6 +6,11 @@ with resumed as (
     where job_id = $1 and tenant = $2 and status = 'paused' and version = $4
     returning *
 ),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select job_id, updated_at, 'resumed', jsonb_build_object('next_run_at', next_run_at)
+    from resumed
+),
 announced as (
     select count(pg_notify('duly_due',
         shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as due

@@ -1,0 +1,80 @@
+"""How fast occurrences are planned on one core: the pure part. Without a database there is no raw loop beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from uuid import UUID
+
+from duly.bench.figures import Bar, Figure
+from duly.bench.lab import Lab
+from duly.model import DEFAULT_POLICY, ScheduleKind
+from duly.timing import FireRequest, Schedule, Timetable, make_timetable, parse_schedule, plan_many
+
+ZONE = "America/New_York"
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+SCHEDULES = 300
+# Easy and hard ones; what is reported is the slowest.
+CRON = ("*/15 * * * *", "30 2 * * *", "0 9 * * MON", "0 0 L * *", "0 0 29 2 *")
+RULES = (
+    "FREQ=DAILY",
+    "FREQ=MONTHLY;BYDAY=-1FR",
+    "FREQ=YEARLY;BYMONTH=2;BYMONTHDAY=29",
+    "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=-1",
+)
+
+
+async def measure(lab: Lab) -> list[Figure]:
+    cached = Figure("planning", "fires planned, 300 schedules", "/s", goal=Bar(1_000_000))
+    cron = Figure("planning", "uncached cron, the slowest of 5", "/s", goal=Bar(20_000))
+    rule = Figure("planning", "uncached RRULE, the slowest of 4", "/s", goal=Bar(5_000))
+    requests = _due_jobs(lab.scaled(300_000))
+    for number in range(1, lab.rounds + 1):
+        lab.say(f"planning: round {number} of {lab.rounds}")
+        cached.duly.append(_rate(partial(_plan_batch, requests)))
+        cron.duly.append(min(_rate(partial(_walk, _parse(text), lab.scaled(4000))) for text in CRON))
+        rule.duly.append(min(_rate(partial(_walk, _parse(text), lab.scaled(2000))) for text in RULES))
+    return [cached, cron, rule]
+
+
+def _rate(work: Callable[[], int]) -> float:
+    """By CPU time: this is about one core, whatever else the machine does."""
+    began = time.process_time()
+    done = work()
+    return done / max(time.process_time() - began, 1e-9)
+
+
+def _parse(text: str) -> Schedule:
+    return parse_schedule(text, now=NOW, timezone=ZONE)
+
+
+def _walk(schedule: Schedule, steps: int) -> int:
+    moment = NOW
+    for _ in range(steps):
+        moment = schedule.next(moment) or NOW
+    return steps
+
+
+def _due_jobs(count: int) -> list[FireRequest]:
+    tables = [_timetable("cron", f"{n % 60} {n // 60} * * *", n) for n in range(SCHEDULES)]
+    dues = [table.next(NOW) or NOW for table in tables]
+    return [FireRequest(tables[n % SCHEDULES], dues[n % SCHEDULES], DEFAULT_POLICY) for n in range(count)]
+
+
+def _plan_batch(requests: list[FireRequest]) -> int:
+    return len(plan_many(requests, now=NOW + timedelta(days=1)))
+
+
+def _timetable(kind: ScheduleKind, schedule: str, number: int) -> Timetable:
+    return make_timetable(
+        kind=kind,
+        schedule=schedule,
+        timezone=ZONE,
+        anchor=NOW,
+        start_at=None,
+        end_at=None,
+        policy=DEFAULT_POLICY,
+        job_id=UUID(int=number),
+    )

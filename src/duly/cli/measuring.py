@@ -1,0 +1,28 @@
+"""`duly bench`: handed to `duly.bench` as it is typed, so that no other command has to load it."""
+
+from __future__ import annotations
+
+import typer
+
+from duly.cli.session import Session
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "bench",
+        add_help_option=False,
+        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    )(_bench)
+
+
+def _bench(context: typer.Context) -> None:
+    """Measure Duly on this machine, each figure beside a raw-SQL loop of the same statements."""
+    from duly.bench.__main__ import main
+
+    session: Session = context.obj
+    given = []
+    if session.database_url is not None:
+        given += ["--database-url", session.database_url]
+    if session.home is not None:
+        given += ["--home", str(session.home)]
+    raise typer.Exit(main([*given, *context.args]))

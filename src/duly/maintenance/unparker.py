@@ -1,0 +1,71 @@
+"""Resumes jobs that a leader had to park: when a zone is back in the time-zone data, its jobs go on.
+
+What fell into the time they were parked is not made up for, as with any pause; a one-off that never fired fires now.
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import datetime
+
+from duly.errors import InvalidInput
+from duly.maintenance.leader import LeaderService
+from duly.model import policy_from_stored
+from duly.store import maintenance
+from duly.store.maintenance import Parked
+from duly.store.pool import Pool
+from duly.timing import forget_zones, make_timetable, plan_resume
+
+log = logging.getLogger("duly.maintenance")
+
+PAGE = 1_000
+
+
+class Unparker(LeaderService):
+    interval = 300.0
+
+    def __init__(self, pool: Pool) -> None:
+        super().__init__()
+        self._pool = pool
+
+    async def work(self) -> float | None:
+        if not await maintenance.any_parked(self._pool):
+            return None
+        # What this process knows of a zone may be older than the time-zone data beside it.
+        forget_zones()
+        missing: set[str] = set()
+        after, count = None, 0
+        while page := await maintenance.parked(self._pool, after=after, page=PAGE):
+            after = page[-1].job_id
+            now = self._pool.clock.now()
+            able: list[tuple[Parked, datetime | None]] = []
+            for job in page:
+                if job.ours and job.timezone not in missing:
+                    try:
+                        able.append((job, _next_run_at(job, now)))
+                    except InvalidInput as error:
+                        if error.field == "timezone":
+                            missing.add(job.timezone)
+            touched = [job.job_id for job in page if not job.ours]
+            if able or touched:
+                count += await maintenance.unpark(self._pool, able=able, touched=touched)
+        if count:
+            log.warning("%d jobs that could not be planned go on", count)
+        if missing:
+            log.info("still parked for want of their zone: jobs in %s", ", ".join(sorted(missing)))
+        return None
+
+
+def _next_run_at(job: Parked, now: datetime) -> datetime | None:
+    timetable = make_timetable(
+        kind=job.kind,
+        schedule=job.schedule,
+        timezone=job.timezone,
+        anchor=job.start_at or job.created_at,
+        start_at=job.start_at,
+        end_at=job.end_at,
+        policy=policy_from_stored(job.policy),
+        job_id=job.job_id,
+    )
+    following = plan_resume(timetable, now=now)
+    return following or now if job.kind == "once" else following

@@ -1,0 +1,115 @@
+"""Explaining: what became of an occurrence and why. The looking up is here, the judging in `verdicts`."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import datetime, timedelta
+from itertools import islice
+
+from duly import checks
+from duly.errors import InvalidInput
+from duly.model import DEFAULT_TENANT, Job
+from duly.operations.lifetime import Lifetime, local_time
+from duly.operations.looking import Looking, with_key
+from duly.operations.verdicts import Explanation, Judge
+from duly.store import changes, cluster, history
+from duly.store.cluster import Leader
+from duly.store.history import Record
+from duly.timing import Occurrence, jitter_offset
+
+RANGE_LIMIT = 10_000
+# Years of a job that is paused and resumed every hour; what lies further back is told as if it had not been.
+_CHANGES = 20_000
+
+
+class Explaining(Looking):
+    async def explain(self, job_id: str, *, at: datetime | None = None, tenant: str = DEFAULT_TENANT) -> Explanation:
+        """What became of the occurrence at this time.
+
+        If the time is no occurrence, the answer says so, names the nearest ones, and explains the one before as
+        `related`. Without a time: the last expected occurrence, and the next one as `related`.
+        """
+        asked = checks.check_moment("at", at)
+        job = await self.get_job(job_id, tenant=tenant)
+        life, leader = await self._lifetime(job)
+        if asked is None:
+            return await self._explain_last(life, leader)
+        found = life.at(asked)
+        if found is None and job.policy.jitter_seconds:
+            # People know the schedule's own time, not where this job's jitter puts it.
+            found = life.at(asked + jitter_offset(job.job_id, job.policy.jitter_seconds))
+        judge = await self._judge(life, leader, *([asked] if found is None else [found.scheduled_at]))
+        if found is None and asked in judge.recorded:
+            found = Occurrence(asked, local_time(asked, job.timezone))
+        if found is not None:
+            return judge.judge(found)
+        answer = judge.not_an_occurrence(asked)
+        before = life.before(asked)
+        if before is None:
+            return answer
+        return replace(answer, related=await self._explain_one(life, leader, before))
+
+    async def explain_range(
+        self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000, tenant: str = DEFAULT_TENANT
+    ) -> list[Explanation]:
+        """Every occurrence expected in [start, end], and every run beside them, oldest first, at most `limit`."""
+        first, last = checks.check_moment("start", start), checks.check_moment("end", end)
+        assert first is not None
+        assert last is not None
+        if last < first:
+            raise InvalidInput("end", "must not be before start")
+        checks.check_integer("limit", limit, 1, RANGE_LIMIT)
+        job = await self.get_job(job_id, tenant=tenant)
+        life, leader = await self._lifetime(job)
+        judge = await self._judge(life, leader, first, last, limit=limit)
+        found = {one.scheduled_at: one for one in islice(life.expected(first, last), limit)}
+        for moment in judge.recorded:
+            if first <= moment <= last and moment not in found:
+                found[moment] = Occurrence(moment, local_time(moment, job.timezone))
+        return [judge.judge(found[moment]) for moment in sorted(found)[:limit]]
+
+    async def _explain_last(self, life: Lifetime, leader: Leader) -> Explanation:
+        job = life.job
+        # A job that has ended: its last run says more than what its schedule would go on with.
+        until = job.last_run_at if life.ended and job.last_run_at is not None else leader.now
+        last = life.before(until)
+        coming = None if life.ended or job.status == "cancelled" else life.after(leader.now)
+        if last is None:
+            last, coming = coming, None
+        if last is None:
+            judge = await self._judge(life, leader, leader.now)
+            return judge.not_an_occurrence(leader.now)
+        answer = await self._explain_one(life, leader, last)
+        return answer if coming is None else replace(answer, related=await self._explain_one(life, leader, coming))
+
+    async def _explain_one(self, life: Lifetime, leader: Leader, occurrence: Occurrence) -> Explanation:
+        return (await self._judge(life, leader, occurrence.scheduled_at)).judge(occurrence)
+
+    async def _lifetime(self, job: Job) -> tuple[Lifetime, Leader]:
+        noted, leader = await asyncio.gather(
+            changes.of_job(self._pool, job_id=job.job_id, limit=_CHANGES),
+            cluster.leader_of(self._pool, shard=job.shard),
+        )
+        return Lifetime(job, noted), leader
+
+    async def _judge(
+        self, life: Lifetime, leader: Leader, first: datetime, last: datetime | None = None, *, limit: int = 1
+    ) -> Judge:
+        job = life.job
+        records, catch_ups, days = await asyncio.gather(
+            history.records_between(
+                self._pool, job_id=job.job_id, shard=job.shard, first=first, last=last or first, limit=limit
+            ),
+            history.catch_ups(self._pool, job_id=job.job_id),
+            history.days_kept(self._pool),
+        )
+        grace = timedelta(seconds=self._settings.misfire_grace_seconds)
+        return Judge(life, [_keyed(record, job) for record in records], catch_ups, leader, days, grace)
+
+
+def _keyed(record: Record, job: Job) -> Record:
+    try:
+        return replace(record, run=with_key(record.run, job))
+    except InvalidInput:  # its zone is gone, and its key names a local time
+        return record

@@ -1,0 +1,267 @@
+"""A job over time: which schedule was in force when, when the job was stopped, and so what was expected of it.
+
+Pure: the job as it is now and the log of its changes in, expected occurrences out. The log keeps, with every change of
+the schedule, what it was before; so the past is read backwards from the present.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from duly.errors import InvalidInput
+from duly.model import DstFold, DstGap, Job, Policy, ScheduleKind
+from duly.store.changes import Change
+from duly.timing import Occurrence, Timetable, load_zone, make_timetable
+
+_STOPS = ("paused", "parked", "cancelled")
+_STARTS = ("resumed", "unparked")
+_MICROSECOND = timedelta(microseconds=1)
+_BEGINNING, _END = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """The part of a job that decides when it occurs."""
+
+    kind: ScheduleKind
+    schedule: str
+    timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
+    dst_gap: DstGap
+    dst_fold: DstFold
+    jitter_seconds: int
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        policy = job.policy
+        return cls(
+            job.kind, job.schedule, job.timezone, job.start_at, job.end_at,
+            policy.dst_gap, policy.dst_fold, policy.jitter_seconds,
+        )  # fmt: skip
+
+    def before(self, change: Change) -> Self:
+        """What was in force until `change`, this being what is in force after it."""
+        kept = change.detail.get("before")
+        if not isinstance(kept, dict):
+            return self
+        default = Policy()
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            if field.name not in kept:
+                continue
+            value = kept[field.name]
+            if field.name in ("start_at", "end_at"):
+                values[field.name] = None if value is None else read_time(value)
+            else:
+                # The store keeps of a policy only what differs from the defaults.
+                values[field.name] = getattr(default, field.name) if value is None else value
+        return dataclasses.replace(self, **values)
+
+    def timetable(self, job_id: UUID, created_at: datetime) -> Timetable | None:
+        """None: it cannot be read any more, for instance because its zone is gone."""
+        policy = Policy(dst_gap=self.dst_gap, dst_fold=self.dst_fold, jitter_seconds=self.jitter_seconds)
+        try:
+            return make_timetable(
+                kind=self.kind,
+                schedule=self.schedule,
+                timezone=self.timezone,
+                anchor=self.start_at or created_at,
+                start_at=self.start_at,
+                end_at=self.end_at,
+                policy=policy,
+                job_id=job_id,
+            )
+        except InvalidInput:
+            return None
+
+    def __str__(self) -> str:
+        return self.schedule if self.kind == "interval" else f"{self.schedule} {self.timezone}"
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """After `since`, up to and including `until`, one definition was in force. `ended_by` is the change at `until`."""
+
+    since: datetime
+    until: datetime
+    definition: Definition
+    timetable: Timetable | None
+    ended_by: Change | None
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """After `change`, up to and including `until`, the job fired nothing. None: it still does not."""
+
+    change: Change
+    until: datetime | None
+
+
+class Lifetime:
+    def __init__(self, job: Job, changes: Sequence[Change]) -> None:
+        self.job = job
+        self.changes = changes
+        self.stops = _stops(job, changes)
+        self.stretches = _stretches(job, changes)
+
+    @property
+    def ended(self) -> bool:
+        """Nothing more is planned, and nobody stopped it."""
+        return self.job.next_run_at is None and (not self.stops or self.stops[-1].until is not None)
+
+    def stretch_at(self, moment: datetime) -> Stretch:
+        return next((one for one in self.stretches if moment <= one.until), self.stretches[-1])
+
+    def stop_at(self, moment: datetime) -> Stop | None:
+        for stop in self.stops:
+            if stop.change.at < moment and (stop.until is None or moment <= stop.until):
+                return stop
+        return None
+
+    def change_after(self, moment: datetime) -> Change | None:
+        """The first change from `moment` on that took what was planned away from the scheduler."""
+        return next((one for one in self.changes if one.at >= moment and _unplans(one)), None)
+
+    def at(self, moment: datetime) -> Occurrence | None:
+        """The expected occurrence at exactly this moment."""
+        return next(self.expected(moment, moment), None)
+
+    def expected(self, first: datetime, last: datetime) -> Iterator[Occurrence]:
+        """What was expected in [first, last], oldest first, dropped ones included."""
+        own = self._own_times(first, last)
+        for stretch in self.stretches:
+            for occurrence in self._walk(stretch, first, last):
+                while own and own[0].scheduled_at < occurrence.scheduled_at:
+                    yield own.pop(0)
+                if own and own[0].scheduled_at == occurrence.scheduled_at:
+                    own.pop(0)
+                yield occurrence
+        yield from own
+
+    def after(self, moment: datetime) -> Occurrence | None:
+        return next(self.expected(moment + _MICROSECOND, _END), None)
+
+    def before(self, moment: datetime) -> Occurrence | None:
+        """The newest one at or before `moment`."""
+        found = self._own_times(_BEGINNING, moment)[-1:]
+        for stretch in reversed(self.stretches):
+            after, until = self._begin(stretch), min(moment, stretch.until)
+            if stretch.timetable is not None and after < until:
+                newest = _newest(stretch.timetable, after, until)
+                if newest is not None:
+                    found.append(newest)
+                    break
+        return max(found, key=lambda one: one.scheduled_at, default=None)
+
+    def _walk(self, stretch: Stretch, first: datetime, last: datetime) -> Iterator[Occurrence]:
+        after, until = max(self._begin(stretch), first - _MICROSECOND), min(last, stretch.until)
+        if stretch.timetable is None or after >= until:
+            return
+        for occurrence in stretch.timetable.walk(after):
+            if occurrence.scheduled_at > until:
+                return
+            yield occurrence
+
+    def _begin(self, stretch: Stretch) -> datetime:
+        """A one-off may be submitted for a time that is past already; nothing else occurs before the job is there."""
+        if stretch.definition.kind == "once" and stretch is self.stretches[0]:
+            return _BEGINNING
+        return max(stretch.since, self.job.created_at)
+
+    def _own_times(self, first: datetime, last: datetime) -> list[Occurrence]:
+        """Times of a one-off that its text does not tell: `now`, or where a resume put it."""
+        if self.job.kind != "once":
+            return []
+        zone = _zone(self.job.timezone)
+        times = {
+            one for one in (self.job.last_run_at, self.job.next_run_at) if one is not None and first <= one <= last
+        }
+        return [Occurrence(one, one.astimezone(zone)) for one in sorted(times)]
+
+
+def read_time(text: str) -> datetime:
+    """A time as the database writes it into JSON."""
+    return datetime.fromisoformat(text).astimezone(UTC)
+
+
+def local_time(moment: datetime, timezone: str) -> datetime:
+    """In the job's zone; in UTC where that zone is gone."""
+    return moment.astimezone(_zone(timezone))
+
+
+def _zone(timezone: str) -> ZoneInfo:
+    try:
+        return load_zone(timezone)
+    except InvalidInput:
+        return load_zone("UTC")
+
+
+def _unplans(change: Change) -> bool:
+    # Most changes of a job leave its timing, and so its plan, alone.
+    return change.what not in _STARTS and (change.what != "changed" or "before" in change.detail)
+
+
+def _stops(job: Job, changes: Sequence[Change]) -> list[Stop]:
+    stops: list[Stop] = []
+    for change in changes:
+        open_stop = stops[-1] if stops and stops[-1].until is None else None
+        if change.what in _STOPS:
+            if open_stop is not None:
+                stops[-1] = Stop(open_stop.change, change.at)
+            stops.append(Stop(change, None))
+        elif change.what in _STARTS and open_stop is not None:
+            stops[-1] = Stop(open_stop.change, change.at)
+    # A job that was stopped or started before there was a log: its row tells how it stands, and since when at most.
+    stopped = job.status in ("paused", "cancelled")
+    is_open = bool(stops) and stops[-1].until is None
+    if stopped and not is_open:
+        detail = {"reason": job.status_reason} if job.status_reason else {}
+        stops.append(Stop(Change(job.updated_at, job.status, detail), None))
+    elif not stopped and is_open:
+        stops[-1] = Stop(stops[-1].change, max(job.updated_at, stops[-1].change.at))
+    return stops
+
+
+def _stretches(job: Job, changes: Sequence[Change]) -> list[Stretch]:
+    stretches: list[Stretch] = []
+    definition, until, ended_by = Definition.of(job), _END, None
+    for change in reversed(changes):
+        earlier = definition.before(change)
+        if earlier != definition:
+            timetable = definition.timetable(job.job_id, job.created_at)
+            stretches.append(Stretch(change.at, until, definition, timetable, ended_by))
+            definition, until, ended_by = earlier, change.at, change
+    timetable = definition.timetable(job.job_id, job.created_at)
+    stretches.append(Stretch(_BEGINNING, until, definition, timetable, ended_by))
+    return stretches[::-1]
+
+
+def _newest(timetable: Timetable, after: datetime, until: datetime) -> Occurrence | None:
+    """The newest occurrence in (after, until], by halving the time in which it can lie."""
+    found = timetable.next(after)
+    newest = after
+    if found is not None and found <= until:
+        newest, high = found, until
+        while newest < high:
+            middle = newest + (high - newest) // 2
+            found = timetable.next(middle)
+            if found is not None and found <= until:
+                newest = found
+            else:
+                # Nothing lies in (middle, until].
+                high = middle
+        newest -= _MICROSECOND
+    # Behind it only dropped ones can follow.
+    last = None
+    for occurrence in timetable.walk(newest):
+        if occurrence.scheduled_at > until:
+            break
+        last = occurrence
+    return last

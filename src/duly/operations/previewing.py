@@ -1,0 +1,61 @@
+"""What a schedule comes to, before anything is stored: no job, no database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from duly import checks
+from duly.errors import InvalidInput
+from duly.model import DstFold, DstGap, ScheduleKind
+from duly.timing import Occurrence, Timetable, parse_schedule
+
+MAX_COUNT = 1000
+# A one-off is shown whenever it is, also when that is before `after`.
+_LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """A schedule as Duly reads it, and its next occurrences; those that DST drops are among them, marked."""
+
+    kind: ScheduleKind
+    canonical: str
+    occurrences: list[Occurrence]
+
+
+def preview(
+    schedule: str | None,
+    *,
+    timezone: str = "UTC",
+    dst_gap: DstGap = "shift",
+    dst_fold: DstFold = "first",
+    start_at: datetime | None = None,
+    end_at: datetime | None = None,
+    after: datetime | None = None,
+    count: int = 10,
+) -> Preview:
+    """The next `count` occurrences strictly after `after` (default: now), as a job made at that moment would have them.
+
+    What DST drops does not count towards `count`: the next real occurrence is always among them.
+    """
+    after = checks.check_moment("after", after) or datetime.now(UTC)
+    start_at = checks.check_moment("start_at", start_at)
+    end_at = checks.check_moment("end_at", end_at)
+    if start_at is not None and end_at is not None and end_at <= start_at:
+        raise InvalidInput("end_at", "must be after start_at")
+    checks.check_integer("count", count, 1, MAX_COUNT)
+    checks.check_text("timezone", timezone, longest=100)
+    parsed = parse_schedule(
+        schedule, now=after, timezone=timezone, dst_gap=dst_gap, dst_fold=dst_fold, anchor=start_at or after
+    )
+    timetable = Timetable(parsed, start_at, end_at)
+    occurrences: list[Occurrence] = []
+    real = 0
+    for occurrence in timetable.walk(_LONG_AGO if parsed.kind == "once" else after):
+        occurrences.append(occurrence)
+        real += not occurrence.dropped
+        # The second bound is for a schedule that aims at the gap: years may pass with nothing but drops.
+        if real >= count or len(occurrences) >= 2 * count + 10:
+            break
+    return Preview(parsed.kind, parsed.canonical, occurrences)

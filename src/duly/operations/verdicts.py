@@ -1,0 +1,365 @@
+"""What became of one occurrence and why: one verdict, one sentence, and the facts behind it.
+
+Pure: what is recorded, the job's lifetime and the time in, an `Explanation` out. What is recorded decides first; only
+where nothing is does the job's lifetime say why. So every expected occurrence has exactly one verdict.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from duly.model import Run, make_run_id
+from duly.operations.lifetime import Lifetime, Stop, local_time, read_time
+from duly.operations.wording import clock, length, outcome
+from duly.store.changes import Change
+from duly.store.cluster import Leader
+from duly.store.history import CatchUp, Record
+from duly.timing import Occurrence
+
+_MICROSECOND = timedelta(microseconds=1)
+# Nobody calls a second late; beyond it the sentence says so.
+_ON_TIME = timedelta(seconds=1)
+
+
+class Verdict(StrEnum):
+    FIRED = "fired"
+    FIRED_LATE = "fired_late"
+    TRIGGERED = "triggered"
+    SKIPPED = "skipped"
+    MISSED = "missed"
+    CATCHING_UP = "catching_up"
+    DST_DROPPED = "dst_dropped"
+    PAUSED = "paused"
+    PARKED = "parked"
+    CANCELLED = "cancelled"
+    CHANGED = "changed"
+    ENDED = "ended"
+    OVERDUE = "overdue"
+    NOT_DUE = "not_due"
+    NOT_CREATED = "not_created"
+    NOT_AN_OCCURRENCE = "not_an_occurrence"
+    PRUNED = "pruned"
+    UNRECORDED = "unrecorded"
+
+
+_STOPPED = {"paused": Verdict.PAUSED, "parked": Verdict.PARKED, "cancelled": Verdict.CANCELLED}
+_RULES = {
+    "SKIP": "its missed_window is SKIP, so none of the missed ones runs",
+    "RUN_ONCE": "its missed_window is RUN_ONCE, so only the latest missed one runs",
+    "max_missed": "RUN_ALL runs at most max_missed of them, the newest",
+    "catch_up_window": "it was older than catch_up_window_seconds allows",
+    "changed": "the schedule was changed before it ran, and planned anew from then on",
+    "paused": "the job was paused before it ran",
+    "cancelled": "the job was cancelled before it ran",
+}
+# Rules of the second kind: not the missed policy's, but something that was done to the job.
+_UNDONE = {"changed": Verdict.CHANGED, "paused": Verdict.PAUSED, "cancelled": Verdict.CANCELLED}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """`scheduled_at` is the occurrence, or the time asked about where that is none. `note` is what DST did to it.
+
+    `related` is another occurrence worth knowing: the next one when no time was asked about, the one before when the
+    time asked about is none.
+    """
+
+    job_id: UUID
+    scheduled_at: datetime
+    local: datetime
+    verdict: Verdict
+    sentence: str
+    facts: dict[str, Any] = field(default_factory=dict)
+    note: str | None = None
+    run: Run | None = None
+    related: Explanation | None = None
+
+
+class Judge:
+    """Everything that is known of one job's occurrences in the time asked about."""
+
+    def __init__(
+        self,
+        life: Lifetime,
+        records: Sequence[Record],
+        catch_ups: Sequence[CatchUp],
+        leader: Leader,
+        days: Collection[date],
+        grace: timedelta,
+    ) -> None:
+        self._life = life
+        self._job = life.job
+        self._records = {record.run.scheduled_at: record for record in records}
+        self._dropped = sorted(
+            ((record.run.scheduled_at, record) for record in records if _is_range(record.run)), key=lambda one: one[0]
+        )
+        self._catch_ups = catch_ups
+        self._leader = leader
+        self._now = leader.now
+        self._days = days
+        self._grace = grace
+
+    @property
+    def recorded(self) -> list[datetime]:
+        return list(self._records)
+
+    def judge(self, occurrence: Occurrence) -> Explanation:
+        moment = occurrence.scheduled_at
+        record = self._records.get(moment)
+        if record is not None:
+            return self._of_record(occurrence, record)
+        if occurrence.dropped:
+            return self._of_dst(occurrence, {})
+        if (covering := self._covering(moment)) is not None:
+            return self._of_missed(occurrence, covering.run)
+        for catch_up in self._catch_ups:
+            if catch_up.first_at <= moment <= catch_up.last_at:
+                return self._of_catch_up(occurrence, catch_up)
+        if (stop := self._life.stop_at(moment)) is not None:
+            return self._of_stop(occurrence, stop)
+        return self._of_plan(occurrence) or self._of_change(occurrence) or self._of_nothing(occurrence)
+
+    def not_an_occurrence(self, moment: datetime) -> Explanation:
+        """For a time at which nothing was expected, with the occurrences around it."""
+        job, life = self._job, self._life
+        here = Occurrence(moment, local_time(moment, job.timezone))
+        before, after = life.before(moment), life.after(moment)
+        facts: dict[str, Any] = {
+            "previous": before and before.scheduled_at,
+            "next": after and after.scheduled_at,
+        }
+        if moment < job.created_at:
+            facts["created_at"] = job.created_at
+            first = f"; its first occurrence is {clock(after.scheduled_at)}" if after is not None else ""
+            sentence = f"The job did not exist yet: it was submitted at {clock(job.created_at)}{first}."
+            return self._say(here, Verdict.NOT_CREATED, sentence, facts)
+        stretch, current = life.stretch_at(moment), life.stretches[-1]
+        around = " and ".join(clock(one.scheduled_at) for one in (before, after) if one is not None)
+        nearest = f"; the nearest are {around}" if around else "; there is none"
+        if stretch.timetable is None:
+            stop = life.stop_at(moment)
+            if stop is not None:
+                return self._of_stop(here, stop)
+            return self._say(
+                here, Verdict.UNRECORDED,
+                f"Nothing is recorded, and the schedule ({stretch.definition}) cannot be read any more to tell whether "
+                "this is an occurrence.", facts,
+            )  # fmt: skip
+        if stretch.ended_by is not None and current.timetable is not None and current.timetable.occurs_at(moment):
+            return self._say(
+                here, Verdict.CHANGED,
+                f"Not an occurrence then: until {clock(stretch.until)} the schedule in force was "
+                f"{stretch.definition}{nearest}.",
+                {"schedule_then": str(stretch.definition), "changed_at": stretch.until, **facts},
+            )  # fmt: skip
+        return self._say(here, Verdict.NOT_AN_OCCURRENCE, f"Not an occurrence of {stretch.definition}{nearest}.", facts)
+
+    def _of_record(self, occurrence: Occurrence, record: Record) -> Explanation:
+        run = record.run
+        if run.status == "missed":
+            if (run.note or {}).get("reason") == "dst_gap":
+                return self._of_dst(occurrence, {"recorded_at": run.finished_at})
+            return self._of_missed(occurrence, run)
+        if run.status == "skipped":
+            return self._of_overlap(occurrence, run)
+        lag = run.fired_at - run.scheduled_at if run.fired_at is not None else timedelta(0)
+        facts: dict[str, Any] = {
+            "fired_at": run.fired_at,
+            "lag_seconds": lag.total_seconds(),
+            "fired_by": record.fired_by,
+            "epoch": run.epoch,
+            "run_id": run.run_id,
+            "run_status": run.status,
+            "attempt": run.attempt,
+        }
+        if run.epoch is None:
+            who = "by hand" if record.triggered else "by the submitter"
+        elif record.fired_by is not None:
+            who = f"by {record.fired_by}, epoch {run.epoch}"
+        else:
+            who = f"in epoch {run.epoch}, by a node that is no longer known"
+        if record.triggered:
+            verdict, how = Verdict.TRIGGERED, "Triggered"
+        elif run.missed:
+            verdict = Verdict.FIRED_LATE
+            how = f"Missed, then fired {length(lag)} late as missed_window={self._job.policy.missed_window} says,"
+        elif lag > _ON_TIME:
+            verdict, how = Verdict.FIRED_LATE, f"Fired {length(lag)} late"
+        else:
+            verdict, how = Verdict.FIRED, f"Fired on time ({length(lag)} after it was due)"
+        return self._say(occurrence, verdict, f"{how} {who}; {outcome(run)}.", facts, run=run)
+
+    def _of_overlap(self, occurrence: Occurrence, run: Run) -> Explanation:
+        note = run.note or {}
+        unfinished = note.get("unfinished")
+        facts: dict[str, Any] = {"fired_at": run.fired_at, "overlap": note.get("overlap"), "epoch": run.epoch}
+        by = "an earlier run"
+        if unfinished is not None:
+            earlier = read_time(unfinished)
+            facts |= {"unfinished": earlier, "unfinished_run_id": make_run_id(run.job_id, earlier)}
+            by = f"the run of {clock(earlier)}"
+        why = f"{by} was unfinished"
+        if note.get("overlap") == "queue":
+            why += " and as many as max_queued allows were waiting"
+        sentence = f"Skipped: overlap is {note.get('overlap')}, and {why}."
+        return self._say(occurrence, Verdict.SKIPPED, sentence, facts, run=run)
+
+    def _of_missed(self, occurrence: Occurrence, run: Run) -> Explanation:
+        note = run.note or {}
+        reason = str(note.get("reason"))
+        first, last = _range(run)
+        count = int(note.get("count", 1))
+        facts: dict[str, Any] = {
+            "rule": reason, "count": count, "first": first, "last": last, "found_at": run.finished_at,
+            "epoch": run.epoch,
+        }  # fmt: skip
+        among = f"one of {count} from {clock(first)} to {clock(last)}" if count > 1 else "the only one"
+        noticed = "given up" if reason in _UNDONE else "found unfired"
+        when = f" at {clock(run.finished_at)}" if run.finished_at is not None else ""
+        sentence = f"Missed and not run: {noticed}{when} ({among}); {_RULES.get(reason, reason)}."
+        return self._say(occurrence, _UNDONE.get(reason, Verdict.MISSED), sentence, facts)
+
+    def _of_catch_up(self, occurrence: Occurrence, catch_up: CatchUp) -> Explanation:
+        facts: dict[str, Any] = {"first": catch_up.first_at, "last": catch_up.last_at, "count": catch_up.count}
+        sentence = (
+            f"Missed, and to be run late as missed_window={self._job.policy.missed_window} says: it waits for its turn "
+            f"with {catch_up.count - 1} others of the job."
+        )
+        return self._say(occurrence, Verdict.CATCHING_UP, sentence, facts)
+
+    def _of_dst(self, occurrence: Occurrence, facts: dict[str, Any]) -> Explanation:
+        verb = "Dropped" if occurrence.scheduled_at <= self._now else "Will be dropped"
+        note = occurrence.note or "the local time does not exist that day"
+        return self._say(occurrence, Verdict.DST_DROPPED, f"{verb} because dst_gap is skip: {note}.", facts)
+
+    def _of_stop(self, occurrence: Occurrence, stop: Stop) -> Explanation:
+        change = stop.change
+        facts: dict[str, Any] = {f"{change.what}_at": change.at, "reason": change.reason}
+        why = f" ({change.reason})" if change.reason else ""
+        if change.what == "cancelled":
+            sentence = f"The job was cancelled at {clock(change.at)}{why}."
+        elif stop.until is not None:
+            facts["resumed_at"] = stop.until
+            sentence = f"The job was {change.what} then{why}: from {clock(change.at)} until {clock(stop.until)}."
+        else:
+            ahead = "; it fires only if it is resumed before" if occurrence.scheduled_at > self._now else ""
+            sentence = f"The job is {change.what} since {clock(change.at)}{why}{ahead}."
+        return self._say(occurrence, _STOPPED[change.what], sentence, facts)
+
+    def _of_plan(self, occurrence: Occurrence) -> Explanation | None:
+        """Still to come, or overdue: the job stands at it or before it."""
+        moment, planned = occurrence.scheduled_at, self._job.next_run_at
+        if planned is None or moment < planned:
+            return None
+        timetable = self._life.stretches[-1].timetable
+        if self._job.max_runs is not None and timetable is not None:
+            room = max(0, self._job.max_runs - self._job.run_count)
+            if timetable.count(planned - _MICROSECOND, moment, room + 1) > room:
+                return self._of_end(occurrence)
+        if moment > self._now:
+            return self._say(
+                occurrence, Verdict.NOT_DUE, f"Not yet due: in {length(moment - self._now)}.",
+                {"due_in_seconds": (moment - self._now).total_seconds()},
+            )  # fmt: skip
+        late, leader = self._now - moment, self._leader
+        facts: dict[str, Any] = {
+            "late_seconds": late.total_seconds(), "shard": self._job.shard, "epoch": leader.epoch,
+            "leader": leader.name, "leader_alive": leader.alive,
+        }  # fmt: skip
+        if leader.name is None:
+            why = f"no scheduler leads its shard {self._job.shard} (start one with: duly scheduler)"
+        elif leader.alive:
+            why = f"{leader.name} leads its shard {self._job.shard} and has not fired it yet"
+        else:
+            why = f"{leader.name}, which led its shard {self._job.shard}, has not been heard of since its lease ran out"
+        if late > self._grace:
+            facts["missed_window"] = self._job.policy.missed_window
+            why += f"; once it is found, missed_window={self._job.policy.missed_window} decides"
+        return self._say(occurrence, Verdict.OVERDUE, f"Overdue by {length(late)}: {why}.", facts)
+
+    def _of_change(self, occurrence: Occurrence) -> Explanation | None:
+        """Not fired before something else happened to the job."""
+        moment = occurrence.scheduled_at
+        change = self._life.change_after(moment)
+        if change is None:
+            last = self._job.last_run_at
+            return self._of_end(occurrence) if self._life.ended and (last is None or moment > last) else None
+        if "next_run_at" in change.detail:
+            stood = change.detail["next_run_at"]
+            if stood is None:
+                return self._of_end(occurrence)
+            if read_time(stood) > moment:
+                return None
+        elif not self._kept(moment):
+            return None
+        return self._of_overdue_change(occurrence, change)
+
+    def _of_overdue_change(self, occurrence: Occurrence, change: Change) -> Explanation:
+        facts: dict[str, Any] = {f"{change.what}_at": change.at, "reason": change.reason}
+        why = f" ({change.reason})" if change.reason else ""
+        what = f"the job was {change.what} at {clock(change.at)}{why}"
+        if change.what not in _STOPPED:
+            what += ", and was planned anew from then on"
+        verdict = _STOPPED.get(change.what, Verdict.CHANGED)
+        return self._say(occurrence, verdict, f"Due, but not fired before {what}.", facts)
+
+    def _of_end(self, occurrence: Occurrence) -> Explanation:
+        job = self._job
+        facts: dict[str, Any] = {"runs": job.run_count, "max_runs": job.max_runs, "last_run_at": job.last_run_at}
+        if job.max_runs is not None:
+            tense = "has" if job.run_count >= job.max_runs else "will have"
+            sentence = f"The job {tense} had all of its {job.max_runs} runs by then (max_runs)."
+        else:
+            last = f": its last occurrence was {clock(job.last_run_at)}" if job.last_run_at is not None else ""
+            sentence = f"Nothing was planned any more{last}."
+        return self._say(occurrence, Verdict.ENDED, sentence, facts)
+
+    def _of_nothing(self, occurrence: Occurrence) -> Explanation:
+        day = occurrence.scheduled_at.astimezone(UTC).date()
+        if self._kept(occurrence.scheduled_at):
+            sentence = "Nothing is recorded of it, although the job has moved past it: this should not happen."
+            return self._say(occurrence, Verdict.UNRECORDED, sentence, {"next_run_at": self._job.next_run_at})
+        sentence = f"No longer known: the job has moved past it, and the history of {day} is not kept any more."
+        return self._say(occurrence, Verdict.PRUNED, sentence, {"day": str(day)})
+
+    def _kept(self, moment: datetime) -> bool:
+        return moment.astimezone(UTC).date() in self._days
+
+    def _covering(self, moment: datetime) -> Record | None:
+        at = bisect_right(self._dropped, moment, key=lambda one: one[0]) - 1
+        if at < 0 or _range(self._dropped[at][1].run)[1] < moment:
+            return None
+        return self._dropped[at][1]
+
+    def _say(
+        self, occurrence: Occurrence, verdict: Verdict, sentence: str, facts: dict[str, Any], *, run: Run | None = None
+    ) -> Explanation:
+        stretch = self._life.stretch_at(occurrence.scheduled_at)
+        if stretch.ended_by is not None and verdict is not Verdict.NOT_CREATED:
+            # What anyone sees in the job today is not what was in force then.
+            facts = {"schedule_then": str(stretch.definition), "changed_at": stretch.until, **facts}
+        if occurrence.note is not None and verdict is not Verdict.DST_DROPPED:
+            sentence += f" DST: {occurrence.note}."
+        return Explanation(
+            self._job.job_id, occurrence.scheduled_at, occurrence.local, verdict, sentence, facts, occurrence.note, run
+        )
+
+
+def _is_range(run: Run) -> bool:
+    return run.status == "missed" and (run.note or {}).get("reason") != "dst_gap"
+
+
+def _range(run: Run) -> tuple[datetime, datetime]:
+    """The first and last of the missed occurrences that one record stands for."""
+    note = run.note or {}
+    first, last = note.get("first"), note.get("last")
+    return (
+        run.scheduled_at if first is None else read_time(first),
+        run.scheduled_at if last is None else read_time(last),
+    )

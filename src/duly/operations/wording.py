@@ -1,0 +1,70 @@
+"""Times, lengths and outcomes in words, for sentences that people read."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from duly.model import ErrorInfo, Run
+
+_LONGEST_ERROR = 160
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+# Error messages are other people's text: no line breaks, nothing that steers a terminal.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+
+
+def clock(moment: datetime) -> str:
+    """To the second, in UTC; finer only where it is finer."""
+    utc = moment.astimezone(UTC).replace(tzinfo=None)
+    return utc.isoformat(" ", "milliseconds" if utc.microsecond else "seconds") + "Z"
+
+
+def length(span: timedelta) -> str:
+    """In the two units that matter."""
+    seconds = max(0.0, span.total_seconds())
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 59.95:
+        return f"{seconds:.1f} s".replace(".0 s", " s")
+    left = round(seconds)
+    parts: list[str] = []
+    for size, unit in _UNITS:
+        count, left = divmod(left, size)
+        if count or parts:
+            parts.append(f"{count} {unit}" if count else "")
+        if len(parts) == 2:
+            break
+    return " ".join(filter(None, parts))
+
+
+def outcome(run: Run) -> str:
+    """What became of a run, as the second half of a sentence."""
+    nth = f"attempt {run.attempt}"
+    where = f" on {run.worker}" if run.worker else ""
+    if run.status == "succeeded":
+        if run.deduplicated:
+            return "it succeeded without a call of the handler: its idempotency key had been completed before"
+        took = f" after {length(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
+        return f"it succeeded in {nth}{took}{where}"
+    if run.status == "dead":
+        return f"it is dead since {nth}{where}{_error(run.error)}"
+    if run.status == "cancelled":
+        reason = (run.note or {}).get("reason")
+        return "its run was cancelled" + (f": {reason}" if reason else "")
+    if run.status == "running":
+        since = f" since {clock(run.started_at)}" if run.started_at else ""
+        return f"it is running{where}{since}, {nth}"
+    if run.status == "retrying":
+        last = run.attempts[-1].error if run.attempts else None
+        when = f"; it is tried again at {clock(run.run_at)}" if run.run_at else ""
+        return f"{nth} failed{_error(last)}{when}"
+    if run.status == "waiting":
+        return "it waits for an earlier run of the job to end"
+    return "it waits for a worker" + (f" after {nth}" if run.attempt else "")
+
+
+def _error(error: ErrorInfo | None) -> str:
+    if error is None:
+        return ""
+    text = " ".join(_CONTROL.sub(" ", f"{error.type}: {error.message}"[: 4 * _LONGEST_ERROR]).split())
+    return ": " + (text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…")

@@ -1,0 +1,130 @@
+"""Lets late runs go that the governor held back: a slice of each job's, whoever was served longest ago first.
+
+What waits is one row a job in the store, from its first to its last late occurrence; nothing is held here, and
+whichever node leads the shard goes on with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+
+from duly.cluster.coordinator import Term
+from duly.errors import InvalidInput
+from duly.model import policy_from_stored
+from duly.scheduler.governor import Governor
+from duly.scheduler.planner import run_flags
+from duly.service import Service
+from duly.store import fires
+from duly.store.fires import CatchUp, Release
+from duly.store.pool import Pool
+from duly.timing import make_timetable
+
+log = logging.getLogger("duly.scheduler")
+
+# Jobs served, and runs released, in one pass.
+JOBS = 500
+RUNS = 2_000
+
+
+class CatchingUp(Service):
+    """Idle until it is woken by a term that begins or by a fire that deferred something; the interval is for the
+    announcement that nobody made."""
+
+    interval = 60.0
+
+    def __init__(self, pool: Pool, governor: Governor) -> None:
+        super().__init__()
+        self._pool = pool
+        self._governor = governor
+        self._terms: dict[int, Term] = {}
+        self.released = 0
+
+    def lead(self, term: Term) -> None:
+        self._terms[term.shard] = term
+        self.wake()
+
+    def drop(self, shard: int) -> None:
+        self._terms.pop(shard, None)
+
+    async def run_once(self) -> float | None:
+        if not self._terms:
+            return None
+        room = self._governor.take(RUNS)
+        if room == 0:
+            return self._governor.pause
+        used = 0
+        try:
+            waiting = await fires.catch_ups(self._pool, shards=list(self._terms), limit=min(room, JOBS))
+            share = max(1, room // max(1, len(waiting)))
+            by_shard: dict[int, list[CatchUp]] = defaultdict(list)
+            for one in waiting:
+                by_shard[one.shard].append(one)
+            for shard, catch_ups in by_shard.items():
+                if (term := self._terms.get(shard)) is not None:
+                    used += await self._serve(term, catch_ups, share)
+        finally:
+            self._governor.give_back(room - used)
+        return self._governor.pause if waiting else None
+
+    async def _serve(self, term: Term, catch_ups: Sequence[CatchUp], share: int) -> int:
+        gone = [one for one in catch_ups if one.status not in ("active", "ended")]
+        if gone:
+            await fires.abandon(self._pool, shard=term.shard, epoch=term.epoch, waiting=gone)
+        batch = Release()
+        # A job with two outages behind it has one of them served; the other keeps its turn for the next pass.
+        ready = {one.job_id: one for one in reversed(catch_ups) if one.status in ("active", "ended")}
+        for one in ready.values():
+            _add(batch, one, share)
+        if not batch.job_ids:
+            return 0
+        released = await fires.release(self._pool, shard=term.shard, epoch=term.epoch, batch=batch)
+        self.released += released
+        log.info("shard %d: released %d late runs of %d jobs", term.shard, released, len(batch.job_ids))
+        return len(batch.run_job_ids)
+
+
+def _add(batch: Release, one: CatchUp, share: int) -> None:
+    """The next `share` occurrences of a job. One that cannot be planned now keeps them until it can.
+
+    Never more than were counted when they were found: a job that was redefined meanwhile may be a busier one now.
+    """
+    share = min(share, one.count)
+    policy = policy_from_stored(one.policy)
+    moment = one.first_at
+    moments = [moment]
+    following = None
+    if moment < one.last_at:
+        try:
+            timetable = make_timetable(
+                kind=one.kind,
+                schedule=one.schedule,
+                timezone=one.timezone,
+                anchor=one.start_at or one.created_at,
+                start_at=one.start_at,
+                end_at=one.end_at,
+                policy=policy,
+                job_id=one.job_id,
+            )
+        except InvalidInput as error:
+            log.warning("job %s cannot catch up: %s", one.job_id, error)
+            moments, following = [], moment
+        else:
+            following = timetable.next(moment)
+            while len(moments) < share and following is not None and following <= one.last_at:
+                moments.append(following)
+                following = timetable.next(following)
+            if following is not None and (following > one.last_at or len(moments) >= one.count):
+                following = None
+    batch.job_ids.append(one.job_id)
+    batch.last_at.append(one.last_at)
+    batch.expected.append(one.first_at)
+    batch.first_at.append(following)
+    batch.overlap.append(policy.overlap)
+    batch.max_queued.append(policy.max_queued)
+    for place, scheduled_at in enumerate(moments, start=1):
+        batch.run_job_ids.append(one.job_id)
+        batch.run_scheduled_at.append(scheduled_at)
+        batch.run_flags.append(run_flags(policy, missed=True, alone=False))
+        batch.run_place.append(place)

@@ -1,0 +1,32 @@
+"""What was done to a job and when. The statements that change a job write it; this reads it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from duly.store.pool import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`what` is one word of the table's own list: paused, resumed, redefined, changed, cancelled, parked, unparked."""
+
+    at: datetime
+    what: str
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def reason(self) -> str | None:
+        reason = self.detail.get("reason")
+        return None if reason is None else str(reason)
+
+
+async def of_job(store: Executor, *, job_id: UUID, limit: int) -> list[Change]:
+    """The newest `limit` changes of a job, oldest first."""
+    rows = await store.fetch("changes/of_job", job_id, limit)
+    changes = [Change(row["at"], row["what"], json.loads(row["detail"]) if row["detail"] else {}) for row in rows]
+    return changes[::-1]

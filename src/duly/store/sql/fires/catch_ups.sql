@@ -1,0 +1,17 @@
+-- Late occurrences that wait for their turn in these shards, with what is needed to name them. Who was served longest
+-- ago comes first, so that neither a long outage nor a busy job holds up the others.
+--   $1 shards  $2 limit
+select c.job_id, c.shard, c.first_at, c.last_at, c.count, j.status, j.kind, j.schedule, j.timezone,
+    j.start_at, j.end_at, j.policy, j.created_at
+from duly.catch_ups c
+cross join lateral (
+    select *, exists (select from duly.parked p where p.job_id = job.job_id and p.version = job.version) as parked
+    from duly.jobs job
+    where job.job_id = c.job_id
+    limit 1
+) j
+where c.shard = any ($1::smallint[])
+    -- Parked through no will of its own: what waits goes on waiting with it.
+    and not j.parked
+order by c.served_at
+limit $2

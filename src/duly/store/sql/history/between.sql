@@ -1,0 +1,50 @@
+-- What is recorded of one job's occurrences from one moment to another, live and ended, oldest first, and who fired it.
+--   $1 job_id  $2 first scheduled_at  $3 last scheduled_at  $4 limit  $5 shard
+-- In front of them the record next before the first: when it is one of missed occurrences, it may reach into the time
+-- asked for. Only runs by hand and days without the local time lie inside such a stretch, so those are passed over.
+select run.*, n.name as worker, leader.name as fired_by
+from (
+    (
+        select h.job_id, h.scheduled_at, h.status, h.attempt, h.flags, h.fired_at, h.epoch, h.started_at,
+            h.finished_at, h.worker_id, h.claim_id, h.result, h.error, h.note, null::timestamptz as run_at
+        from duly.history h
+        where h.job_id = $1 and h.scheduled_at < $2 and h.flags & 16 = 0 and h.note ->> 'reason' is distinct from 'dst_gap'
+        order by h.scheduled_at desc
+        limit 1
+    )
+    union all
+    (
+        select h.job_id, h.scheduled_at, h.status, h.attempt, h.flags, h.fired_at, h.epoch, h.started_at,
+            h.finished_at, h.worker_id, h.claim_id, h.result, h.error, h.note, null
+        from duly.history h
+        where h.job_id = $1 and h.scheduled_at between $2 and $3
+        order by h.scheduled_at
+        limit $4
+    )
+    union all
+    (
+        select r.job_id, r.scheduled_at, r.state, r.attempt, r.flags, r.fired_at, r.epoch, null, null, null, null,
+            null, null, null, r.run_at
+        from duly.runs r
+        where r.job_id = $1 and r.scheduled_at between $2 and $3
+        order by r.scheduled_at
+        limit $4
+    )
+    union all
+    (
+        select one.job_id, one.scheduled_at, 'running', one.attempt, one.flags, one.fired_at, one.epoch, c.claimed_at,
+            null, c.worker_id, c.claim_id, null, null, null, null
+        from duly.claims c
+        cross join unnest(c.job_ids, c.scheduled_ats, c.fired_ats, c.epochs, c.attempts, c.flags)
+            with ordinality as one (job_id, scheduled_at, fired_at, epoch, attempt, flags, ordinal)
+        where one.job_id = $1 and one.scheduled_at between $2 and $3 and not (one.ordinal = any (c.released))
+            and not exists (
+                select from duly.history h where h.job_id = one.job_id and h.scheduled_at = one.scheduled_at
+            )
+    )
+) run
+left join duly.nodes n on n.node_id = run.worker_id
+left join duly.terms t on t.shard = $5 and t.epoch = run.epoch
+left join duly.nodes leader on leader.node_id = t.node_id
+order by scheduled_at
+limit $4 + 1

@@ -1,0 +1,5 @@
+-- The days whose history is still there: one partition each.
+select to_date(substr(c.relname, 9), 'YYYYMMDD') as day
+from pg_inherits i
+join pg_class c on c.oid = i.inhrelid
+where i.inhparent = 'duly.history'::regclass and c.relname ~ '^history_\d{8}$'

@@ -1,0 +1,79 @@
+-- Change a job: the caller read it, worked out what it is to be, and writes it whole, unless somebody else was faster.
+--   $1 job_id  $2 tenant  $3 version it was read with
+--   $4 name  $5 payload  $6 payload_ref  $7 kind  $8 schedule  $9 timezone  $10 start_at  $11 end_at  $12 max_runs
+--   $13 queue  $14 priority  $15 policy  $16 labels
+--   $17 planned anew?  if so: $18 next_run_at it was read with  $19 its new one
+--   $20 the old values of what changes, as JSON
+--   $21, $22, $23 first, last and count of overdue occurrences that the change gives up; count 0: there are none
+-- A fire does not raise the version, so a new plan also names the next_run_at it was made from: an occurrence that
+-- fires in between is neither lost nor repeated.
+with clock as materialized (
+    select duly.now() as now
+),
+before as materialized (
+    select job_id, next_run_at, queue, priority, jsonb_build_object('kind', kind, 'schedule', schedule,
+        'timezone', timezone, 'start_at', start_at, 'end_at', end_at, 'dst_gap', policy -> 'dst_gap',
+        'dst_fold', policy -> 'dst_fold', 'jitter_seconds', policy -> 'jitter_seconds') as timing
+    from duly.jobs
+    where job_id = $1 and tenant = $2 and version = $3 and status <> 'cancelled'
+        and (not $17::boolean or next_run_at is not distinct from $18::timestamptz)
+    for no key update
+),
+changed as (
+    update duly.jobs j
+    set name = $4, payload = $5::jsonb, payload_ref = $6, kind = $7, schedule = $8, timezone = $9, start_at = $10,
+        end_at = $11, max_runs = $12, queue = $13, priority = $14, policy = $15::jsonb, labels = $16::jsonb,
+        next_run_at = case when $17::boolean then $19::timestamptz else j.next_run_at end,
+        updated_at = clock.now, version = version + 1
+    from before cross join clock
+    where j.job_id = before.job_id
+    returning j.*
+),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select changed.job_id, changed.updated_at, 'changed',
+        jsonb_build_object('old', $20::jsonb, 'next_run_at', before.next_run_at)
+        || case when $17::boolean then jsonb_build_object('before', before.timing) else '{}' end
+    from changed join before using (job_id)
+),
+given_up as (
+    -- Late ones that still waited for their turn are of the old schedule too.
+    delete from duly.catch_ups c
+    using changed
+    where c.job_id = changed.job_id and $17::boolean
+    returning c.job_id, c.first_at, c.last_at, c.count
+),
+missed as (
+    insert into duly.history (job_id, scheduled_at, finished_at, attempt, status, note)
+    select job_id, first, clock.now, 0, 'missed',
+        jsonb_build_object('reason', 'changed', 'count', count, 'first', first, 'last', last)
+    from (
+        select job_id, first_at, last_at, count from given_up
+        union all
+        select job_id, $21::timestamptz, $22::timestamptz, $23::int from changed where $23::int > 0
+    ) as lost (job_id, first, last, count)
+    cross join clock
+    on conflict do nothing
+),
+followed as (
+    -- What waits in the queue goes where the job's runs now go.
+    update duly.runs r
+    set queue = changed.queue, priority = changed.priority
+    from changed
+    join before on before.job_id = changed.job_id
+    where r.job_id = changed.job_id and (before.queue, before.priority) <> (changed.queue, changed.priority)
+    returning r.queue
+),
+still_parked as (
+    update duly.parked p set version = changed.version from changed where p.job_id = changed.job_id and p.version = $3
+),
+told as (
+    select count(pg_notify('duly_work', queue)::text) as work from (select distinct queue from followed) q
+),
+announced as (
+    select count(pg_notify('duly_due',
+        shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as due
+    from changed
+    where next_run_at is not null and $17::boolean
+)
+select changed.* from changed cross join told cross join announced

@@ -1,0 +1,16 @@
+-- A parked job is paused by a person as well: it no longer goes on by itself.   $1 job_id  $2 tenant  $3 reason
+with kept as (
+    update duly.jobs j
+    set status_reason = $3, updated_at = duly.now(), version = j.version + 1
+    from duly.parked p
+    where j.job_id = $1 and j.tenant = $2 and j.status = 'paused' and p.job_id = j.job_id and p.version = j.version
+    returning j.*
+),
+forgotten as (
+    delete from duly.parked p using kept where p.job_id = kept.job_id
+),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select job_id, updated_at, 'paused', jsonb_build_object('reason', $3::text) from kept
+)
+select * from kept

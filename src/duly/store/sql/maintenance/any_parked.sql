@@ -1,0 +1,1 @@
+select from duly.parked limit 1

@@ -1,0 +1,38 @@
+-- Jobs that can be planned again go on, from the next future occurrence; one that has none left has ended.
+--   $1 job_ids  $2 versions they were parked with  $3 next_run_at  $4 job_ids that are no longer ours to resume
+with able as materialized (
+    select j.job_id, f.next_run_at
+    from unnest($1::uuid[], $2::int[], $3::timestamptz[]) as f (job_id, version, next_run_at)
+    cross join lateral (
+        select job_id from duly.jobs where job_id = f.job_id and version = f.version and status = 'paused'
+        limit 1
+        for no key update
+    ) j
+),
+unparked as (
+    update duly.jobs j
+    set status = case when able.next_run_at is null then 'ended' else 'active' end, status_reason = null,
+        next_run_at = able.next_run_at, updated_at = duly.now(), version = version + 1
+    from able
+    where j.job_id = able.job_id and j.job_id = any (array(select job_id from able))
+    returning j.job_id, j.shard, j.next_run_at, j.updated_at
+),
+forgotten as (
+    delete from duly.parked where job_id = any ($4::uuid[]) or job_id = any (array(select job_id from able))
+),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select job_id, updated_at, 'unparked', jsonb_build_object('next_run_at', next_run_at)
+    from unparked
+),
+soon as (
+    select case when count(*) > 50 then '*' else
+            string_agg(shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint, ',')
+        end as jobs
+    from unparked
+    where next_run_at is not null
+),
+announced as (
+    select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
+)
+select (select count(*) from unparked) as unparked, announced.due from announced

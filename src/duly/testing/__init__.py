@@ -1,0 +1,29 @@
+"""For users' own tests: jobs on a real store and a virtual clock, a year in seconds. The manual is docs/testing.md.
+
+```python
+pytest_plugins = ["duly.testing"]  # conftest.py
+
+
+async def test_weekly_digest(duly_test):
+    await duly_test.at(datetime(2026, 1, 1, tzinfo=UTC))
+    duly_test.use(app)
+    await duly_test.submit(weekly_digest, schedule="0 9 * * MON", timezone="America/New_York")
+    assert len(await duly_test.advance(weeks=52)) == 52
+```
+
+The data flows: `server` makes a store → `virtual` moves its clock from event to event and lets the product's firer and
+the `hands` (a worker that is told when) do what is due; `binding` brings the user's apps to the store. `schedules`
+needs none of that.
+"""
+
+from importlib.util import find_spec
+
+from duly.testing.schedules import occurrences
+from duly.testing.server import StoreServer, running_server
+from duly.testing.virtual import DulyTest
+
+__all__ = ["DulyTest", "StoreServer", "duly_test", "duly_test_server", "occurrences", "running_server"]
+
+# Also of use where there is no pytest: in a script, or under another test runner.
+if find_spec("pytest") is not None:
+    from duly.testing.fixtures import duly_test, duly_test_server

@@ -1,0 +1,2 @@
+-- {name} and {template} are made here and need no quotes
+create database {name} template {template}

@@ -1,0 +1,23 @@
+-- Move the clock to what happens next, but not past $1: a job falls due, or a run may start. One statement, because a
+-- year of an hourly job is 8,760 of these steps.
+-- Returns where the clock stands then, whether a job is due there, and the queues in which runs may start there.
+with due as materialized (
+    select min(head.next_run_at) as moment
+    from duly.shards s
+    -- One index probe a shard: a store with many jobs is not read through at every step.
+    cross join lateral (
+        select next_run_at from duly.jobs
+        where shard = s.shard and next_run_at is not null
+        order by next_run_at
+        limit 1
+    ) head
+),
+-- A run that waits for another has run_at 'infinity', which is past any $1.
+startable as materialized (
+    select min(run_at) as moment from duly.runs
+)
+update duly.clock
+set frozen_at = greatest(frozen_at, least($1, due.moment, startable.moment))
+from due cross join startable
+returning frozen_at as now, coalesce(due.moment <= frozen_at, false) as due,
+    array(select distinct queue from duly.runs where run_at <= frozen_at) as queues
