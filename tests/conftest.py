@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,20 +33,30 @@ class Server:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    # Durability is what the embedded tests and the torture are about; elsewhere it only costs time.
-    settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
-    running = embedded.start(tmp_path_factory.mktemp("duly-home"), settings=settings)
-    server = Server(running.url)
-    try:
+def server() -> Iterator[Server]:
+    """The embedded PostgreSQL, or the one that DULY_TEST_SERVER names (a superuser's URL ending in /duly?…)."""
+    if given := os.environ.get("DULY_TEST_SERVER"):
+        server = Server(given)
         asyncio.run(_make_template(server))
         yield server
-    finally:
-        running.release()
+        return
+    # Durability is what the embedded tests and the torture are about; elsewhere it only costs time.
+    settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
+    # Not below pytest's own folder: every pytest that root starts closes that one to other accounts again, and then
+    # the server, which cannot run as root, loses its files.
+    with tempfile.TemporaryDirectory(prefix="duly-tests-") as home:
+        running = embedded.start(Path(home), settings=settings)
+        server = Server(running.url)
+        try:
+            asyncio.run(_make_template(server))
+            yield server
+        finally:
+            running.release()
 
 
 async def _make_template(server: Server) -> None:
     connection = await asyncpg.connect(server.url)
+    await connection.execute("drop database if exists template_duly")
     await connection.execute("create database template_duly")
     await connection.close()
     pool = await Pool.connect(server.database_url("template_duly"))

@@ -171,8 +171,8 @@ async def running_worker(
 class Signals:
     """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now.
 
-    Handled by Python itself, not by the event loop: a handler that blocks the loop would keep the loop from ever hearing
-    them. So the third one ends the process whatever it is doing.
+    Handled by Python itself, not by the event loop: a task that blocks the loop would keep the loop from hearing them.
+    So the third one ends the process whatever it is doing.
     """
 
     def __init__(self) -> None:

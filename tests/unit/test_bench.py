@@ -138,7 +138,15 @@ async def test_a_count_that_is_wrong_is_a_failure(outcome: Outcome, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    "options", [{"only": ["nap"]}, {"rounds": 0}, {"scale": 0.0}, {"scale": float("nan")}, {"scale": float("inf")}]
+    "options",
+    [
+        {"only": ["nap"]},
+        {"rounds": 0},
+        {"scale": 0.0},
+        {"scale": float("nan")},
+        {"scale": float("inf")},
+        {"json_path": Path("no/such/folder/results.json")},
+    ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_starts(options: dict[str, Any]) -> None:
     usual = {"only": None, "rounds": 1, "scale": 1.0, "json_path": None, "database_url": None, "home": None}

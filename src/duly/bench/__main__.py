@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from duly.bench.main import DEFAULT_JSON, NAMES, run_bench
+from duly.errors import DulyError
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
@@ -37,4 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except DulyError as error:
+        sys.exit(str(error))

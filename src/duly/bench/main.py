@@ -7,9 +7,8 @@ import json
 import signal
 from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
-import typer
 from rich.console import Console
 
 from duly.bench import drain, hot_second, lag, latency, planning, submit
@@ -32,6 +31,7 @@ MEASURES: Mapping[str, Measure] = {
 NAMES = tuple(MEASURES)
 DEFAULT_JSON = "bench-results.json"
 _WIDTH = 120
+_INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
 Result = TypeVar("Result")
 
 
@@ -46,12 +46,14 @@ def run_bench(
     quiet: bool = False,
     profile: Path | None = None,
 ) -> int:
-    """Measure, print a table, write JSON. 0 if every count was right, 1 if not; a slow figure only shows as such."""
+    """Measure, print a table, write JSON. 0 if every count was right, else 1; a slow figure only shows as such."""
     names = _chosen(only)
     if rounds < 1:
         raise InvalidInput("rounds", "must be at least 1")
     if not 0 < scale <= 1000:
         raise InvalidInput("scale", "must be more than 0 and at most 1000")
+    if json_path is not None and not json_path.absolute().parent.is_dir():
+        raise InvalidInput("json", f"cannot be written: there is no folder {json_path.parent}")
     told = Console(stderr=True, quiet=quiet)
 
     async def bench() -> tuple[list[Figure], dict[str, str], list[str]]:
@@ -68,7 +70,11 @@ def run_bench(
                     told.print(f"FAILED: {failures[-1]}", style="bold red", highlight=False)
         return figures, facts, failures
 
-    figures, facts, failures = run(lambda: _ended_by_signals(bench()))
+    done = run(lambda: _ended_by_signals(bench()))
+    if done is None:
+        told.print("interrupted: nothing was written", style="bold red")
+        return _INTERRUPTED
+    figures, facts, failures = done
     console = Console()
     if not console.is_terminal:
         console = Console(width=_WIDTH)  # into a file or a log, where lines may be as long as the table
@@ -83,34 +89,6 @@ def run_bench(
     return 1 if failures else 0
 
 
-def bench_command(
-    only: Annotated[str | None, typer.Option(help=f"Some of {','.join(NAMES)}.", show_default="all")] = None,
-    rounds: Annotated[int, typer.Option(help="How often each figure is taken.")] = 3,
-    scale: Annotated[float, typer.Option(help="More or less work than usual; 10: half a million in one second.")] = 1.0,
-    json_path: Annotated[Path, typer.Option("--json", help="Where the results go.")] = Path(DEFAULT_JSON),
-    database_url: Annotated[
-        str | None, typer.Option(help="A PostgreSQL to measure on.", show_default="an embedded one")
-    ] = None,
-    home: Annotated[
-        Path | None, typer.Option(help="Home of the embedded PostgreSQL.", show_default="a temporary one")
-    ] = None,
-    profile: Annotated[Path | None, typer.Option(help="Also write a cProfile of one draining worker.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress.")] = False,
-) -> None:
-    """Measure Duly on this machine, each figure beside a raw-SQL loop of the same statements."""
-    code = run_bench(
-        only=only.split(",") if only else None,
-        rounds=rounds,
-        scale=scale,
-        json_path=json_path,
-        database_url=database_url,
-        home=home,
-        quiet=quiet,
-        profile=profile,
-    )
-    raise typer.Exit(code)
-
-
 def _chosen(only: Sequence[str] | None) -> list[str]:
     if only is None:
         return list(NAMES)
@@ -120,7 +98,7 @@ def _chosen(only: Sequence[str] | None) -> list[str]:
     return [name for name in NAMES if name in only]
 
 
-async def _ended_by_signals(bench: Coroutine[Any, Any, Result]) -> Result:
+async def _ended_by_signals(bench: Coroutine[Any, Any, Result]) -> Result | None:
     """SIGTERM as well as Ctrl-C ends the bench by cancelling it, so that it takes its processes and files with it."""
     task = asyncio.ensure_future(bench)
     loop = asyncio.get_running_loop()
@@ -129,7 +107,7 @@ async def _ended_by_signals(bench: Coroutine[Any, Any, Result]) -> Result:
     try:
         return await task
     except asyncio.CancelledError:
-        raise KeyboardInterrupt from None
+        return None
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
