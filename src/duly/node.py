@@ -169,33 +169,28 @@ async def running_worker(
 
 
 class Signals:
-    """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now.
-
-    Handled by Python itself, not by the event loop: a task that blocks the loop would keep the loop from hearing them.
-    So the third one ends the process whatever it is doing.
-    """
+    """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
         self.insisted = asyncio.Event()
-        self._count = 0
 
     @asynccontextmanager
     async def handled(self) -> AsyncIterator[Signals]:
         loop = asyncio.get_running_loop()
-
-        def heard(number: int, _frame: object) -> None:
-            self._count += 1
-            if self._count > 2:
-                os._exit(128 + number)
-            loop.call_soon_threadsafe((self.asked if self._count == 1 else self.insisted).set)
-
-        before = {number: signal.signal(number, heard) for number in (signal.SIGINT, signal.SIGTERM)}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # By the loop, not by signal.signal: uvloop hears those only when something else wakes it up.
+            loop.add_signal_handler(number, self._heard)
         try:
             yield self
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _heard(self) -> None:
+        if self.asked.is_set():
+            self.insisted.set()
+        self.asked.set()
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

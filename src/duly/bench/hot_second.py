@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -93,6 +94,7 @@ async def _follow(worker: Process, scheduler: Process, jobs: int, due_us: int) -
     """Seconds from the due second until all were fired, and until all were recorded."""
     if monotonic_us() > due_us:
         raise BenchFailed("the jobs were due before everything was ready; this machine was too busy")
+    await asyncio.sleep((due_us - monotonic_us()) / 1e6)
     recorded_us = await until_counted([worker], jobs)
     fired_us = await until_counted([scheduler], jobs)
     await scheduler.end()
