@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from duly.bench.processes import as_arguments, running, until_counted
 from duly.bench.server import connect
 from duly.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, DEFAULT_TENANT
 from duly.store.ids import new_job_ids, shard_of
+from duly.store.jobs import NewJob, submit_columns
 from duly.store.migrate import DEFAULT_SHARDS
 from duly.store.statements import statement
 
@@ -76,10 +78,11 @@ def _delays(stamps: list[tuple[int, int]]) -> list[int]:
     return [started - sent for sent, started in sorted(stamps)[WARM_UP:]]
 
 
-def _columns(job_id: UUID, mark: int) -> list[list[object]]:
+def _columns(job_id: UUID, mark: int) -> list[Sequence[object]]:
     """One row for `jobs/submit.sql`."""
-    row = [
-        job_id, shard_of(job_id, DEFAULT_SHARDS), DEFAULT_TENANT, "stamp", "stamp", None, f'{{"mark":{mark}}}', None,
-        "once", "now", "UTC", None, None, None, DEFAULT_QUEUE, DEFAULT_PRIORITY, None, None, None, None, None, True,
-    ]  # fmt: skip
-    return [[value] for value in row]
+    job = NewJob(
+        job_id, shard_of(job_id, DEFAULT_SHARDS), "stamp", f'{{"mark":{mark}}}', None, None, None, None,
+        DEFAULT_TENANT, "stamp", None, "once", "now", "UTC", None, None, None, DEFAULT_QUEUE, DEFAULT_PRIORITY, None,
+        None, True,
+    )  # fmt: skip
+    return submit_columns([job])
