@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import asyncpg
+import hypothesis
 import pytest
 
 from duly.config import Settings, load_settings
@@ -20,6 +21,10 @@ from duly.store.migrate import migrate
 from duly.store.pool import Pool
 
 _numbers = itertools.count(1)
+
+# Examples are judged by what they show; how long one takes is the machine's business, except where a test says so.
+hypothesis.settings.register_profile("duly", deadline=None)
+hypothesis.settings.load_profile("duly")
 
 
 @dataclass(frozen=True)

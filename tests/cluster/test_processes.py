@@ -232,19 +232,28 @@ async def test_fifty_kills_of_a_scheduler_lose_no_occurrence_and_double_none(
 async def test_a_leader_killed_50_ms_before_a_due_time_costs_a_delay_and_not_the_occurrence(
     pool: Pool, operations: Operations, spawn: Spawn
 ) -> None:
-    spawn("worker")
-    victim = spawn("scheduler")
-
     async def led() -> bool:
-        return await count(pool, "shards", "node_id is null") == 0
+        alive = "node_id in (select node_id from duly.nodes where lease_until > now())"
+        return await count(pool, "shards", alive) == 64
 
-    await eventually(led)
-    due = operations.now() + timedelta(seconds=2)
-    await submit(operations, [JobRequest("record", schedule=due) for _ in range(20)])
-    await asyncio.sleep((due - operations.now()).total_seconds() - 0.05)
-    victim.kill()
-    victim.wait()
-    assert await count(pool, "history") == 0, "it had fired already: this tests nothing"
+    async def killed_just_before() -> bool:
+        """False if the machine was too slow for it: the occurrence had fired before the kill."""
+        victim = spawn("scheduler")
+        await eventually(led)
+        due = operations.now() + timedelta(seconds=2)
+        await submit(operations, [JobRequest("record", schedule=due) for _ in range(20)])
+        await asyncio.sleep((due - operations.now()).total_seconds() - 0.05)
+        victim.kill()
+        victim.wait()
+        return await count(pool, "jobs", "next_run_at is null") == 0
+
+    for _ in range(5):
+        if await killed_just_before():
+            break
+        await pool.query("truncate duly.jobs, duly.runs")
+    else:
+        pytest.fail("the leader could not be killed in time: this machine is too slow for this test")
+    spawn("worker")
     spawn("scheduler")
 
     async def all_done() -> bool:
