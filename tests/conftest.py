@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import hypothesis
@@ -101,3 +102,21 @@ def settings(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 @pytest.fixture
 async def operations(pool: Pool, settings: Settings) -> Operations:
     return await Operations.open(pool, settings)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """What was skipped was not tested: in CI that is a failure."""
+    if _skipped(session.config) and os.environ.get("CI"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(config: pytest.Config) -> None:
+    if skipped := _skipped(config):
+        reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+        reporter.write_sep("!", f"{skipped} tests were SKIPPED: what they promise was not tested here", red=True)
+
+
+def _skipped(config: pytest.Config) -> int:
+    reporter: Any = config.pluginmanager.get_plugin("terminalreporter")
+    return 0 if reporter is None else len(reporter.stats.get("skipped", ()))
