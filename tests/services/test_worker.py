@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -16,7 +17,7 @@ from duly.config import Settings
 from duly.model import JobRequest, Run
 from duly.node import running_worker
 from duly.operations import Operations
-from duly.store import maintenance
+from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import ClaimedRun
 from duly.worker.executor import Outcome
@@ -409,6 +410,34 @@ async def test_a_worker_holds_no_more_than_it_has_room_for(bench: Bench, pool: P
                 await bench.ended.get()
     assert most == 8
     assert await count(pool, "history") == 50
+
+
+async def test_an_outcome_that_cannot_be_written_at_all_is_left_to_rescue_and_blocks_nobody(
+    bench: Bench, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @bench.app.task()
+    async def fine(ctx: Context, n: int) -> int:
+        return n
+
+    real = runs.complete
+
+    async def refuse(store: Pool, ended: Sequence[runs.Succeeded], close: Sequence[UUID] = ()) -> int:
+        if any(end.run.payload == '{"n": 7}' for end in ended):
+            raise ValueError("not in any words")
+        return await real(store, ended, close)
+
+    monkeypatch.setattr(runs, "complete", refuse)
+    await bench.operations.submit_many(
+        [JobRequest("fine", payload={"n": n}) for n in range(1, 21)], allow_unknown_handler=True
+    )
+    async with bench.working() as worker:
+        async with asyncio.timeout(20):
+            for _ in range(20):
+                await bench.ended.get()
+            await worker.wait_idle()
+    assert await count(pool, "history", "status = 'succeeded'") == 19
+    await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
+    assert (await maintenance.rescue(pool)).requeued == 1
 
 
 async def test_an_outcome_the_database_refuses_does_not_sink_the_others(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from duly.errors import DulyError
@@ -41,6 +41,9 @@ class Completer(Service):
         # Emptied without a flush of their own (leases lost): closed with the next one.
         self._closable: list[UUID] = []
         self._emptied: list[UUID] = []
+        # Claims with a run whose outcome could not be written in any words: never closed, so that rescue takes the run
+        # back when this worker ends.
+        self._unwritten: set[UUID] = set()
         self.succeeded = 0
         self.lost = 0
 
@@ -106,44 +109,59 @@ class Completer(Service):
         for outcome in batch:
             claim_id = outcome.run.claim_id
             leaving[claim_id] = leaving.get(claim_id, 0) + 1
-        return [claim_id for claim_id, count in leaving.items() if self._held.get(claim_id) == count] + self._closable
+        emptied = [claim_id for claim_id, count in leaving.items() if self._held.get(claim_id) == count]
+        return [claim_id for claim_id in emptied + self._closable if claim_id not in self._unwritten]
 
     def _leave(self, run: ClaimedRun) -> None:
         left = self._held.get(run.claim_id, 0) - 1
         if left > 0:
             self._held[run.claim_id] = left
         elif self._held.pop(run.claim_id, None) is not None:
-            self._closable.append(run.claim_id)
+            if run.claim_id not in self._unwritten:
+                self._closable.append(run.claim_id)
             self._emptied.append(run.claim_id)
 
-    async def _write(self, write: Callable[..., Awaitable[int]], ends: Sequence[End], *extra: Any) -> None:
+    async def _write(
+        self, write: Callable[..., Awaitable[int]], ends: Sequence[End], close: Sequence[UUID] = ()
+    ) -> None:
+        """Write them all; should one be refused for what it is, the others still are. `close` is for `complete`."""
+        closing = [claim_id for claim_id in close if claim_id not in self._unwritten]
         try:
-            accepted = await write(self._pool, ends, *extra)
+            accepted = await (write(self._pool, ends, closing) if closing else write(self._pool, ends))
         except DulyError:
             raise
         except Exception as error:  # noqa: BLE001 - one bad row must not sink the others
             if len(ends) > 1:
                 half = len(ends) // 2
                 await self._write(write, ends[:half])
-                await self._write(write, ends[half:], *extra)
+                await self._write(write, ends[half:], close)
                 return
-            accepted = await self._write_plainly(write, ends, error, *extra)
+            accepted = await self._write_plainly(write, ends, error)
+            if closing := [claim_id for claim_id in closing if claim_id not in self._unwritten]:
+                await store.complete(self._pool, [], closing)
         if accepted < len(ends):
             await self._account_for_refused([end.run for end in ends], accepted)
 
-    async def _write_plainly(
-        self, write: Callable[..., Awaitable[int]], ends: Sequence[End], error: Exception, *extra: Any
-    ) -> int:
+    async def _write_plainly(self, write: Callable[..., Awaitable[int]], ends: Sequence[End], error: Exception) -> int:
         """An outcome the database will not take as it is: keep the outcome, drop its words."""
         log.error("an outcome could not be stored as it was", exc_info=error)
-        end = ends[0]
+        end: Succeeded | Requeued | Buried = ends[0]
         plain = error_text("Unstorable", f"what the handler gave could not be stored: {type(error).__name__}")
         if isinstance(end, Succeeded):
-            return await write(self._pool, [Succeeded(end.run, end.started_us, end.finished_us, plain)], *extra)
-        if isinstance(end, Requeued):
-            kept = Requeued(end.run, end.state, end.delay, end.started_us, end.finished_us, plain, end.refund)
-            return await write(self._pool, [kept], *extra)
-        return await write(self._pool, [Buried(end.run, end.started_us, end.finished_us, plain, end.status)], *extra)
+            end = Succeeded(end.run, end.started_us, end.finished_us, plain)
+        elif isinstance(end, Requeued):
+            end = Requeued(end.run, end.state, end.delay, end.started_us, end.finished_us, plain, end.refund)
+        else:
+            end = Buried(end.run, end.started_us, end.finished_us, plain, end.status)
+        try:
+            return await write(self._pool, [end])
+        except DulyError:
+            raise
+        except Exception as again:
+            # This one must not keep all the others from being written.
+            log.error("an outcome could not be stored at all; the run is left to rescue", exc_info=again)
+            self._unwritten.add(end.run.claim_id)
+            return 0
 
     async def _account_for_refused(self, runs: Sequence[ClaimedRun], accepted: int) -> None:
         # Either the lease was lost, or this is the second sending after a lost answer. History tells for what ended;
