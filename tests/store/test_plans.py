@@ -152,6 +152,24 @@ async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(full_poo
                 assert "priority" in lane["Index Cond"]
 
 
+async def test_a_claim_planned_on_an_empty_queue_does_not_read_the_whole_queue_when_it_fills(pool: Pool) -> None:
+    """A prepared statement keeps its plan, and a worker usually starts on an empty queue."""
+    for plan in await plans_of(pool, "runs/claim", uuid4(), 15.0, 1000, *LANES):
+        assert_index_only_access(plan)
+        assert "Tid Scan" in [node["Node Type"] for node in nodes_of(plan)]
+
+
+@pytest.mark.parametrize("name", ["runs/requeue", "runs/bury", "runs/complete"])
+async def test_outcomes_planned_on_an_empty_store_go_by_key(pool: Pool, name: str) -> None:
+    columns = {
+        "runs/complete": ([1], [1], [1], [2], [None], [0], []),
+        "runs/requeue": ([1], [1], ["queued"], [0.0], [0], [None], [None], [None]),
+        "runs/bury": ([1], [1], ["{}"], [1], [2], ["dead"]),
+    }
+    for plan in await plans_of(pool, name, [uuid4()], *columns[name]):
+        assert_index_only_access(plan)
+
+
 @pytest.mark.parametrize("size", [1, 2000])
 async def test_fire_touches_the_jobs_it_names_and_probes_history_once_each(full_pool: Pool, size: int) -> None:
     jobs = await ids(full_pool, size)

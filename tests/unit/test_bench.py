@@ -84,6 +84,7 @@ def test_values_are_shown_with_the_digits_they_deserve() -> None:
     figure = Figure("drain", "drain", "/s")
     assert shown_bar(figure, Bar(52_600, 0.35)) == "≥ 52,600/s, ≥ 0.35 of raw"
     assert shown_bar(Figure("lag", "lag", "ms"), Bar(10)) == "≤ 10 ms"
+    assert shown_bar(figure, Bar(1_000_000)) == "≥ 1,000,000/s"
     assert shown_bar(figure, Bar()) == ""
 
 

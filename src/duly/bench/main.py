@@ -30,7 +30,7 @@ MEASURES: Mapping[str, Measure] = {
 }
 NAMES = tuple(MEASURES)
 DEFAULT_JSON = "bench-results.json"
-_WIDTH = 120
+_WIDTH = 140
 _INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
 Result = TypeVar("Result")
 

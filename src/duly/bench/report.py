@@ -24,7 +24,7 @@ def shown(value: float | None, unit: str) -> str:
 
 def shown_bar(figure: Figure, bar: Bar) -> str:
     sign = "≥" if figure.more_is_better else "≤"
-    parts = [] if bar.value is None else [f"{sign} {bar.value:,g}{_SUFFIX[figure.unit]}"]
+    parts = [] if bar.value is None else [f"{sign} {bar.value:,.10g}{_SUFFIX[figure.unit]}"]
     if bar.ratio is not None:
         parts.append(f"≥ {bar.ratio:g} of raw")
     return ", ".join(parts)

@@ -218,5 +218,7 @@ def connection_options(*, pgbouncer: bool) -> dict[str, Any]:
         # Behind a transaction-mode pooler a prepared statement may not be there next time, and start-up parameters
         # other than the application's name are refused.
         return {"statement_cache_size": 0, "server_settings": {"application_name": "duly"}}
-    # JIT compiles for longer than our short statements run.
-    return {"server_settings": {"application_name": "duly", "jit": "off"}}
+    # JIT compiles for longer than our short statements run. Sequential scans are off because a prepared statement keeps
+    # the plan of its first executions: a worker that starts on an empty queue would go on to read the whole queue for
+    # every claim when it fills (404 ms a claim with 100,000 runs, measured). Whatever has no index is still scanned.
+    return {"server_settings": {"application_name": "duly", "jit": "off", "enable_seqscan": "off"}}
