@@ -516,6 +516,24 @@ def copied(made_home: Path, home: Path) -> Path:
     return home
 
 
+@pytest.mark.skipif(not AS_ROOT, reason="only root runs the server under another account")
+async def test_root_on_a_machine_without_a_postgres_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a fresh machine, where no package has made that account."""
+    real = pwd.getpwnam
+
+    def without_postgres(name: str) -> pwd.struct_passwd:
+        if name == "postgres":
+            raise KeyError(name)
+        return real(name)
+
+    monkeypatch.setattr(pwd, "getpwnam", without_postgres)
+    server = embedded.start(tmp_path / "home")
+    assert await query(server.url, "select 1") == 1
+    assert os.stat(f"/proc/{postmaster(tmp_path / 'home')}").st_uid == real("nobody").pw_uid
+    server.release()
+    assert processes(tmp_path / "home") == []
+
+
 @pytest.mark.skipif(not AS_ROOT, reason="all the other tests run as one")
 def test_an_ordinary_user(tmp_path: Path, user: Callable[..., User]) -> None:
     home, nobody = tmp_path, pwd.getpwnam("nobody")

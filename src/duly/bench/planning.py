@@ -10,8 +10,10 @@ from uuid import UUID
 
 from duly.bench.figures import Bar, Figure
 from duly.bench.lab import Lab
-from duly.model import DEFAULT_POLICY, ScheduleKind
-from duly.timing import FireRequest, Schedule, Timetable, make_timetable, parse_schedule, plan_many
+from duly.scheduler.firer import BATCH
+from duly.scheduler.planner import plan_batch
+from duly.store.fires import DueJob
+from duly.timing import Schedule, parse_schedule
 
 ZONE = "America/New_York"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
@@ -30,10 +32,10 @@ async def measure(lab: Lab) -> list[Figure]:
     cached = Figure("planning", "fires planned, 300 schedules", "/s", goal=Bar(1_000_000))
     cron = Figure("planning", "uncached cron, the slowest of 5", "/s", goal=Bar(20_000))
     rule = Figure("planning", "uncached RRULE, the slowest of 4", "/s", goal=Bar(5_000))
-    requests = _due_jobs(lab.scaled(300_000))
+    jobs = _due_jobs(lab.scaled(300_000))
     for number in range(1, lab.rounds + 1):
         lab.say(f"planning: round {number} of {lab.rounds}")
-        cached.duly.append(_rate(partial(_plan_batch, requests)))
+        cached.duly.append(_rate(partial(_plan_batches, jobs)))
         cron.duly.append(min(_rate(partial(_walk, _parse(text), lab.scaled(4000))) for text in CRON))
         rule.duly.append(min(_rate(partial(_walk, _parse(text), lab.scaled(2000))) for text in RULES))
     return [cached, cron, rule]
@@ -57,24 +59,23 @@ def _walk(schedule: Schedule, steps: int) -> int:
     return steps
 
 
-def _due_jobs(count: int) -> list[FireRequest]:
-    tables = [_timetable("cron", f"{n % 60} {n // 60} * * *", n) for n in range(SCHEDULES)]
-    dues = [table.next(NOW) or NOW for table in tables]
-    return [FireRequest(tables[n % SCHEDULES], dues[n % SCHEDULES], DEFAULT_POLICY) for n in range(count)]
+def _due_jobs(count: int) -> list[DueJob]:
+    """As the firer reads them: every job its own row, a few hundred schedules among them."""
+    due = NOW + timedelta(days=1)
+    texts = [f"{n % 60} {n // 60} * * *" for n in range(SCHEDULES)]
+    firsts = [_parse(text).next(NOW) or NOW for text in texts]
+    return [
+        DueJob(
+            UUID(int=n), firsts[n % SCHEDULES], "cron", texts[n % SCHEDULES], ZONE, None, None, None, 0, None, NOW, due
+        )
+        for n in range(count)
+    ]
 
 
-def _plan_batch(requests: list[FireRequest]) -> int:
-    return len(plan_many(requests, now=NOW + timedelta(days=1)))
-
-
-def _timetable(kind: ScheduleKind, schedule: str, number: int) -> Timetable:
-    return make_timetable(
-        kind=kind,
-        schedule=schedule,
-        timezone=ZONE,
-        anchor=NOW,
-        start_at=None,
-        end_at=None,
-        policy=DEFAULT_POLICY,
-        job_id=UUID(int=number),
-    )
+def _plan_batches(jobs: list[DueJob]) -> int:
+    """The scheduler's own planner, in the batches it fires."""
+    now, grace = NOW + timedelta(days=1), timedelta(days=2)
+    planned = 0
+    while planned < len(jobs):
+        planned += plan_batch(jobs[planned : planned + BATCH], now=now, misfire_grace=grace).planned
+    return planned

@@ -64,22 +64,22 @@ def plan_batch(
     plans: dict[Any, FirePlan] = {}
     until = time.monotonic() + MAX_SECONDS
     out_of_time = False
+    run_job_ids = batch.fire.run_job_ids
+    policies: dict[str | None, Policy] = {}
     for job in jobs:
-        if len(batch.fire.run_job_ids) >= MAX_RUNS or out_of_time:
+        if out_of_time or len(run_job_ids) >= MAX_RUNS:
             break
         batch.planned += 1
-        policy = policy_from_stored(job.policy)
+        policy = policies.get(job.policy) or policies.setdefault(job.policy, policy_from_stored(job.policy))
         if catch_up_window_seconds is not None and job.kind != "once":
             policy = _within(policy, catch_up_window_seconds)
         since = job.since if policy.dst_gap == "skip" else None
         key: Any = None
         if policy.jitter_seconds == 0 and job.max_runs is None and job.kind != "interval":
             # Nothing in the plan is this job's own. (An interval has its own anchor, a jittered job its own offset.)
+            # The kind is not part of the question: it follows from the schedule's text.
             anchor = job.created_at if job.kind == "rrule" and "DTSTART" not in job.schedule else None
-            key = (
-                job.schedule, job.timezone, job.policy, job.start_at, job.end_at, job.next_run_at, job.kind, anchor,
-                since,
-            )  # fmt: skip
+            key = (job.schedule, job.next_run_at, job.timezone, job.policy, job.start_at, job.end_at, anchor, since)
         plan = plans.get(key) if key is not None else None
         if plan is None:
             try:
@@ -127,18 +127,17 @@ def _plan(job: DueJob, policy: Policy, *, now: datetime, misfire_grace: timedelt
 
 
 def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Governor | None) -> None:
-    fire = batch.fire
-    fire.job_ids.append(job.job_id)
+    fire, job_id, overlap, runs = batch.fire, job.job_id, policy.overlap, plan.runs
+    fire.job_ids.append(job_id)
     fire.expected.append(job.next_run_at)
     fire.next_run_at.append(plan.next_run_at)
-    fire.overlap.append(policy.overlap)
+    fire.overlap.append(overlap)
     fire.max_queued.append(policy.max_queued)
-    runs = plan.runs
     if len(runs) == 1 and not runs[0][1] and not plan.drops:
         # One, on time: almost every fire, and the reason why midnight is quick.
-        fire.run_job_ids.append(job.job_id)
+        fire.run_job_ids.append(job_id)
         fire.run_scheduled_at.append(runs[0][0])
-        fire.run_flags.append(_SERIAL if policy.overlap == "queue" else 0)
+        fire.run_flags.append(_SERIAL if overlap == "queue" else 0)
         fire.run_place.append(1)
         return
     # Late ones come first.
