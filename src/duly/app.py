@@ -17,10 +17,12 @@ from duly.errors import InvalidInput
 from duly.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, JobRequest, Policy
 from duly.operations import Operations
 from duly.store.opening import open_store
-from duly.worker.task import Handler, Task
+from duly.worker.task import Handler, Isolation, Task
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
+#: What a job calls: a task, its name, or an object that names an HTTP endpoint or a command.
+Callee = str | Callable[..., Any] | Mapping[str, Any]
 _POLICY_FIELDS = {field.name for field in fields(Policy)}
 _JOB_FIELDS = {
     "name", "payload_ref", "timezone", "start_at", "end_at", "max_runs", "queue", "priority", "dedupe_key", "labels",
@@ -58,15 +60,17 @@ class Duly:
         *,
         queue: str = DEFAULT_QUEUE,
         priority: int = DEFAULT_PRIORITY,
+        isolation: Isolation = "thread",
         **policy: Any,
     ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
         """Register a function as a task. Its jobs get this queue, priority and policy unless they say otherwise.
 
         `policy` takes the policy fields of a job: `max_retries`, `timeout_seconds`, `overlap`, …
+        `isolation="process"` runs the function in a child process, where a timeout or a cancel can kill it for real.
         """
 
         def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-            self._register(function, name, queue, priority, _policy(policy))
+            self._register(function, name, queue, priority, _policy(policy), isolation)
             return function
 
         return register
@@ -80,6 +84,7 @@ class Duly:
         payload: Mapping[str, Any] | None = None,
         queue: str = DEFAULT_QUEUE,
         priority: int = DEFAULT_PRIORITY,
+        isolation: Isolation = "thread",
         **options: Any,
     ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
         """A task and its recurring job in one. `schedule` may be any recurring form: cron, `every 15m`, an RRULE.
@@ -89,7 +94,7 @@ class Duly:
 
         def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
             policy = _policy({key: options[key] for key in options if key in _POLICY_FIELDS})
-            task = self._register(function, name, queue, priority, policy)
+            task = self._register(function, name, queue, priority, policy, isolation)
             others = {key: value for key, value in options.items() if key not in _POLICY_FIELDS}
             self.declared[task.name] = self.request(
                 task.name,
@@ -103,9 +108,16 @@ class Duly:
 
         return register
 
-    def _register(self, function: Handler, name: str | None, queue: str, priority: int, policy: Policy) -> Task:
+    def _register(
+        self, function: Handler, name: str | None, queue: str, priority: int, policy: Policy, isolation: Isolation
+    ) -> Task:
         task = Task(
-            name or str(getattr(function, "__name__", "")), function, queue=queue, priority=priority, policy=policy
+            name or str(getattr(function, "__name__", "")),
+            function,
+            queue=queue,
+            priority=priority,
+            policy=policy,
+            isolation=isolation,
         )
         if task.name in self.tasks and self.tasks[task.name].function is not function:
             raise InvalidInput("handler", f"a task {task.name!r} is registered already; give one of them another name")
@@ -116,7 +128,7 @@ class Duly:
 
     def request(
         self,
-        task: str | Callable[..., Any],
+        task: Callee,
         payload: Any = None,
         *,
         run_at: datetime | None = None,
@@ -124,10 +136,10 @@ class Duly:
         **options: Any,
     ) -> JobRequest:
         """What `submit` would send: the job's fields, on top of the defaults its task was registered with."""
-        handler = self._name_of(task)
+        handler = self._handler_of(task)
         if run_at is not None and schedule is not None:
             raise InvalidInput("run_at", "cannot be given together with schedule")
-        known = self.tasks.get(handler)
+        known = self.tasks.get(handler) if isinstance(handler, str) else None
         policy = known.policy if known else Policy()
         if changes := {key: options[key] for key in options if key in _POLICY_FIELDS}:
             policy = replace(policy, **changes)
@@ -147,7 +159,7 @@ class Duly:
 
     async def submit(
         self,
-        task: str | Callable[..., Any],
+        task: Callee,
         payload: Any = None,
         *,
         run_at: datetime | None = None,
@@ -168,7 +180,7 @@ class Duly:
         operations = await self.operations()
         return [str(submitted.job_id) for submitted in await operations.submit_many(requests)]
 
-    def submit_sync(self, task: str | Callable[..., Any], payload: Any = None, **options: Any) -> str:
+    def submit_sync(self, task: Callee, payload: Any = None, **options: Any) -> str:
         """`submit` for code without an event loop."""
         with self._bridge_lock:
             if self._bridge is None:
@@ -180,8 +192,8 @@ class Duly:
         operations = await self.operations()
         return [await operations.declare(request) for request in self.declared.values()]
 
-    def _name_of(self, task: str | Callable[..., Any]) -> str:
-        if isinstance(task, str):
+    def _handler_of(self, task: Callee) -> str | Mapping[str, Any]:
+        if isinstance(task, str | Mapping):
             return task
         for name, known in self.tasks.items():
             if known.function is task:

@@ -46,6 +46,27 @@ class Settings(BaseSettings):
     concurrency: int = Field(100, ge=1, le=100_000, description="runs a worker process holds at once")
     shutdown_grace_seconds: float = Field(30, ge=0, description="how long running handlers may finish at shutdown")
 
+    handler_pool_size: int = Field(10, ge=1, le=1000, description="connections for ctx.transaction() in one worker")
+    process_slots: int | None = Field(
+        None, ge=1, le=1000, description="handlers with isolation='process' that run at once; default: one a core"
+    )
+    allow_commands: bool = Field(False, description="whether this worker runs jobs whose handler is a command")
+    ledger_retention_seconds: int = Field(
+        7 * 86400, ge=0, description="how long a completed idempotency key of one's own is remembered"
+    )
+
+    egress_allow: str = Field(
+        "", description="networks and hosts that HTTP targets may reach although they are private, by commas"
+    )
+    http_connect_timeout_seconds: float = Field(10, gt=0, description="for connecting to an HTTP target")
+    http_response_max_bytes: int = Field(
+        1024 * 1024, ge=0, description="how much of an HTTP target's answer is read; the rest is not"
+    )
+    webhook_secret: str | None = Field(
+        None,
+        description="signs calls of HTTP targets (whsec_…; several by commas while rotating); default: the store's",
+    )
+
     payload_max_bytes: int = Field(256 * 1024, ge=1, description="largest payload")
     host: str = Field("127.0.0.1", description="address the API binds to")
     port: int = Field(8080, ge=0, le=65535, description="port the API binds to; 0: any free one")

@@ -12,6 +12,7 @@ DulyError
 ├── StoreUnavailable      PostgreSQL cannot be reached (HTTP 503, exit code 3)
 ├── StoreMismatch         the store's schema is newer or older than this Duly (exit code 3)
 ├── LeaseLost             this worker no longer holds the run; nothing it writes counts
+├── Unable                this worker cannot run it, but another may
 └── HandlerSignal         raised by handlers to steer what happens next
     ├── Permanent         do not retry: to the dead letters at once
     ├── RetryAfter        retry, but after this many seconds
@@ -80,6 +81,10 @@ class StoreMismatch(DulyError):
 
 class LeaseLost(DulyError):
     """This worker no longer holds the run; nothing it writes about it counts."""
+
+
+class Unable(DulyError):
+    """This worker lacks what the run needs (a permission, an extra): it goes back for another; no attempt counts."""
 
 
 class HandlerSignal(DulyError):

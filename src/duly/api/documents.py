@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
+from duly.handlers import shown_target
 from duly.model import Attempt, ErrorInfo, Job, Run
 from duly.operations import Explanation, Preview
 
@@ -24,7 +25,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "job_id": str(job.job_id),
         "tenant": job.tenant,
         "name": job.name,
-        "handler": job.handler,
+        "handler": job.handler if isinstance(job.handler, str) else shown_target(job.handler),
         "payload": job.payload,
         "payload_ref": job.payload_ref,
         "schedule": job.schedule,

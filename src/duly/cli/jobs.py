@@ -23,6 +23,7 @@ from duly.cli.output import (
 )
 from duly.cli.session import with_operations
 from duly.cli.submit import read_labels
+from duly.handlers import shown_target
 
 if TYPE_CHECKING:
     from duly.model import Job, Run
@@ -131,7 +132,7 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
             "job": str(found.job_id),
             "name": found.name,
             "status": coloured(found.status) + (f" ({one_line(found.status_reason)})" if found.status_reason else ""),
-            "handler": found.handler if isinstance(found.handler, str) else json.dumps(found.handler),
+            "handler": found.handler if isinstance(found.handler, str) else json.dumps(shown_target(found.handler)),
             "payload": one_line(json.dumps(found.payload, ensure_ascii=False), 1000),
             "payload_ref": found.payload_ref or "",
             "schedule": _schedule(found),

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, StoreUnavailable, UnknownHandler
+from duly.handlers import check_handler
 from duly.model import JobRequest
 from duly.operations.base import Base
 from duly.store import cluster, ids, jobs
@@ -132,10 +133,12 @@ class Submitting(Base):
 
     def _prepare(self, job_id: UUID, request: JobRequest, now: datetime, *, anchor: datetime | None = None) -> NewJob:
         handler = request.handler
+        target = None
         if isinstance(handler, Mapping):
-            raise InvalidInput("handler", "must be the name of a Python task: other targets cannot be called yet")
-        checks.check_text("handler", handler, longest=200)
-        name = handler if request.name is None else checks.check_text("name", request.name, longest=200)
+            handler, target, default_name = check_handler(handler)
+        else:
+            default_name = checks.check_text("handler", handler, longest=200)
+        name = default_name if request.name is None else checks.check_text("name", request.name, longest=200)
         payload = checks.payload_text(request.payload, limit=self._settings.payload_max_bytes)
         if request.payload_ref is not None:
             checks.check_text("payload_ref", request.payload_ref, longest=2048)
@@ -168,7 +171,7 @@ class Submitting(Base):
             plan.first,
             request.tenant,
             handler,
-            None,
+            target,
             plan.kind,
             plan.canonical,
             request.timezone,

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     Connection = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
 
 log = logging.getLogger("duly.store")
+T = TypeVar("T")
 
 # A statement that lost a deadlock or a serialisation race changed nothing, so it may simply be sent again.
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
@@ -62,6 +63,10 @@ class Executor(Protocol):
         a batch of 2,000 then joins by comparing every element with every other (180 µs a job instead of 13 in a
         fire). Planning anew costs a millisecond or two, which only a large batch is worth.
         """
+        ...
+
+    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+        """Several statements as one transaction. `work` is done again from its start if it only lost a race."""
         ...
 
 
@@ -110,13 +115,15 @@ class InTransaction:
         prepared = await self.connection.prepare(statement(name))
         return await prepared.fetch(*args)
 
+    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+        return await work(self)
+
 
 class Pool:
     """Connections to one store. Every call is one statement and one transaction, unless `transaction` is used."""
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], url: str, *, command_timeout: float) -> None:
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], url: str) -> None:
         self._pool = pool
-        self._command_timeout = command_timeout
         self.url = url
         self.clock = DatabaseClock()
 
@@ -129,7 +136,10 @@ class Pool:
         pgbouncer: bool = False,
         connect_timeout: float = 10,
         command_timeout: float = 60,
+        for_handlers: bool = False,
     ) -> Pool:
+        """`for_handlers`: for users' own statements, which get PostgreSQL's own settings and all the time they need."""
+
         async def no_reset(_: Connection) -> None:
             # Duly leaves no session state behind, so the reset statement after every use would be a wasted round trip.
             return
@@ -141,14 +151,14 @@ class Pool:
                     min_size=1,
                     max_size=size,
                     timeout=connect_timeout,
-                    command_timeout=command_timeout,
-                    reset=no_reset,
+                    command_timeout=None if for_handlers else command_timeout,
+                    reset=None if for_handlers else no_reset,
                     max_inactive_connection_lifetime=300,
-                    **connection_options(pgbouncer=pgbouncer),
+                    **connection_options(pgbouncer=pgbouncer, for_handlers=for_handlers),
                 )
             except (asyncpg.ClientConfigurationError, ValueError) as error:
                 raise ConfigError(f"DULY_DATABASE_URL is not a usable PostgreSQL address: {error}") from error
-        self = cls(pool, url, command_timeout=command_timeout)
+        self = cls(pool, url)
         for _ in range(3):
             await self.measure_clock()
         return self
@@ -168,9 +178,12 @@ class Pool:
         return rows[0] if rows else None
 
     async def fetch_planned(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        async def once() -> list[asyncpg.Record]:
+        return await self.together(lambda within: within.fetch_planned(name, *args))
+
+    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+        async def once() -> T:
             async with self.transaction() as transaction:
-                return await transaction.fetch_planned(name, *args)
+                return await work(transaction)
 
         return await self._surely(once)
 
@@ -178,7 +191,7 @@ class Pool:
         """One statement as its own transaction."""
         return await self._surely(lambda: self._pool.fetch(sql, *args))
 
-    async def _surely(self, send: Callable[[], Awaitable[list[asyncpg.Record]]]) -> list[asyncpg.Record]:
+    async def _surely(self, send: Callable[[], Awaitable[T]]) -> T:
         """Sent again if it only lost a race against another."""
         with translated_errors(self.url):
             for attempt in range(1, _TRIES + 1):
@@ -196,6 +209,12 @@ class Pool:
             async with self._pool.acquire() as connection, connection.transaction():
                 yield InTransaction(connection)
 
+    @asynccontextmanager
+    async def lend(self) -> AsyncIterator[InTransaction]:
+        """A transaction for statements that are not ours: their errors are the borrower's, as they are."""
+        async with self._pool.acquire() as connection, connection.transaction():
+            yield InTransaction(connection)
+
     async def measure_clock(self) -> None:
         """Compare clocks. Cheap, and services do it as they go."""
         sent = time.monotonic()
@@ -212,12 +231,14 @@ class Pool:
         return self._clock_known
 
 
-def connection_options(*, pgbouncer: bool) -> dict[str, Any]:
+def connection_options(*, pgbouncer: bool, for_handlers: bool = False) -> dict[str, Any]:
     """What every connection of ours is opened with."""
     if pgbouncer:
         # Behind a transaction-mode pooler a prepared statement may not be there next time, and start-up parameters
         # other than the application's name are refused.
         return {"statement_cache_size": 0, "server_settings": {"application_name": "duly"}}
+    if for_handlers:
+        return {"server_settings": {"application_name": "duly handler"}}
     # JIT compiles for longer than our short statements run. Sequential scans are off because a prepared statement keeps
     # the plan of its first executions: a worker that starts on an empty queue would go on to read the whole queue for
     # every claim when it fills (404 ms a claim with 100,000 runs, measured). Whatever has no index is still scanned.

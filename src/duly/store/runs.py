@@ -12,6 +12,7 @@ from datetime import datetime
 from uuid import UUID
 
 from duly.model import Policy, policy_from_stored
+from duly.store import ledger
 from duly.store.pool import Executor
 
 
@@ -58,6 +59,13 @@ class Succeeded:
     finished_us: int
     result: str | None = None
     flags: int = 0
+    key: str | None = None
+    """An idempotency key of the job's own, to be remembered in the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded(Succeeded):
+    """It succeeded, and the handler's own transaction has written that already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +116,19 @@ async def claim(
 
 async def complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:
     """Record successes and close claims that hold nothing more. Returns how many were accepted."""
+    if any(end.key is not None for end in ended):
+        return await store.together(lambda within: _complete_keyed(within, ended, close))
+    return await _complete(store, ended, close)
+
+
+async def _complete_keyed(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID]) -> int:
+    accepted = await _complete(store, ended, close)
+    keyed = [(end.run.claim_id, end.run.job_id, end.run.scheduled_at, end.key) for end in ended if end.key is not None]
+    await ledger.remember(store, keyed)
+    return accepted
+
+
+async def _complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID]) -> int:
     claims: dict[UUID, int] = {}
     positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
     row = await store.row(

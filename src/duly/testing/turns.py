@@ -18,7 +18,7 @@ class Turns(Pool):
     """
 
     def __init__(self, pool: Pool, connection: asyncpg.Connection[asyncpg.Record]) -> None:
-        super().__init__(pool._pool, pool.url, command_timeout=pool._command_timeout)
+        super().__init__(pool._pool, pool.url)
         self.clock = pool.clock
         self._connection = connection
         self._turn = asyncio.Lock()

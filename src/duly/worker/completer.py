@@ -15,7 +15,7 @@ from duly.errors import DulyError
 from duly.service import Service
 from duly.store import runs as store
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
 from duly.worker.errors import error_text
 from duly.worker.executor import Outcome
 
@@ -87,9 +87,11 @@ class Completer(Service):
                 succeeded.append(outcome)
             elif type(outcome) is Requeued:
                 requeued.append(outcome)
-            else:
-                assert isinstance(outcome, Buried)
+            elif type(outcome) is Buried:
                 buried.append(outcome)
+            else:
+                # Its own transaction has written it; it only leaves its claim.
+                assert isinstance(outcome, Recorded)
         if requeued:
             await self._write(store.requeue, requeued)
         if buried:
@@ -101,7 +103,7 @@ class Completer(Service):
             self._leave(outcome.run)
         closed = set(closing)
         self._closable = [claim_id for claim_id in self._closable if claim_id not in closed]
-        self.succeeded += len(succeeded)
+        self.succeeded += len(batch) - len(requeued) - len(buried)
 
     def _closing(self, batch: Sequence[Outcome]) -> list[UUID]:
         """Claims that hold nothing more once this batch is written."""
@@ -148,7 +150,7 @@ class Completer(Service):
         end: Succeeded | Requeued | Buried = ends[0]
         plain = error_text("Unstorable", f"what the handler gave could not be stored: {type(error).__name__}")
         if isinstance(end, Succeeded):
-            end = Succeeded(end.run, end.started_us, end.finished_us, plain)
+            end = Succeeded(end.run, end.started_us, end.finished_us, plain, end.flags, end.key)
         elif isinstance(end, Requeued):
             end = Requeued(end.run, end.state, end.delay, end.started_us, end.finished_us, plain, end.refund)
         else:

@@ -1,26 +1,41 @@
-"""What a handler is told about the run it executes."""
+"""What a handler is told about the run it executes, and what it can ask for."""
 
 from __future__ import annotations
 
+import hashlib
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from duly.model import make_run_id
 from duly.states import RunFlag
 from duly.timing import render_key
 
 if TYPE_CHECKING:
+    from duly.store.pool import Connection
     from duly.store.runs import ClaimedRun
+
+
+class Host(Protocol):
+    """What the worker does for its handlers."""
+
+    def transaction(self, context: Context) -> AbstractAsyncContextManager[Connection]: ...
+
+    def progress(self, run: ClaimedRun, fraction: float, note: str) -> None: ...
 
 
 class Context:
     """The run as its handler sees it. Values are worked out when asked for: most handlers ask for few of them."""
 
-    __slots__ = ("_cancelled", "_run")
+    __slots__ = ("_cancelled", "_host", "_recorded", "_run", "_started_us")
 
-    def __init__(self, run: ClaimedRun) -> None:
+    def __init__(self, run: ClaimedRun, host: Host | None = None, started_us: int = 0) -> None:
         self._run = run
+        self._host = host
+        self._started_us = started_us
         self._cancelled = False
+        # The run was completed in a transaction of the handler's own.
+        self._recorded = False
 
     @property
     def job_id(self) -> str:
@@ -46,15 +61,8 @@ class Context:
 
     @property
     def idempotency_key(self) -> str:
-        """The same for all attempts of this occurrence."""
-        run = self._run
-        return render_key(
-            run.policy.idempotency_key_template,
-            job_id=run.job_id,
-            name=run.name,
-            scheduled_at=run.scheduled_at,
-            timezone=run.timezone,
-        )
+        """The same for all attempts and redrives of this occurrence."""
+        return key_of(self._run)
 
     @property
     def fencing_token(self) -> str:
@@ -67,6 +75,11 @@ class Context:
         return bool(self._run.flags & RunFlag.MISSED)
 
     @property
+    def trace_id(self) -> str:
+        """32 hex digits, the same for all attempts of this occurrence: what `traceparent` and log lines carry."""
+        return hashlib.blake2b(self.run_id.encode(), digest_size=16).hexdigest()
+
+    @property
     def payload_ref(self) -> str | None:
         return self._run.payload_ref
 
@@ -75,5 +88,35 @@ class Context:
         """Somebody wants this to stop, or the lease is lost. Threads should look at it between steps."""
         return self._cancelled
 
+    def transaction(self) -> AbstractAsyncContextManager[Connection]:
+        """`async with ctx.transaction() as conn:` writes of the handler and the run's success, in one commit.
+
+        `conn` is an asyncpg connection to Duly's own database. When the block ends, the run is completed in the same
+        transaction; if the lease is lost by then, both roll back and `LeaseLost` is raised. Once per run.
+        """
+        return self._served_by("ctx.transaction()").transaction(self)
+
+    def progress(self, fraction: float, note: str = "") -> None:
+        """Say how far this is, from 0 to 1. Cheap: what is said last is shown within a second, the rest is not."""
+        if not 0 <= fraction <= 1:
+            raise ValueError(f"fraction must be 0 to 1, not {fraction!r}")
+        self._served_by("ctx.progress()").progress(self._run, fraction, note)
+
+    def _served_by(self, what: str) -> Host:
+        if self._host is None:
+            raise RuntimeError(f"{what} can be had only in a worker with a connection to the store")
+        return self._host
+
     def _cancel(self) -> None:
         self._cancelled = True
+
+
+def key_of(run: ClaimedRun) -> str:
+    """The run's idempotency key."""
+    return render_key(
+        run.policy.idempotency_key_template,
+        job_id=run.job_id,
+        name=run.name,
+        scheduled_at=run.scheduled_at,
+        timezone=run.timezone,
+    )

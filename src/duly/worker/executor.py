@@ -6,18 +6,21 @@ import asyncio
 import json
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
 from duly.clock import Clock
-from duly.errors import Permanent, Snooze
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
-from duly.worker.context import Context
+from duly.errors import Permanent, Snooze, StoreUnavailable, Unable
+from duly.model import DEFAULT_KEY_TEMPLATE, to_micros
+from duly.states import RunFlag
+from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
+from duly.worker.context import Context, Host, key_of
 from duly.worker.errors import error_text, exception_text, result_text
 from duly.worker.retry import next_attempt_in
+from duly.worker.targets import Isolated, Target
 from duly.worker.task import Task
 
 log = logging.getLogger("duly.worker")
@@ -28,6 +31,13 @@ Report = Callable[[ClaimedRun, Outcome | None], None]
 # How late a timeout may be noticed. One timer looks after all running handlers; one per run would cost more than
 # many handlers do.
 _WATCH_SECONDS = 0.1
+# A handler that was told to stop and goes on all the same is left to itself after this long: its run must not wait.
+ABANDON_SECONDS = 5.0
+# A run that this worker cannot run comes back to the queue after a quarter of its age, within these bounds.
+_UNABLE_SECONDS = (1.0, 60.0)
+
+#: Whether a run's idempotency key is one that a run has already completed with.
+Ledger = Callable[[ClaimedRun, str], Awaitable[bool]]
 
 
 class Stop(Enum):
@@ -40,21 +50,37 @@ class Stop(Enum):
 
 
 class _Running:
-    __slots__ = ("context", "run", "started_us", "stop", "task")
+    __slots__ = ("abandoned", "context", "run", "started_us", "stop", "task")
 
     def __init__(self, run: ClaimedRun) -> None:
         self.run = run
         self.context: Context | None = None
         self.started_us: int | None = None
         self.stop: Stop | None = None
+        self.abandoned = False
         self.task: asyncio.Task[None]
 
 
 class Executor:
     """Starts a task per run and reports exactly one outcome for each; None for a run whose lease is lost."""
 
-    def __init__(self, tasks: Mapping[str, Task], clock: Clock, report: Report, *, threads: int) -> None:
+    def __init__(
+        self,
+        tasks: Mapping[str, Task],
+        clock: Clock,
+        report: Report,
+        *,
+        threads: int,
+        host: Host | None = None,
+        ledger: Ledger | None = None,
+        targets: Mapping[str, Target] | None = None,
+        isolated: Isolated | None = None,
+    ) -> None:
         self._tasks = tasks
+        self._host = host
+        self._ledger = ledger
+        self._targets = targets or {}
+        self._isolated = isolated
         self._clock = clock
         self._report = report
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="duly-handler")
@@ -95,44 +121,107 @@ class Executor:
             if running.context is not None:
                 running.context._cancel()
             running.task.cancel()
+            asyncio.get_running_loop().call_later(ABANDON_SECONDS, self._abandon, running)
+
+    def _abandon(self, running: _Running) -> None:
+        run = running.run
+        if self._running.get((run.claim_id, run.ordinal)) is running:
+            log.warning("run of %s was told to stop (%s) and goes on: it is given up", run.name, running.stop)
+            running.abandoned = True
+            self._end(running, self._stopped(running, asyncio.CancelledError()))
 
     async def _execute(self, running: _Running) -> None:
         run = running.run
         outcome: Outcome | None
         try:
             running.started_us = started_us = self._clock.now_us()
-            result = await self._call(running)
-            outcome = Succeeded(run, started_us, self._clock.now_us(), None if result is None else result_text(result))
+            result = await self._call(running, started_us)
+            if running.stop is None or running.stop is Stop.SHUTDOWN or running.stop is Stop.CANCELLED:
+                text = None if result is None else result_text(result)
+                outcome = Succeeded(run, started_us, self._clock.now_us(), text)
+            else:
+                # It went on after its time was up, or after its lease was lost: what it says no longer counts.
+                outcome = self._stopped(running, asyncio.CancelledError())
         except asyncio.CancelledError as error:
             outcome = self._stopped(running, error)
         except Snooze as signal:
             outcome = Requeued(run, "queued", max(0.0, signal.seconds), None, None, refund=1)
+        except Unable as error:
+            outcome = self._unable(run, error)
+        except _AlreadyDone:
+            now_us = self._clock.now_us()
+            outcome = Succeeded(run, now_us, now_us, None, int(RunFlag.DEDUPLICATED))
         except Exception as error:  # noqa: BLE001 - a handler may raise anything
             outcome = self._failed(running, error)
         except (SystemExit, KeyboardInterrupt) as error:
             # A handler that calls sys.exit() fails; it does not end the worker.
             outcome = self._failed(running, error)
+        if not running.abandoned:
+            self._end(running, outcome)
+
+    def _end(self, running: _Running, outcome: Outcome | None) -> None:
+        run = running.run
         del self._running[run.claim_id, run.ordinal]
+        if run.policy_text is not None:
+            outcome = self._with_key(running, outcome)
+        if (context := running.context) is not None and context._recorded:
+            # The handler's own transaction has completed it: whatever came after that changes nothing.
+            if outcome is not None and type(outcome) is not Succeeded:
+                log.warning("run of %s had completed in its transaction; what followed is ignored", run.name)
+            outcome = Recorded(run, context._started_us, self._clock.now_us())
         self._report(run, outcome)
 
-    async def _call(self, running: _Running) -> Any:
+    async def _call(self, running: _Running, started_us: int) -> Any:
         run = running.run
-        task = self._tasks.get(run.handler) if run.target is None else None
-        if task is None:
-            raise LookupError(
-                f"this worker has no task {run.handler!r}" if run.target is None
-                else f"this worker cannot call {run.handler} targets"
-            )  # fmt: skip
-        payload = {} if run.payload == "{}" else json.loads(run.payload)
-        arguments = task.check_payload(payload)
+        task = target = None
+        if run.target is None:
+            task = self._tasks.get(run.handler)
+            if task is None:
+                raise LookupError(f"this worker has no task {run.handler!r}")
+        else:
+            target = self._targets.get(run.handler)
+            if target is None:
+                raise Unable(f"this worker does not call {run.handler} targets")
+        running.context = context = Context(run, self._host, started_us)
         self._watch_deadline(running, run.policy.timeout_seconds)
-        running.context = context = Context(run)
+        if self._ledger is not None and run.policy_text is not None and _has_own_key(run):
+            await self._check_ledger(run)
+        if target is not None:
+            return await target.call(context, json.loads(run.target or "{}"), run.payload)
+        assert task is not None
+        arguments = task.check_payload({} if run.payload == "{}" else json.loads(run.payload))
+        if task.isolation == "process":
+            if self._isolated is None:
+                raise Unable("this worker has no child processes")
+            return await self._isolated.call(task, context, arguments)
         if task.is_async:
             return await (task.function(context, **arguments) if task.takes_context else task.function(**arguments))
         loop = asyncio.get_running_loop()
         if task.takes_context:
             return await loop.run_in_executor(self._threads, lambda: task.function(context, **arguments))
         return await loop.run_in_executor(self._threads, lambda: task.function(**arguments))
+
+    async def _check_ledger(self, run: ClaimedRun) -> None:
+        assert self._ledger is not None
+        try:
+            done = await self._ledger(run, key_of(run))
+        except StoreUnavailable as error:
+            raise Unable(f"the ledger cannot be asked: {error}") from error
+        if done:
+            raise _AlreadyDone
+
+    def _with_key(self, running: _Running, outcome: Outcome | None) -> Outcome | None:
+        """A success under a key of the job's own goes to the ledger with it."""
+        run = running.run
+        if type(outcome) is Succeeded and not outcome.flags and _has_own_key(run):
+            return Succeeded(run, outcome.started_us, outcome.finished_us, outcome.result, key=key_of(run))
+        return outcome
+
+    def _unable(self, run: ClaimedRun, error: Unable) -> Outcome:
+        log.info("a run of %s goes back to the queue for another worker: %s", run.name, error)
+        age = (self._clock.now_us() - to_micros(run.scheduled_at)) / 1e6
+        shortest, longest = _UNABLE_SECONDS
+        return Requeued(run, "queued", min(longest, max(shortest, age / 4)), None, None, refund=1)
 
     def _failed(self, running: _Running, error: BaseException) -> Outcome:
         run = running.run
@@ -181,3 +270,11 @@ class Executor:
             if not line:
                 del self._deadlines[timeout]
         self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines) if self._deadlines else None
+
+
+class _AlreadyDone(Exception):
+    """The ledger holds the run's key: the handler is not called."""
+
+
+def _has_own_key(run: ClaimedRun) -> bool:
+    return run.policy.idempotency_key_template != DEFAULT_KEY_TEMPLATE

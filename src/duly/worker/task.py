@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, get_args
 
 from duly.errors import InvalidInput, Permanent
 from duly.model import DEFAULT_POLICY, DEFAULT_PRIORITY, DEFAULT_QUEUE, Policy
 
 Handler = Callable[..., Any] | Callable[..., Awaitable[Any]]
+Isolation = Literal["thread", "process"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Task:
     queue: str = DEFAULT_QUEUE
     priority: int = DEFAULT_PRIORITY
     policy: Policy = DEFAULT_POLICY
+    #: Where a sync function runs: in a thread, or in a child process that can be killed.
+    isolation: Isolation = "thread"
     is_async: bool = field(init=False)
     takes_context: bool = field(init=False)
     required: frozenset[str] = field(init=False)
@@ -43,8 +46,11 @@ class Task:
         open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in names)
         named = [parameter for parameter in names if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
         required = {parameter.name for parameter in named if parameter.default is inspect.Parameter.empty}
+        is_async = inspect.iscoroutinefunction(self.function)
+        if self.isolation not in get_args(Isolation):
+            raise InvalidInput("isolation", f"must be thread or process, not {self.isolation!r}")
         set_field = object.__setattr__
-        set_field(self, "is_async", inspect.iscoroutinefunction(self.function))
+        set_field(self, "is_async", is_async)
         set_field(self, "takes_context", takes_context)
         set_field(self, "required", frozenset(required))
         set_field(self, "allowed", None if open_ended else frozenset(parameter.name for parameter in named))

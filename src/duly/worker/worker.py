@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from duly.config import Settings
@@ -15,9 +17,17 @@ from duly.store.pool import Pool
 from duly.store.runs import Claim, ClaimedRun
 from duly.worker.claimer import Claimer
 from duly.worker.completer import Completer
+from duly.worker.context import Context
 from duly.worker.executor import Executor, Outcome, Stop
 from duly.worker.leases import LeaseKeeper
+from duly.worker.ledger import Ledger
+from duly.worker.progress import Progress
+from duly.worker.targets import Isolated, Target
 from duly.worker.task import Task
+from duly.worker.transactions import Transactions
+
+if TYPE_CHECKING:
+    from duly.store.pool import Connection
 
 log = logging.getLogger("duly.worker")
 
@@ -39,6 +49,8 @@ class Worker:
         concurrency: int | None = None,
         notifier: Notifier | None = None,
         observer: Observer | None = None,
+        targets: Mapping[str, Target] | None = None,
+        isolated: Isolated | None = None,
     ) -> None:
         self.worker_id: UUID = uuid4()
         self._pool = pool
@@ -53,7 +65,25 @@ class Worker:
         self._in_flight = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self.executor = Executor(tasks, pool.clock, self._ended, threads=min(self._concurrency, 64))
+        self._targets = targets or {}
+        self._isolated = isolated
+        self._transactions = Transactions(
+            settings.direct_url or pool.url,
+            pool.clock,
+            size=settings.handler_pool_size,
+            pgbouncer=settings.pgbouncer and settings.direct_url is None,
+        )
+        self._progress = Progress(pool)
+        self.executor = Executor(
+            tasks,
+            pool.clock,
+            self._ended,
+            threads=min(self._concurrency, 64),
+            host=self,
+            ledger=Ledger(pool, retention_seconds=settings.ledger_retention_seconds).holds,
+            targets=self._targets,
+            isolated=isolated,
+        )
         self.completer = Completer(pool, self._recorded)
         self.claimer = Claimer(
             pool,
@@ -87,10 +117,16 @@ class Worker:
             name=self._name,
             version=self._version,
             lease_seconds=self._settings.worker_lease_seconds,
-            info={"queues": self._queues, "concurrency": self._concurrency, "tasks": sorted(self._tasks)},
+            info={
+                "queues": self._queues,
+                "concurrency": self._concurrency,
+                "tasks": sorted(self._tasks),
+                "targets": sorted(self._targets),
+            },
         )
         await cluster.offer_handlers(self._pool, list(self._tasks))
         self.leases.start()
+        await self._progress.start()
         await self.completer.start()
         await self.claimer.start()
 
@@ -111,8 +147,14 @@ class Worker:
         except TimeoutError:
             log.error("%d outcomes could not be written; rescue will take those runs back", self._in_flight)
         await self.completer.stop()
+        await self._progress.stop()
         await self.leases.stop()
         self.executor.close()
+        for target in self._targets.values():
+            await target.close()
+        if self._isolated is not None:
+            await self._isolated.close()
+        await self._transactions.close()
         try:
             await cluster.leave(self._pool, node_id=self.worker_id)
         except DulyError as error:
@@ -125,6 +167,16 @@ class Worker:
     async def wait_idle(self) -> None:
         """Until nothing that was claimed is unfinished or unrecorded."""
         await self._idle.wait()
+
+    # What handlers ask for through their context.
+
+    def transaction(self, context: Context) -> AbstractAsyncContextManager[Connection]:
+        return self._transactions.open(context)
+
+    def progress(self, run: ClaimedRun, fraction: float, note: str) -> None:
+        self._progress.say(run, fraction, note)
+
+    # What the parts tell each other.
 
     def _claimed(self, claim: Claim, sent: float) -> None:
         assert claim.claim_id is not None

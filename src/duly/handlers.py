@@ -1,0 +1,147 @@
+"""What a job calls, when that is not a Python task: checking the object a client sends, and hiding its secrets.
+
+`{"type": "http", "url": …}` calls an endpoint, `{"type": "command", "argv": […]}` runs a program. No I/O.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from duly.errors import InvalidInput
+
+METHODS = ("POST", "PUT", "PATCH", "GET", "DELETE")
+MAX_HEADERS = 50
+MAX_ARGUMENTS = 1_000
+MAX_TARGET_BYTES = 64 * 1024
+_TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+_HEADER_TEXT = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+# What Duly itself says, and what belongs to the connection.
+_RESERVED = frozenset(
+    {
+        "connection", "content-length", "expect", "host", "idempotency-key", "keep-alive", "proxy-connection", "te",
+        "traceparent", "trailer", "transfer-encoding", "upgrade", "webhook-id", "webhook-signature",
+        "webhook-timestamp",
+    }
+)  # fmt: skip
+_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
+HIDDEN = "***"
+
+
+def check_handler(handler: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The kind of target, the object as the store keeps it, and the name that a job of it gets by default."""
+    kind = handler.get("type")
+    checks: dict[object, Callable[[Mapping[str, Any]], tuple[dict[str, Any], str]]] = {
+        "http": _check_http,
+        "command": _check_command,
+    }
+    if not isinstance(kind, str) or kind not in checks:
+        raise InvalidInput("handler.type", f"must be http or command, not {str(kind)[:40]!r}")
+    target, name = checks[kind](handler)
+    text = json.dumps(target, ensure_ascii=False)
+    if len(text.encode()) > MAX_TARGET_BYTES:
+        raise InvalidInput("handler", f"must be at most {MAX_TARGET_BYTES} bytes as JSON")
+    return kind, text, name
+
+
+def shown_target(target: Mapping[str, Any]) -> dict[str, Any]:
+    """The object as it may be shown: secret headers and secret environment variables have a name and no value."""
+    shown = dict(target)
+    for field in ("secret_headers", "secret_env"):
+        if field in shown:
+            shown[field] = dict.fromkeys(shown[field], HIDDEN)
+    if "headers" in shown:
+        shown["headers"] = {
+            name: HIDDEN if name.lower() in _SECRET else value for name, value in shown["headers"].items()
+        }
+    return shown
+
+
+def _check_http(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    _refuse_unknown(handler, {"type", "url", "method", "headers", "secret_headers"})
+    url = _text(handler.get("url"), "handler.url", longest=2048)
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise InvalidInput("handler.url", f"is not a URL: {error}") from error
+    if parts.scheme not in ("http", "https"):
+        raise InvalidInput("handler.url", "must begin with https:// or http://")
+    if not host or any(character.isspace() for character in url):
+        raise InvalidInput("handler.url", "must name a host, as in https://example.org/hook")
+    if parts.username is not None or parts.password is not None:
+        raise InvalidInput("handler.url", "must not hold a user or password; use secret_headers")
+    target: dict[str, Any] = {"type": "http", "url": url}
+    method = handler.get("method", "POST")
+    if not isinstance(method, str) or method.upper() not in METHODS:
+        raise InvalidInput("handler.method", f"must be one of {', '.join(METHODS)}")
+    if method.upper() != "POST":
+        target["method"] = method.upper()
+    for field in ("headers", "secret_headers"):
+        if headers := _check_headers(handler.get(field, {}), f"handler.{field}"):
+            target[field] = headers
+    return target, f"{host}{parts.path}"[:200]
+
+
+def _check_headers(headers: object, field: str) -> dict[str, str]:
+    if not isinstance(headers, Mapping):
+        raise InvalidInput(field, "must be a map of texts")
+    if len(headers) > MAX_HEADERS:
+        raise InvalidInput(field, f"must be at most {MAX_HEADERS}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+            raise InvalidInput(field, f"{str(name)[:40]!r} is not the name of a header")
+        if name.lower() in _RESERVED or name.lower().startswith("duly-"):
+            raise InvalidInput(f"{field}.{name}", "is set by Duly itself")
+        if not isinstance(value, str) or len(value) > 8192 or not _HEADER_TEXT.fullmatch(value):
+            raise InvalidInput(f"{field}.{name}", "must be a text without line breaks or control characters")
+    return dict(headers)
+
+
+def _check_command(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    _refuse_unknown(handler, {"type", "argv", "env", "secret_env", "cwd"})
+    argv = handler.get("argv")
+    if isinstance(argv, str) or not isinstance(argv, list | tuple) or not argv:
+        raise InvalidInput("handler.argv", 'must be a list of texts, as in ["backup", "--all"]; there is no shell')
+    if len(argv) > MAX_ARGUMENTS:
+        raise InvalidInput("handler.argv", f"must have at most {MAX_ARGUMENTS} elements")
+    for index, argument in enumerate(argv):
+        _text(argument, f"handler.argv[{index}]", longest=MAX_TARGET_BYTES, shortest=0 if index else 1)
+    target: dict[str, Any] = {"type": "command", "argv": list(argv)}
+    for field in ("env", "secret_env"):
+        if variables := _check_variables(handler.get(field, {}), f"handler.{field}"):
+            target[field] = variables
+    if (cwd := handler.get("cwd")) is not None:
+        target["cwd"] = _text(cwd, "handler.cwd", longest=4096)
+    return target, argv[0].rpartition("/")[2][:200] or "command"
+
+
+def _check_variables(variables: object, field: str) -> dict[str, str]:
+    if not isinstance(variables, Mapping):
+        raise InvalidInput(field, "must be a map of texts")
+    for name, value in variables.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise InvalidInput(field, f"{str(name)[:40]!r} is not the name of an environment variable")
+        if name.startswith("DULY_"):
+            raise InvalidInput(f"{field}.{name}", "is set by Duly itself")
+        _text(value, f"{field}.{name}", longest=MAX_TARGET_BYTES, shortest=0)
+    return dict(variables)
+
+
+def _refuse_unknown(handler: Mapping[str, Any], known: set[str]) -> None:
+    if unknown := [str(name) for name in handler if name not in known]:
+        raise InvalidInput(f"handler.{min(unknown)[:60]}", f"is not one of {', '.join(sorted(known))}")
+
+
+def _text(value: object, field: str, *, longest: int, shortest: int = 1) -> str:
+    if not isinstance(value, str):
+        raise InvalidInput(field, "must be a text")
+    if not shortest <= len(value) <= longest:
+        raise InvalidInput(field, f"must have {shortest} to {longest} characters, this has {len(value)}")
+    if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
+        raise InvalidInput(field, "must not contain NUL characters or lone surrogates")
+    return value

@@ -1,0 +1,24 @@
+"""How far running handlers say they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from duly.store.pool import Executor
+
+
+async def write(store: Executor, said: Sequence[tuple[UUID, int, float, str]]) -> None:
+    """(claim, ordinal, fraction, note) each; the last word of a run replaces the one before."""
+    await store.fetch(
+        "progress/write",
+        [claim_id for claim_id, _, _, _ in said],
+        [ordinal for _, ordinal, _, _ in said],
+        [fraction for _, _, fraction, _ in said],
+        [note for _, _, _, note in said],
+    )
+
+
+async def prune(store: Executor, *, limit: int) -> int:
+    row = await store.row("progress/prune", limit)
+    return int(row["dropped"]) if row else 0

@@ -1,0 +1,33 @@
+"""What a run can call besides a Python task: an HTTP endpoint, a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from duly.worker.context import Context
+    from duly.worker.task import Task
+
+
+class Target(Protocol):
+    """Calls one kind of target. What it raises decides what becomes of the run, as with a Python task.
+
+    `Permanent`, `RetryAfter` and `Snooze` mean what they mean everywhere; `Unable` gives the run back for another
+    worker. It is cancelled (asyncio) on timeout, cancel, lost lease and shutdown, and must end what it started before
+    it lets the cancellation through.
+    """
+
+    async def call(self, context: Context, target: Mapping[str, Any], payload: str) -> Any:
+        """`target` is the job's handler object, `payload` its JSON text. Returns what JSON can say."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Isolated(Protocol):
+    """Calls Python tasks in child processes."""
+
+    async def call(self, task: Task, context: Context, arguments: Mapping[str, Any]) -> Any: ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,60 @@
+"""`ctx.transaction()`: the handler's writes and the run's success, in one commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from duly.clock import Clock
+from duly.errors import LeaseLost
+from duly.model import DEFAULT_KEY_TEMPLATE
+from duly.store import runs as store
+from duly.store.pool import Pool
+from duly.store.runs import Succeeded
+from duly.worker.context import Context, key_of
+
+if TYPE_CHECKING:
+    from duly.store.pool import Connection
+
+
+class Transactions:
+    """Connections of the handlers' own: they may hold one for long, and claims and outcomes must not wait for them."""
+
+    def __init__(self, url: str, clock: Clock, *, size: int, pgbouncer: bool) -> None:
+        self._url = url
+        self._clock = clock
+        self._size = size
+        self._pgbouncer = pgbouncer
+        self._pool: Pool | None = None
+        self._opening = asyncio.Lock()
+
+    async def close(self) -> None:
+        if self._pool is not None:
+            await self._pool.close()
+
+    @asynccontextmanager
+    async def open(self, context: Context) -> AsyncIterator[Connection]:
+        if context._recorded:
+            raise RuntimeError("ctx.transaction() has already completed this run")
+        pool = await self._connected()
+        async with pool.lend() as within:
+            yield within.connection
+            run = context._run
+            own_key = run.policy.idempotency_key_template != DEFAULT_KEY_TEMPLATE
+            success = Succeeded(
+                run, context._started_us, self._clock.now_us(), key=key_of(run) if own_key else None
+            )  # fmt: skip
+            # The fence: a claim that is gone records nothing. From here to the commit, rescue cannot take it.
+            if context.cancelled or await store.complete(within, [success]) == 0:
+                raise LeaseLost("this worker no longer holds the run: the transaction is rolled back")
+        context._recorded = True
+
+    async def _connected(self) -> Pool:
+        async with self._opening:
+            if self._pool is None:
+                self._pool = await Pool.connect(
+                    self._url, size=self._size, pgbouncer=self._pgbouncer, for_handlers=True
+                )  # fmt: skip
+        return self._pool
