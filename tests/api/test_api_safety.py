@@ -170,6 +170,25 @@ async def test_a_failure_on_our_side_is_a_500_that_tells_no_internals(
         assert "secret detail" in caplog.text
 
 
+async def test_what_is_secret_in_a_handler_is_taken_and_never_shown(client: httpx.AsyncClient) -> None:
+    secret = "sEcReT-0123456789"
+    handler = {
+        "type": "http",
+        "url": "https://example.org/hook",
+        "headers": {"Cookie": secret, "X-Team": "ops"},
+        "secret_headers": {"X-Key": secret},
+    }
+    command = {"type": "command", "argv": ["backup"], "secret_env": {"KEY": secret}}
+    for body in (handler, command):
+        created = await client.post(JOBS, json={"name": "n", "handler": body, "schedule": "every 1h"})
+        assert created.status_code == 201, created.text
+        job_id = created.json()["job_id"]
+        for response in (created, await client.get(f"{JOBS}/{job_id}"), await client.get(JOBS)):
+            assert '"***"' in response.text
+            assert secret not in response.text
+    assert secret not in (await client.get("/live")).text
+
+
 # The page
 
 

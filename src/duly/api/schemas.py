@@ -63,7 +63,13 @@ class JobBody(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str = Field(description="1 to 200 characters, no control characters")
-    handler: str | dict[str, Any] = Field(description="the name of a Python task")
+    handler: str | dict[str, Any] = Field(
+        description=(
+            "the name of a Python task; or an endpoint: `{type: http, url, method, headers, secret_headers}`; or a "
+            "program, on workers that allow it: `{type: command, argv, env, secret_env, cwd}`. What is secret is not "
+            "shown again"
+        )
+    )
     payload: Any = Field(default_factory=dict, description="any JSON")
     payload_ref: str | None = Field(None, description="a URI for what is too large to hold")
     schedule: str | None = Field(None, description="now, an ISO-8601 time, cron, `every 15m` or an RRULE; absent: now")
@@ -127,6 +133,14 @@ class AttemptDocument(BaseModel):
     error: ErrorDocument | None
 
 
+class ProgressDocument(BaseModel):
+    """How far a running handler says it is."""
+
+    fraction: float
+    note: str
+    at: datetime
+
+
 class RunDocument(BaseModel):
     """The execution of one occurrence."""
 
@@ -141,6 +155,7 @@ class RunDocument(BaseModel):
     idempotency_key: str | None
     missed: bool
     deduplicated: bool
+    progress: ProgressDocument | None
     error: ErrorDocument | None
     result: Any
     attempts: list[AttemptDocument]

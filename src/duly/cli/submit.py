@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,7 +25,10 @@ _EXAMPLES = examples(
     "duly submit send_report --payload @report.json --schedule '0 9 * * MON' --timezone America/New_York",
     "duly submit clean_up --schedule 'every 15m' --overlap queue --dedupe-key clean-up",
     'echo \'{"to": "ops"}\' | duly submit notify --payload - --run-at 2030-01-01T09:30:00Z --json',
+    "duly submit --url https://example.org/hook --secret-header 'Authorization: Bearer …' --schedule @hourly",
+    "duly submit --command --cwd /srv --schedule @daily -- backup --all",
 )
+_TARGET = "What to call"
 _POLICY = "Policy"
 _BOUNDS = "When"
 
@@ -36,7 +39,49 @@ def register(app: typer.Typer) -> None:
 
 def submit(
     context: typer.Context,
-    handler: Annotated[str, typer.Argument(help="The name of a task.", metavar="HANDLER")],
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="The name of a task; with --command, after --, a program and its arguments.",
+            metavar="HANDLER",
+            show_default=False,
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Call this endpoint instead of a task.", metavar="URL", rich_help_panel=_TARGET),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(help="POST (if not given), PUT, PATCH, GET or DELETE.", rich_help_panel=_TARGET),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(help="Sent along; repeat for several.", metavar="'NAME: VALUE'", rich_help_panel=_TARGET),
+    ] = None,
+    secret_header: Annotated[
+        list[str] | None,
+        typer.Option(help="The same, and never shown again.", metavar="'NAME: VALUE'", rich_help_panel=_TARGET),
+    ] = None,
+    command: Annotated[
+        bool,
+        typer.Option(
+            "--command",
+            help="Run a program instead of a task, without a shell, on workers that allow it.",
+            rich_help_panel=_TARGET,
+        ),
+    ] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option(help="For the program; repeat for several.", metavar="NAME=VALUE", rich_help_panel=_TARGET),
+    ] = None,
+    secret_env: Annotated[
+        list[str] | None,
+        typer.Option(help="The same, and never shown again.", metavar="NAME=VALUE", rich_help_panel=_TARGET),
+    ] = None,
+    cwd: Annotated[
+        str | None, typer.Option(help="The folder it runs in.", metavar="FOLDER", rich_help_panel=_TARGET)
+    ] = None,
     payload: Annotated[
         str | None, typer.Option(help="JSON, @file, or - for standard input.", metavar="JSON|@FILE|-")
     ] = None,
@@ -114,7 +159,7 @@ def submit(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The job as a JSON document.")] = False,
 ) -> None:
-    """Register a job, and show its id and next occurrence.
+    """Register a job, and show its id and next occurrence. What it calls is a task, an endpoint or a program.
 
     With --app the task's own defaults (queue, priority, retries) apply, and a misspelt task is refused at once.
     """
@@ -123,6 +168,13 @@ def submit(
 
     session_of(context).settings()  # logging first: an import may want to say something
     application = load_app(app) if app is not None else None
+    handler = read_handler(
+        words or (),
+        url=url,
+        http={"--method": method, "--header": header, "--secret-header": secret_header},
+        is_command=command,
+        command={"--env": env, "--secret-env": secret_env, "--cwd": cwd},
+    )
     if schedule is not None and run_at is not None:
         raise InvalidInput("run_at", "cannot be given together with schedule")
     given: dict[str, Any] = {
@@ -159,6 +211,65 @@ def submit(
     else:
         when = "to run now" if created else f"{job.status}"
     typer.echo(f"{job.job_id}  {job.name}  {when}" + ("" if created else "  (was there already)"))
+
+
+def read_handler(
+    words: Sequence[str], *, url: str | None, http: Mapping[str, Any], is_command: bool, command: Mapping[str, Any]
+) -> str | dict[str, Any]:
+    """What the job calls, from the options that were given: exactly one of a task, a URL and a command."""
+    if url is not None and is_command:
+        raise InvalidInput("handler", "give --url or --command, not both")
+    for options, owner, is_owner in ((http, "--url", url is not None), (command, "--command", is_command)):
+        if not is_owner and (stray := [option for option, value in options.items() if value]):
+            raise InvalidInput(stray[0], f"is for {owner}")
+    handler: dict[str, Any]
+    if is_command:
+        if not words:
+            raise InvalidInput("handler", "--command needs a program after --, as in: duly submit --command -- backup")
+        handler = {
+            "type": "command",
+            "argv": list(words),
+            "env": read_variables(command["--env"] or (), "--env"),
+            "secret_env": read_variables(command["--secret-env"] or (), "--secret-env"),
+            "cwd": command["--cwd"],
+        }
+    elif url is not None:
+        if words:
+            raise InvalidInput("handler", f"give --url or the name of a task, not both: {words[0][:100]!r}")
+        handler = {
+            "type": "http",
+            "url": url,
+            "method": http["--method"] or "POST",
+            "headers": read_headers(http["--header"] or (), "--header"),
+            "secret_headers": read_headers(http["--secret-header"] or (), "--secret-header"),
+        }
+    else:
+        if len(words) != 1:
+            what = f"got several: {' '.join(words)[:100]!r}" if words else "nothing to call was given"
+            raise InvalidInput("handler", f"must be the name of one task, or use --url or --command; {what}")
+        return words[0]
+    return handler
+
+
+def read_headers(lines: Sequence[str], option: str) -> dict[str, str]:
+    headers = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not name.strip():
+            # What was given may be a secret, so it is not repeated.
+            raise InvalidInput(option, "must be 'Name: value'")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def read_variables(pairs: Sequence[str], option: str) -> dict[str, str]:
+    variables = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise InvalidInput(option, "must be NAME=VALUE")
+        variables[name] = value
+    return variables
 
 
 def read_payload(text: str | None) -> Any:

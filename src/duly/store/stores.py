@@ -48,3 +48,11 @@ async def counts(store: Executor) -> Counts:
     row = await store.row("store/counts")
     assert row is not None
     return Counts(**row)
+
+
+async def webhook_secret(store: Executor) -> bytes:
+    """What calls of HTTP targets are signed with where no secret is configured."""
+    row = await store.row("store/webhook_secret")
+    if row is None:
+        raise StoreMismatch("the store is empty; run: duly migrate")
+    return bytes(row["webhook_secret"])

@@ -10,6 +10,8 @@ import math
 import traceback
 from typing import Any
 
+from duly.errors import Permanent, RetryAfter
+
 ERROR_LIMIT = 16 * 1024
 RESULT_LIMIT = 256 * 1024
 
@@ -38,8 +40,31 @@ def error_text(kind: str, message: str, trace: str | None = None) -> str:
     return json.dumps({"type": clean(kind[:200]), "message": message, "traceback": trace}, ensure_ascii=False)
 
 
+class RemoteError(Exception):
+    """An error of another process, in that process's own words: exceptions do not travel, their texts do."""
+
+    def __init__(self, kind: str, message: str, trace: str | None = None) -> None:
+        Exception.__init__(self, message)  # by name: beside it there may be a signal with other arguments
+        self.kind = kind
+        self.trace = trace
+
+
+class RemotePermanent(RemoteError, Permanent):
+    """It was a `Permanent` there, and is one here."""
+
+
+class RemoteRetryAfter(RemoteError, RetryAfter):
+    """It was a `RetryAfter` there, and is one here."""
+
+    def __init__(self, seconds: float, kind: str, message: str, trace: str | None = None) -> None:
+        RemoteError.__init__(self, kind, message, trace)
+        self.seconds = seconds
+
+
 def exception_text(error: BaseException) -> str:
     """An exception as the store keeps it."""
+    if isinstance(error, RemoteError):
+        return error_text(error.kind, str(error), error.trace)
     kind = type(error).__name__ if type(error).__module__ == "builtins" else _qualified(type(error))
     try:
         message = str(error)

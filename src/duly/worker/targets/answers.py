@@ -1,0 +1,133 @@
+"""What an HTTP endpoint's answer means for the run. Pure: an answer in, a result or an error out."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from duly.errors import Permanent
+from duly.worker.errors import RemoteError, RemoteRetryAfter
+
+# Of an answer so much is stored with the run, and so much of one that says no goes into the error.
+KEPT_BYTES = 16 * 1024
+TOLD_BYTES = 2 * 1024
+LONGEST_RETRY_AFTER = 86_400.0
+# 4xx that another attempt can mend: request timeout, too early, too many requests.
+_RETRIED = frozenset({408, 425, 429})
+_MOVED_AND_CHANGED = frozenset({301, 302, 303})
+_HIDDEN = "***"
+# Shorter than this, a secret would blot out ordinary words.
+_SHORTEST_SECRET = 6
+_SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
+class CallFailed(RemoteError):
+    """The endpoint was not reached, or could not do it now. Another attempt may do better."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("CallFailed", message)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    #: Names in lower case; of several with one name, the first.
+    headers: dict[str, str]
+    #: The beginning of the body, at most a little more than what is stored of it.
+    body: bytes
+    #: Whether that is all of it.
+    whole: bool
+
+
+def judge(answer: Answer, called: str, *, secrets: Iterable[str], now: datetime) -> dict[str, Any]:
+    """The run's result, if the answer is a success. `called` is how the call is named in errors."""
+    status = answer.status
+    text = _text(answer, secrets)
+    if 200 <= status < 300:
+        return _result(answer, text)
+    told = f"{called} answered {status}"
+    if status in _MOVED_AND_CHANGED:
+        raise Permanent(
+            f"{told} and points to {shown_url(answer.headers.get('location', ''))!r}, which would not be asked with "
+            "the same method and body: put that address into the job's handler, or let the endpoint answer 307 or 308"
+        )
+    if text:
+        told += f": {cut(text, TOLD_BYTES)[0]}"
+    if status not in _RETRIED and status < 500:
+        raise Permanent(told)
+    seconds = retry_after(answer.headers.get("retry-after"), answer.headers.get("date"), now=now)
+    if seconds is None:
+        raise CallFailed(told)
+    raise RemoteRetryAfter(seconds, "RetryAfter", told)
+
+
+def retry_after(value: str | None, date: str | None, *, now: datetime) -> float | None:
+    """Seconds that `Retry-After` asks for, 24 h at most; None if it says nothing that can be understood."""
+    if value is None:
+        return None
+    value = value.strip()
+    if _SECONDS.fullmatch(value):
+        seconds = float(value)
+    elif (moment := _http_date(value)) is not None:
+        # The endpoint's own clock, where it tells: the two may be far apart.
+        seconds = (moment - (_http_date(date or "") or now)).total_seconds()
+    else:
+        return None
+    return min(LONGEST_RETRY_AFTER, max(0.0, seconds))
+
+
+def shown_url(url: str) -> str:
+    """Without the query, which may hold a signature or a token, and not longer than an error should be."""
+    path, question, _ = url.partition("?")
+    return (path[:300] + ("…" if len(path) > 300 else "")) + ("?…" if question else "")
+
+
+def cut(text: str, limit: int) -> tuple[str, bool]:
+    """At most `limit` bytes of the text, and whether it was longer."""
+    raw = text.encode("utf-8", "replace")
+    return (text, False) if len(raw) <= limit else (raw[:limit].decode("utf-8", "ignore"), True)
+
+
+def _result(answer: Answer, text: str) -> dict[str, Any]:
+    kept = {name: answer.headers[name] for name in ("content-type", "content-encoding") if name in answer.headers}
+    body: Any
+    body, was_cut = cut(text, KEPT_BYTES)
+    result: dict[str, Any] = {"status": answer.status, "headers": kept, "body": body}
+    if was_cut or not answer.whole:
+        result["truncated"] = True
+        return result
+    with suppress(ValueError, RecursionError):  # it is a text then
+        result["body"] = json.loads(body, parse_constant=_refuse_constant)
+    return result
+
+
+def _text(answer: Answer, secrets: Iterable[str]) -> str:
+    encoding = answer.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        # Nobody asked for it, and a kilobyte of it can be a gigabyte: it stays as it came, and is not kept.
+        return f"[{len(answer.body)}{'' if answer.whole else ' or more'} bytes, compressed: {encoding[:40]}]"
+    text = answer.body.decode("utf-8", "replace")
+    for secret in secrets:
+        # An endpoint that echoes what it was sent must not make a secret visible.
+        for part in {secret, secret.rpartition(" ")[2]}:
+            if len(part) >= _SHORTEST_SECRET:
+                text = text.replace(part, _HIDDEN)
+    return text
+
+
+def _http_date(text: str) -> datetime | None:
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError, OverflowError):
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")

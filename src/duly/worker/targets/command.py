@@ -1,0 +1,229 @@
+"""Runs a job's command: a program with its arguments, without a shell, under the worker's guard.
+
+The program finds the payload's JSON text on its standard input and what the run is in `DULY_*` variables. The guard
+(`duly.worker.guard`) starts it, ends it with everything in its process group, and keeps it from outliving the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import hashlib
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+from duly.config import Settings
+from duly.errors import Permanent, Unable
+from duly.worker.errors import RemoteError, clean
+from duly.worker.guard import Guard, GuardLost, Program, Refused, ending
+
+if TYPE_CHECKING:
+    from duly.worker.context import Context
+
+# Of each of the two outputs, the end: that is where programs say why they failed.
+TAIL_BYTES = 8 * 1024
+# What of it fits into an error's message, which is cut at a quarter of what an error may take.
+_MESSAGE_BYTES = 1_500
+_TRACE_BYTES = 3_800
+# Between SIGTERM and SIGKILL; with the kill itself well inside what the executor waits (ABANDON_SECONDS).
+GRACE_SECONDS = 2.0
+# A program that has ended may have left its output open to what it started in the background.
+_LINGER_SECONDS = 0.5
+# What trying again does not heal: the job or the machine has to change.
+_HOPELESS = frozenset(
+    {
+        errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR,
+        errno.EPERM, errno.E2BIG, errno.EINVAL,
+    }
+)  # fmt: skip
+
+
+class CommandTarget:
+    def __init__(self, settings: Settings) -> None:
+        self._allowed = settings.allow_commands
+        self._guard = Guard()
+
+    async def call(self, context: Context, target: Mapping[str, Any], payload: str) -> dict[str, Any]:
+        if not self._allowed:
+            raise Unable("this worker does not run commands; one that does is started with --allow-commands")
+        outputs = Output(), Output()
+        try:
+            with _holding(payload.encode()) as stdin:
+                program = await self._start(context, target, stdin, outputs)
+            code = await _end_of(program, outputs)
+        finally:
+            for output in outputs:
+                output.close()
+        stdout, stderr = (output.text() for output in outputs)
+        if code != 0:
+            raise _failed(code, stdout, stderr)
+        return {"exit_code": 0, "stdout": stdout, "stderr": stderr}
+
+    async def _start(
+        self, context: Context, target: Mapping[str, Any], stdin: int, outputs: tuple[Output, Output]
+    ) -> Program:
+        with ExitStack() as stack:
+            stdout, stderr = [stack.enter_context(await output.open()) for output in outputs]
+            try:
+                return await self._guard.start(
+                    target["argv"],
+                    env=environment(context, target),
+                    cwd=target.get("cwd"),
+                    stdin=stdin,
+                    stdout=stdout.fileno(),
+                    stderr=stderr.fileno(),
+                )
+            except Refused as refused:
+                raise _not_started(target, refused) from None
+            except GuardLost as lost:
+                raise RemoteError("CommandFailed", str(lost)) from None
+
+    async def close(self) -> None:
+        await self._guard.close()
+
+
+async def _end_of(program: Program, outputs: tuple[Output, Output]) -> int:
+    try:
+        code = await program.wait()
+        async with asyncio.timeout(_LINGER_SECONDS):
+            for output in outputs:
+                await output.closed.wait()
+    except TimeoutError:
+        pass  # somebody in the background still holds it; the run is not theirs
+    except asyncio.CancelledError:
+        await program.stop(GRACE_SECONDS)
+        raise
+    except GuardLost as lost:
+        raise RemoteError("CommandFailed", f"{lost}; the command was ended") from None
+    program.forget()
+    return code
+
+
+def environment(context: Context, target: Mapping[str, Any]) -> dict[str, str]:
+    """The worker's own without its settings, which hold the store's password; then the job's; then the run's."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+    variables |= target.get("env", {})
+    variables |= target.get("secret_env", {})
+    variables |= {
+        "DULY_RUN_ID": context.run_id,
+        "DULY_JOB_ID": context.job_id,
+        "DULY_ATTEMPT": str(context.attempt),
+        "DULY_SCHEDULED_AT": context.scheduled_at.isoformat().replace("+00:00", "Z"),
+        "DULY_IDEMPOTENCY_KEY": context.idempotency_key,
+        "DULY_FENCING_TOKEN": context.fencing_token,
+        "TRACEPARENT": _traceparent(context),
+    }
+    if context.payload_ref is not None:
+        variables["DULY_PAYLOAD_REF"] = context.payload_ref
+    return variables
+
+
+def _traceparent(context: Context) -> str:
+    # W3C Trace Context: version, trace, the span that calls (this attempt), sampled.
+    span = hashlib.blake2b(f"{context.run_id} {context.attempt}".encode(), digest_size=8).hexdigest()
+    return f"00-{context.trace_id}-{span}-01"
+
+
+# What is wrong
+
+
+def _not_started(target: Mapping[str, Any], refused: Refused) -> Exception:
+    if refused.what == "cwd":
+        told = f"the folder {target['cwd']!r} cannot be entered: {refused}"
+    else:
+        told = f"the command {target['argv'][0]!r} cannot be started: {refused}"
+        if refused.errno == errno.ENOENT:
+            told += "; is it installed on this worker, and in its PATH?"
+    told = clean(told)
+    return Permanent(told) if refused.errno in _HOPELESS else RemoteError("CommandFailed", told)
+
+
+def _failed(code: int, stdout: str, stderr: str) -> RemoteError:
+    said = [(name, text) for name, text in (("stderr", stderr), ("stdout", stdout)) if text.strip()]
+    message = "\n".join([ending(code), *(f"{name}: {_last(text.rstrip(), _MESSAGE_BYTES)}" for name, text in said)])
+    trace = "\n".join(f"--- end of {name}\n{_last(text, _TRACE_BYTES)}" for name, text in said)
+    return RemoteError("CommandFailed", message, trace or None)
+
+
+def _last(text: str, limit: int) -> str:
+    raw = text.encode()
+    return text if len(raw) <= limit else "…" + raw[-limit:].decode(errors="ignore")
+
+
+# What goes in and out
+
+
+class Output(asyncio.Protocol):
+    """Reads an output to its end, whatever its size, and keeps the last of it."""
+
+    def __init__(self) -> None:
+        self.closed = asyncio.Event()
+        self._tail = bytearray()
+        self._transport: asyncio.ReadTransport | None = None
+
+    async def open(self) -> io.FileIO:
+        """Start reading. Returns the end to write to."""
+        reading, writing = os.pipe()
+        ours, theirs = os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
+        try:
+            self._transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, ours)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
+        return theirs
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._tail += data[-TAIL_BYTES:]
+        if len(self._tail) > 8 * TAIL_BYTES:  # not each time: moving what is kept costs, too
+            del self._tail[:-TAIL_BYTES]
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed.set()
+
+    def text(self) -> str:
+        kept = bytes(self._tail[-TAIL_BYTES:])
+        if len(self._tail) > TAIL_BYTES:
+            kept = kept.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
+        return clean(kept.decode("utf-8", "replace"))
+
+
+@contextmanager
+def _holding(data: bytes) -> Iterator[int]:
+    """A descriptor to read `data` from. Nobody has to go on writing, so a program that reads nothing is no trouble.
+
+    A pipe, as programs expect; what does not fit into one comes as a file that has no name.
+    """
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(writing, False)
+        if len(data) > 65536 and sys.platform == "linux":
+            with suppress(OSError):  # an account may hold so and so much in pipes
+                fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, len(data))
+        try:
+            fits = os.write(writing, data) == len(data)
+        except BlockingIOError:
+            fits = False
+        os.close(writing)
+        writing = -1
+        if fits:
+            yield reading
+        else:
+            with tempfile.TemporaryFile() as file:
+                file.write(data)
+                file.seek(0)  # flushes as well
+                yield file.fileno()
+    finally:
+        os.close(reading)
+        if writing >= 0:
+            os.close(writing)

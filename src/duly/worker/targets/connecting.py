@@ -1,0 +1,133 @@
+"""Connections to HTTP targets: what is checked is an address, and what is connected to is that very address."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import httpcore
+
+from duly.worker.targets.egress import SETTING, Egress
+
+# A name with more addresses than this is not tried any further: each costs a part of the time there is for connecting.
+_MOST_ADDRESSES = 8
+
+
+class EgressRefused(Exception):
+    """The target leads to where this worker may not go."""
+
+
+class GuardedBackend(httpcore.AsyncNetworkBackend):
+    """Resolves a host once, checks what came out, and connects to what it has checked.
+
+    A name that is looked up for the check and again for the connection can lead to two places (DNS rebinding). Every
+    connection is made here, so redirects are checked as well.
+    """
+
+    def __init__(self, egress: Egress) -> None:
+        self._egress = egress
+        self._network = httpcore.AnyIOBackend()
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        addresses = self._reachable(host, await _resolve(host, port, timeout))
+        errors: list[Exception] = []
+        for index, address in enumerate(addresses):
+            share = None
+            if deadline is not None:
+                # One dead address must not use up the time of those after it.
+                share = max(0.01, deadline - time.monotonic()) / (len(addresses) - index)
+            try:
+                stream = await self._network.connect_tcp(
+                    address, port, timeout=share, local_address=local_address, socket_options=socket_options
+                )
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                errors.append(error)
+            else:
+                return _ClosedWhenCancelled(stream)
+        raise errors[0]
+
+    async def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        raise EgressRefused("HTTP targets are not called through unix sockets")
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    def _reachable(self, host: str, addresses: list[str]) -> list[str]:
+        """Those that may be reached. If there is none, nobody is connected to.
+
+        A name with one address that may not be reached is not refused for it, because nothing is ever sent to that
+        address; and names that mean one thing inside a network and another outside have such addresses rightly.
+        """
+        if self._egress.allows_host(host):
+            return addresses[:_MOST_ADDRESSES]
+        refusals = [(address, self._egress.refusal(address)) for address in addresses]
+        if reachable := [address for address, what in refusals if what is None]:
+            return reachable[:_MOST_ADDRESSES]
+        address, what = refusals[0]
+        leads = f"{host} leads to {address}" if host != address else address
+        raise EgressRefused(
+            f"{leads}, {what}: HTTP targets may not reach it; the setting {SETTING} of the worker can allow it"
+        )
+
+
+async def _resolve(host: str, port: int, timeout: float | None) -> list[str]:
+    """The addresses that the system would connect to for this host, however it is spelt."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(timeout):
+            answers = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
+    except TimeoutError as error:
+        raise httpcore.ConnectTimeout(f"the name {host} was not resolved in time") from error
+    except OSError as error:
+        raise httpcore.ConnectError(f"the name {host} cannot be resolved: {error.strerror or error}") from error
+    except ValueError as error:  # a part of more than 63 characters, for example
+        raise EgressRefused(f"{host[:100]!r} cannot be the name of a host: {error}") from error
+    addresses = [str(sockaddr[0]) for family, _, _, _, sockaddr in answers if family in _FAMILIES]
+    if not addresses:
+        raise httpcore.ConnectError(f"the name {host} has no address")
+    return list(dict.fromkeys(addresses))
+
+
+_FAMILIES = (socket.AF_INET, socket.AF_INET6)
+
+
+class _ClosedWhenCancelled(httpcore.AsyncNetworkStream):
+    """A connection that is closed when its TLS handshake is cancelled; httpcore's own is closed by errors only."""
+
+    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+        self._stream = stream
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return await self._stream.read(max_bytes, timeout)
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        try:
+            return await self._stream.start_tls(ssl_context, server_hostname, timeout)
+        except BaseException:
+            await self._stream.aclose()
+            raise
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)

@@ -1,0 +1,234 @@
+"""Calling HTTP endpoints. Needs the extra `duly[http]`: import this module only where httpx is installed.
+
+httpx reads URLs and knows whom to trust in TLS; the calls themselves are made with the connection pool below it
+(httpcore). A client of httpx would keep cookies from one job to the next, and has no place for a guard of connections.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets as randomness
+import socket
+import ssl
+import string
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from datetime import UTC
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import httpcore
+import httpx
+
+from duly.clock import Clock
+from duly.errors import Permanent
+from duly.worker.targets.answers import KEPT_BYTES, Answer, CallFailed, judge, shown_url
+from duly.worker.targets.connecting import EgressRefused, GuardedBackend
+from duly.worker.targets.egress import Egress
+from duly.worker.targets.signing import sign
+
+if TYPE_CHECKING:
+    from duly.worker.context import Context
+
+_WITHOUT_BODY = frozenset({"GET", "DELETE"})
+# Redirects that say: the same request, elsewhere.
+_SENT_ON = frozenset({307, 308})
+_MOST_REDIRECTS = 5
+# Common servers end an idle connection after two seconds or more. One that we use at that moment fails its run's
+# attempt, so ours are not kept as long.
+_KEEP_ALIVE_SECONDS = 1.5
+_MOST_IDLE = 100
+# A secret that the end of what is kept cuts in two is found only if it is read to its own end: 8 KiB at most.
+_HELD_BYTES = KEPT_BYTES + 8 * 1024
+# Headers that are secret wherever they stand, as in `duly.handlers`.
+_SECRET_NAMES = frozenset({"authorization", "cookie", "proxy-authorization"})
+_VISIBLE = string.ascii_letters + string.digits + string.punctuation
+
+
+class HttpTarget:
+    """Calls endpoints, one connection pool for the whole worker. How many at once, the worker's concurrency says."""
+
+    def __init__(
+        self,
+        *,
+        egress: Egress,
+        secrets: Sequence[bytes],
+        clock: Clock,
+        connect_timeout: float,
+        response_max_bytes: int,
+        version: str,
+    ) -> None:
+        self._secrets = secrets
+        self._clock = clock
+        self._connect_timeout = connect_timeout
+        self._response_max_bytes = response_max_bytes
+        self._agent = f"duly/{version}"
+        self._pool = httpcore.AsyncConnectionPool(
+            # SSL_CERT_FILE and SSL_CERT_DIR are heeded; of the environment's proxies nothing is: behind one, it would
+            # be the proxy that resolves names, and nobody would check them.
+            ssl_context=httpx.create_ssl_context(),
+            # Waiting for a free connection here would only hide that the worker has taken too much.
+            max_connections=None,
+            max_keepalive_connections=_MOST_IDLE,
+            keepalive_expiry=_KEEP_ALIVE_SECONDS,
+            network_backend=GuardedBackend(egress),
+        )
+
+    async def call(self, context: Context, target: Mapping[str, Any], payload: str) -> dict[str, Any]:
+        method: str = target.get("method", "POST")
+        body = None if method in _WITHOUT_BODY else payload.encode()
+        url = _parse_url(target["url"])
+        headers = self._headers(context, body)
+        jobs_own = {**target.get("headers", {}), **target.get("secret_headers", {})}
+        jobs_secrets = _secret_values(target)
+        for _ in range(_MOST_REDIRECTS + 1):
+            called = f"{method} {shown_url(str(url))}"
+            answer = await self._ask(method, url, _merged(headers, jobs_own), body, called)
+            if answer.status not in _SENT_ON:
+                return judge(answer, called, secrets=jobs_secrets, now=self._clock.now())
+            moved = _redirected(url, answer.headers.get("location"), called)
+            if _origin(moved) != _origin(url):
+                # What the job says to one host is not for another; and not any more if that one sends it back.
+                jobs_own = {}
+            url = moved
+        raise Permanent(f"{called} was redirected more than {_MOST_REDIRECTS} times")
+
+    async def close(self) -> None:
+        await self._pool.aclose()
+
+    async def _ask(
+        self, method: str, url: httpx.URL, headers: Mapping[str, str], body: bytes | None, called: str
+    ) -> Answer:
+        where = url.netloc.decode()
+        try:
+            async with self._pool.stream(
+                method,
+                httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+                headers=[(b"Host", url.netloc), *((n.encode(), v.encode("latin-1")) for n, v in headers.items())],
+                content=body,
+                # The attempt as a whole is timed by the executor, which ends an answer that trickles.
+                extensions={"timeout": {"connect": self._connect_timeout}},
+            ) as response:
+                return await self._read(response)
+        except EgressRefused as refused:
+            raise Permanent(str(refused)) from None
+        except httpcore.LocalProtocolError:
+            # What it says holds the header's value, which may be secret.
+            raise Permanent(f"{called} cannot be sent: its headers or its URL are not what HTTP allows") from None
+        except httpcore.ConnectTimeout:
+            raise CallFailed(f"{where} could not be reached within {self._connect_timeout:g} s") from None
+        except httpcore.ConnectError as error:
+            raise CallFailed(f"{where} could not be reached: {_innermost(error)}") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
+            raise CallFailed(f"the connection to {where} failed: {_innermost(error)}") from None
+
+    async def _read(self, response: httpcore.Response) -> Answer:
+        """The answer, as much of it as is allowed. What is not read ends with its connection."""
+        headers: dict[str, str] = {}
+        for name, value in response.headers:
+            headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+        kept = bytearray()
+        size, whole = 0, False
+        if self._response_max_bytes and response.status not in _SENT_ON:
+            try:
+                async with aclosing(response.aiter_stream()) as chunks:  # type: ignore[type-var]
+                    async for chunk in chunks:
+                        kept += chunk[: min(_HELD_BYTES, self._response_max_bytes) - len(kept)]
+                        size += len(chunk)
+                        if size > self._response_max_bytes:
+                            break
+                    else:
+                        whole = size == len(kept)
+            except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
+                # The status has been said. Only for a success it matters that all of it arrived.
+                if 200 <= response.status < 300:
+                    raise
+        return Answer(response.status, headers, bytes(kept), whole)
+
+    def _headers(self, context: Context, body: bytes | None) -> dict[str, str]:
+        """What Duly says with every call, the same on every hop of it."""
+        run_id = context.run_id
+        headers = {
+            "User-Agent": self._agent,
+            "Accept": "*/*",
+            "Accept-Encoding": "identity",
+            "Idempotency-Key": header_text(context.idempotency_key),
+            "Duly-Run-Id": run_id,
+            "Duly-Job-Id": context.job_id,
+            "Duly-Attempt": str(context.attempt),
+            "Duly-Fencing-Token": context.fencing_token,
+            "Duly-Scheduled-At": context.scheduled_at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
+            "traceparent": f"00-{context.trace_id}-{randomness.token_hex(8)}-01",
+            **sign(
+                self._secrets,
+                message_id=run_id,
+                timestamp=self._clock.now_us() // 1_000_000,
+                body=body or b"",
+            ),
+        }
+        if context.payload_ref is not None:
+            # A URI brings percent signs of its own, so they stay as they are.
+            headers["Duly-Payload-Ref"] = quote(context.payload_ref, safe=_VISIBLE)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        return headers
+
+
+def header_text(text: str) -> str:
+    """Any text as the value of a header: what HTTP cannot carry is percent-encoded.
+
+    So are percent signs themselves, because two keys must never look alike: decoding gives back exactly the text.
+    """
+    encoded = quote(text, safe=_VISIBLE.replace("%", "") + " ")
+    # Spaces at the ends would be lost on the way.
+    inner = encoded.strip(" ")
+    before = len(encoded) - len(encoded.lstrip(" "))
+    return "%20" * before + inner + "%20" * (len(encoded) - before - len(inner))
+
+
+def _merged(headers: Mapping[str, str], jobs_own: Mapping[str, str]) -> dict[str, str]:
+    """The job's own headers win; which of ours it may not name is checked when it is submitted."""
+    named = {name.lower() for name in jobs_own}
+    merged = {name: value for name, value in headers.items() if name.lower() not in named}
+    own = {name.lower(): (name, value.strip(" \t")) for name, value in jobs_own.items()}
+    return merged | dict(own.values())
+
+
+def _secret_values(target: Mapping[str, Any]) -> list[str]:
+    named = [value for name, value in target.get("headers", {}).items() if name.lower() in _SECRET_NAMES]
+    return [*target.get("secret_headers", {}).values(), *named]
+
+
+def _parse_url(text: str) -> httpx.URL:
+    try:
+        url = httpx.URL(text)
+    except (httpx.InvalidURL, ValueError) as error:
+        raise Permanent(f"{shown_url(text)!r} is not a URL that can be called: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
+        raise Permanent(f"{shown_url(text)!r} is not a URL that can be called")
+    return url
+
+
+def _redirected(url: httpx.URL, location: str | None, called: str) -> httpx.URL:
+    if not location:
+        raise Permanent(f"{called} answered with a redirect that says not where to")
+    try:
+        moved = url.join(location)
+    except (httpx.InvalidURL, ValueError):
+        raise Permanent(f"{called} was redirected to {shown_url(location)!r}, which is not a URL") from None
+    if url.scheme == "https" and moved.scheme == "http":
+        raise Permanent(f"{called} was redirected from https to {shown_url(location)!r}: it is not sent unencrypted")
+    return _parse_url(str(moved))
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int]:
+    return url.scheme, url.host, url.port or {"http": 80, "https": 443}[url.scheme]
+
+
+def _innermost(error: BaseException) -> str:
+    """What the system said; what libraries say around it is less. A name that is not known has words of our own."""
+    while isinstance(inner := error.__cause__ or error.__context__, OSError) and not isinstance(inner, socket.gaierror):
+        error = inner
+    if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):
+        return os.strerror(error.errno)
+    return str(error) or type(error).__name__

@@ -1,0 +1,42 @@
+"""Which targets this worker calls, besides Python tasks: what its settings allow and its installation can do."""
+
+from __future__ import annotations
+
+import logging
+from importlib.util import find_spec
+
+from duly.config import Settings
+from duly.store import stores
+from duly.store.pool import Pool
+from duly.worker.targets import Target
+from duly.worker.targets.egress import Egress
+from duly.worker.targets.signing import parse_secrets
+
+log = logging.getLogger("duly.worker")
+
+
+async def make_targets(settings: Settings, pool: Pool, *, version: str) -> dict[str, Target]:
+    """By the type of a job's handler. A run of a type that is not here goes back to the queue for another worker."""
+    # Settings are read whether they are needed or not: a mistake in them should not wait for the first HTTP job.
+    egress = Egress.parse(settings.egress_allow)
+    secrets = () if settings.webhook_secret is None else parse_secrets(settings.webhook_secret)
+    targets: dict[str, Target] = {}
+    # Without the extra this worker does the rest of its work.
+    if find_spec("httpx") is None:
+        log.info("this worker calls no HTTP targets; for them: pip install 'duly[http]'")
+    else:
+        from duly.worker.targets.http import HttpTarget
+
+        targets["http"] = HttpTarget(
+            egress=egress,
+            secrets=secrets or (await stores.webhook_secret(pool),),
+            clock=pool.clock,
+            connect_timeout=settings.http_connect_timeout_seconds,
+            response_max_bytes=settings.http_response_max_bytes,
+            version=version,
+        )
+    if settings.allow_commands:
+        from duly.worker.targets.command import CommandTarget
+
+        targets["command"] = CommandTarget(settings)
+    return targets
