@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +16,13 @@ import typer
 
 from duly.cli.output import examples
 from duly.cli.session import session_of
+from duly.errors import ConfigError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from duly.app import Duly
+    from duly.cli.children import WorkerProcesses
     from duly.config import Settings
     from duly.node import Signals
 
@@ -31,13 +35,23 @@ QueueOption = Annotated[
     list[str] | None,
     typer.Option(
         "--queue",
-        help="A queue to serve; repeat for several. Without it: default and every queue of the app's tasks.",
-        metavar="QUEUE",
+        help="A queue to serve; repeat for several. A weight above 1 gives it a larger share of a busy worker. "
+        "Without it: default and every queue of the app's tasks.",
+        metavar="QUEUE[=WEIGHT]",
     ),
 ]
 ConcurrencyOption = Annotated[
-    int | None, typer.Option(help="Runs held at once (DULY_CONCURRENCY).", min=1, max=100_000, metavar="N")
+    int | None,
+    typer.Option(help="Runs a worker process holds at once (DULY_CONCURRENCY).", min=1, max=100_000, metavar="N"),
 ]
+AllowCommandsOption = Annotated[
+    bool,
+    typer.Option(
+        "--allow-commands", help="Run jobs whose handler is a command, as this account (DULY_ALLOW_COMMANDS)."
+    ),
+]
+MAX_PROCESSES = 256
+MAX_WEIGHT = 1_000
 
 # After the second signal: long enough to give runs back to the queue, short enough to count as "now".
 INSISTED_SECONDS = 5.0
@@ -59,7 +73,8 @@ def scheduler(context: typer.Context) -> None:
 
 _WORKER_EXAMPLES = examples(
     "duly worker --app myproject.jobs:app",
-    "duly worker --app myproject.jobs:app --queue reports --queue default --concurrency 20",
+    "duly worker --app myproject.jobs:app --queue reports=3 --queue default --concurrency 20",
+    "duly worker --app myproject.jobs:app --processes 4 --allow-commands",
 )
 
 
@@ -68,6 +83,13 @@ def worker(
     app: Annotated[str, typer.Option(help="The application: module:attribute of a Duly object.", metavar="MODULE:APP")],
     queue: QueueOption = None,
     concurrency: ConcurrencyOption = None,
+    processes: Annotated[
+        int,
+        typer.Option(
+            help="Worker processes to run; one that crashes is started again.", min=1, max=MAX_PROCESSES, metavar="N"
+        ),
+    ] = 1,
+    allow_commands: AllowCommandsOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line for each run that ends.")] = False,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
@@ -83,18 +105,97 @@ def worker(
     session.export()
     settings = session.settings()
     application = load_app(app)
-    if not supervised:  # else `duly up` has looked, and the environment says what it found
+    if supervised:
+        # Which store it is has been looked up by whoever started this; all else is as the application says.
+        found = {"database_url": settings.database_url, "home": settings.home, "log_level": settings.log_level}
+        settings = application.settings.model_copy(update=found)
+    else:
         settings = session.settings_with(application)
-    code = node.run(lambda: _work(settings, application, queue, concurrency, quiet=quiet, lifeline=lifeline))
+    if allow_commands:
+        settings = settings.model_copy(update={"allow_commands": True})
+    queues = queues_of(application, queue)
+    if processes > 1:
+        workers = _workers(settings, app, application, queues, concurrency, processes=processes, quiet=quiet)
+        raise typer.Exit(node.run(lambda: _supervise(workers, processes)))
+    code = node.run(lambda: _work(settings, application, queues, concurrency, quiet=quiet, lifeline=lifeline))
     _leave_threads_behind(code)
     raise typer.Exit(code)
 
 
-def queues_of(application: Duly, chosen: Sequence[str] | None) -> list[str]:
-    """The queues a worker of this application serves: those asked for, else all that its tasks use."""
-    if chosen:
-        return list(dict.fromkeys(chosen))
-    return list(dict.fromkeys(["default", *sorted(task.queue for task in application.tasks.values())]))
+def queues_of(application: Duly, chosen: Sequence[str] | None) -> dict[str, int]:
+    """The queues a worker of this application serves, with their weights: those asked for, else all its tasks use."""
+    if not chosen:
+        return dict.fromkeys(["default", *sorted(task.queue for task in application.tasks.values())], 1)
+    queues: dict[str, int] = {}
+    for text in chosen:
+        name, weight = _queue(text)
+        if queues.setdefault(name, weight) != weight:
+            raise ConfigError(f"--queue {text}: {name} has been given another weight already")
+    return queues
+
+
+def shown_queues(queues: Mapping[str, int]) -> str:
+    return ", ".join(queue if weight == 1 else f"{queue}={weight}" for queue, weight in queues.items())
+
+
+def _queue(text: str) -> tuple[str, int]:
+    name, equals, weight = text.rpartition("=")
+    if not equals:
+        name, weight = text, "1"
+    if not name:
+        raise ConfigError(f"--queue {text!r}: a queue has a name")
+    if not (weight.isascii() and weight.isdigit() and 1 <= int(weight[:9]) <= MAX_WEIGHT):
+        raise ConfigError(
+            f"--queue {text}: the weight after = must be a whole number from 1 to {MAX_WEIGHT} "
+            f"(for a queue that is called so, add its weight: {text}=1)"
+        )
+    return name, int(weight)
+
+
+def _workers(
+    settings: Settings,
+    app_name: str,
+    application: Duly,
+    queues: Mapping[str, int],
+    concurrency: int | None,
+    *,
+    processes: int,
+    quiet: bool,
+) -> WorkerProcesses:
+    from duly.cli.children import WorkerProcesses
+    from duly.worker.isolated import check_isolated
+
+    check_isolated(application.tasks)  # here as well as in each of them: a mistake is told once, at once
+    return WorkerProcesses.of(
+        settings,
+        app_name,
+        home=home_of(settings),
+        queues=queues,
+        concurrency=concurrency,
+        count=processes,
+        quiet=quiet,
+    )
+
+
+def home_of(settings: Settings) -> Path | None:
+    """The folder of the embedded PostgreSQL, if that is the one in use."""
+    from duly.store import embedded
+
+    return None if settings.database_url is not None else settings.home or embedded.default_home()
+
+
+async def _supervise(workers: WorkerProcesses, count: int) -> int:
+    from duly.node import Signals
+
+    signals = Signals()
+    async with ending_at_once(signals, [workers.hasten]), AsyncExitStack() as stack:
+        async with cancelled_by(signals):
+            stack.push_async_callback(workers.stop)
+            await workers.start()
+            log.info("supervising %d worker processes", count)
+        await signals.asked.wait()
+        log.info("stopping: running handlers may finish (a second signal ends them)")
+    return exit_code(signals)
 
 
 async def _schedule(settings: Settings) -> int:
@@ -115,7 +216,7 @@ async def _schedule(settings: Settings) -> int:
 async def _work(
     settings: Settings,
     application: Duly,
-    chosen: Sequence[str] | None,
+    queues: Mapping[str, int],
     concurrency: int | None,
     *,
     quiet: bool,
@@ -127,7 +228,6 @@ async def _work(
     from duly.store.opening import open_store
 
     signals = Signals()
-    queues = queues_of(application, chosen)
     observer = None if quiet else RunLog()
     stop_now: list[Callable[[], None]] = []
     async with ending_at_once(signals, stop_now), AsyncExitStack() as stack:
@@ -146,10 +246,10 @@ async def _work(
             )
             stop_now.append(running.stop_now)
             log.info(
-                "worker %s is running: %d tasks, queues %s", node_name(), len(application.tasks), ", ".join(queues)
+                "worker %s is running: %d tasks, queues %s", node_name(), len(application.tasks), shown_queues(queues)
             )
         await signals.asked.wait()
-        if lifeline is None:  # else `duly up` has said so
+        if lifeline is None:  # else its supervisor has said so
             log.info("stopping: running handlers may finish (a second signal ends them)")
     if observer is not None:
         observer.flush()
@@ -209,7 +309,7 @@ def exit_code(signals: Signals) -> int:
     return INSISTED_EXIT_CODE if signals.insisted.is_set() else 0
 
 
-# A worker that `duly up` started must not outlive it. Its standard input is a pipe whose other end only `duly up`
+# A worker must not outlive the supervisor that started it. Its standard input is a pipe whose other end only that one
 # holds: however that process ends, the kernel closes it, on every Unix alike.
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import os
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,13 +15,16 @@ import typer
 
 from duly.cli.output import examples
 from duly.cli.run import (
+    AllowCommandsOption,
     AppOption,
     ConcurrencyOption,
     QueueOption,
     cancelled_by,
     ending_at_once,
     exit_code,
+    home_of,
     queues_of,
+    shown_queues,
 )
 from duly.cli.session import session_of
 from duly.errors import ConfigError
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from duly.app import Duly
-    from duly.cli.children import WorkerProcess
     from duly.config import Settings
     from duly.node import Signals
     from duly.operations import Operations
@@ -41,8 +42,6 @@ log = logging.getLogger("duly.cli")
 DEMO_APP = "duly.cli.demo:app"
 # How many ports after a taken one are tried.
 PORTS_TRIED = 50
-# Beyond the grace of the handlers and the lease that bounds its last writes, what a worker may need to end.
-STOP_MARGIN_SECONDS = 10.0
 
 _EXAMPLES = examples(
     "duly up --demo",
@@ -66,6 +65,7 @@ def up(
     ] = None,
     concurrency: ConcurrencyOption = None,
     queue: QueueOption = None,
+    allow_commands: AllowCommandsOption = False,
 ) -> None:
     """Run everything: PostgreSQL if you have none, a scheduler, the API and a worker for your application.
 
@@ -83,6 +83,8 @@ def up(
     # Here as well as in the worker: a mistake is told at once, and submits through the API know the tasks.
     application = load_app(name) if name is not None else None
     settings = session.settings_with(application)
+    if allow_commands:
+        settings = settings.model_copy(update={"allow_commands": True})
     plan = _Plan(
         settings=settings,
         application=application,
@@ -92,7 +94,7 @@ def up(
         port=settings.port if port is None else port,
         port_is_chosen=port is not None or "port" in settings.model_fields_set,
         concurrency=concurrency,
-        queues=queues_of(application, queue) if application is not None else [],
+        queues=queues_of(application, queue) if application is not None else {},
     )
     raise typer.Exit(node.run(lambda: _up(plan)))
 
@@ -109,16 +111,17 @@ class _Plan:
     port: int
     port_is_chosen: bool
     concurrency: int | None
-    queues: list[str]
+    queues: dict[str, int]
 
 
 async def _up(plan: _Plan) -> int:
+    from duly.cli.children import WorkerProcesses
     from duly.node import Signals, running_scheduler
     from duly.operations import Operations
     from duly.store.opening import open_store
 
     settings = plan.settings
-    home = _home(settings)
+    home = home_of(settings)
     signals = Signals()
     hasten: list[Callable[[], None]] = []
     # The web framework takes half a second to import; PostgreSQL starts meanwhile.
@@ -132,10 +135,12 @@ async def _up(plan: _Plan) -> int:
             handlers = plan.application.tasks if plan.application is not None else ()
             operations = await Operations.open(store.pool, settings, local_handlers=handlers)
             if plan.app_name is not None:
-                worker = _worker(plan, home)
-                await worker.start()
-                stack.push_async_callback(worker.stop)
-                hasten.append(_Hasten(worker))
+                workers = WorkerProcesses.of(
+                    settings, plan.app_name, home=home, queues=plan.queues, concurrency=plan.concurrency
+                )
+                await workers.start()
+                stack.push_async_callback(workers.stop)
+                hasten.append(workers.hasten)
             await stack.enter_async_context(running_scheduler(store.pool, settings))
             address = await stack.enter_async_context(_serving(await importing, operations, plan, signals))
             _greet(plan, address, home)
@@ -147,52 +152,6 @@ async def _up(plan: _Plan) -> int:
         typer.echo("stopping; running handlers may finish (Ctrl-C again ends them)", err=True)
     typer.echo("stopped", err=True)
     return exit_code(signals)
-
-
-class _Hasten:
-    """What the second Ctrl-C does to the worker: tell it once more, and kill it if it still does not listen."""
-
-    def __init__(self, worker: WorkerProcess) -> None:
-        self._worker = worker
-        self._calls = 0
-
-    def __call__(self) -> None:
-        # Called twenty times a second, for INSISTED_SECONDS.
-        self._calls += 1
-        if self._calls == 1:
-            self._worker.stop_now()
-        elif self._calls == 80:
-            self._worker.kill()
-
-
-def _home(settings: Settings) -> Path | None:
-    """The folder of the embedded PostgreSQL, if that is the one in use."""
-    from duly.store import embedded
-
-    return None if settings.database_url is not None else settings.home or embedded.default_home()
-
-
-def _worker(plan: _Plan, home: Path | None) -> WorkerProcess:
-    from duly.cli.children import WorkerProcess
-
-    settings = plan.settings
-    environment = dict(os.environ)
-    arguments = ["--log-level", settings.log_level]
-    if home is not None:
-        # By its home, not by its address: so the worker is a user of the embedded PostgreSQL in its own right and
-        # stops it when it is the last one left, after a `kill -9` of this process.
-        arguments += ["--home", str(home)]
-    else:
-        assert settings.database_url is not None
-        environment["DULY_DATABASE_URL"] = settings.database_url  # not as an argument: everybody can read those
-    assert plan.app_name is not None
-    arguments += ["worker", "--app", plan.app_name]
-    for queue in plan.queues:
-        arguments += ["--queue", queue]
-    if plan.concurrency is not None:
-        arguments += ["--concurrency", str(plan.concurrency)]
-    patience = settings.shutdown_grace_seconds + settings.worker_lease_seconds + STOP_MARGIN_SECONDS
-    return WorkerProcess(arguments, environment, patience=patience)
 
 
 # The API
@@ -262,7 +221,9 @@ def _greet(plan: _Plan, address: str, home: Path | None) -> None:
     store = f"embedded PostgreSQL in {home}" if home is not None else shown_url(plan.settings.database_url or "")
     typer.echo(f"  store: {store}")
     if plan.application is not None:
-        typer.echo(f"  worker: {len(plan.application.tasks)} tasks of {plan.app_name}, queues {', '.join(plan.queues)}")
+        typer.echo(
+            f"  worker: {len(plan.application.tasks)} tasks of {plan.app_name}, queues {shown_queues(plan.queues)}"
+        )
     else:
         typer.echo("  worker: none; give --app module:app to run your tasks, or --demo to see some")
     typer.echo("  Ctrl-C stops everything.")

@@ -1,0 +1,323 @@
+"""The guard: a small process beside a worker that starts programs for it and sees to it that they end.
+
+Run by its path (`python -I -S …/guard_process.py DESCRIPTOR WORKER`), with nothing but the standard library, so that
+no code of the user's lives in it. It has one thread and never blocks. That makes three things possible that a worker,
+with its threads and its handlers, cannot do:
+
+- between fork and exec it can safely ask the kernel to kill the program when the guard dies;
+- it learns that the worker is gone, however that went: the kernel closes the worker's end of the socket. What was
+  started and has not ended is killed then, so that no run goes on while its lease is another's;
+- orphans of a program become its children (Linux), so it reaps them and knows when a whole process group has ended.
+
+A process that leaves its group on purpose (a daemon, `setsid`) is not followed, and what a program left running when
+it ended by itself is left alone, as cron does.
+
+The worker says, as length-prefixed JSON:
+    {"id", "start": [argv], "env": {…}, "cwd"}, with descriptors for standard input, output and error
+    {"id", "stop": seconds}                     SIGTERM to the group, SIGKILL when it is still there after that long
+    {"id", "forget": true}                      the program has ended; what it left running is nobody's concern
+The guard answers, as lines of JSON:
+    {"id", "started": pid} or {"id", "refused": errno, "what": "cwd" | "argv" | "fork", "why"}
+    {"id", "ended": code}                       the program itself; negative: by that signal
+    {"id", "gone": true}                        after a stop: nobody of the group is left
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+HEADER = struct.Struct(">IB")
+DESCRIPTORS = 3
+# How often it looks whether a group that was told to stop is empty: not every end in it is told to the guard.
+LOOK_SECONDS = 0.02
+# After SIGKILL only a process that hangs inside the kernel is left. Nobody waits longer for that one.
+KILLED_SECONDS = 1.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+# What Python ignores, or the guard does, a program should find as it would find it anywhere.
+_RESTORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
+
+
+class Group:
+    """One program and what it started: a process group of its own, named by the program's pid."""
+
+    def __init__(self, number: int, pid: int, status: int) -> None:
+        self.number = number
+        self.pid = pid
+        #: A pipe that the exec closes; before that, what went wrong is written to it.
+        self.status: int | None = status
+        self.ended = False
+        self.stopping = False
+        self.kill_at = 0.0
+        self.give_up_at: float | None = None
+
+    def send(self, number: signal.Signals) -> None:
+        # The pid cannot be another's: this is called only while somebody of the group is known to be there.
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            if not self.ended:  # it has been forked and has not yet made its group
+                os.kill(self.pid, number)
+        except PermissionError:  # a program of another user's is left in it
+            pass
+
+    def is_empty(self) -> bool:
+        """Once the program itself has been reaped, no zombie of ours counts as somebody."""
+        if not self.ended:
+            return False
+        try:
+            os.killpg(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return False
+
+
+class Guard:
+    def __init__(self, worker: socket.socket, worker_pid: int) -> None:
+        self._worker = worker
+        self._worker_pid = worker_pid
+        self._worker.setblocking(False)
+        self._worker.set_inheritable(False)  # a program that held it would hide the guard's end from the worker
+        self._selector = selectors.DefaultSelector()
+        self._received = bytearray()
+        self._descriptors: list[int] = []
+        self._outbox = bytearray()
+        self._groups: dict[int, Group] = {}
+        self._prctl = _find_prctl()
+
+    def run(self) -> None:
+        """Until the worker is gone; then nobody is left."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            # Whoever ends a whole group of processes means the worker, which ends gracefully and needs its programs.
+            signal.signal(number, _ignore)
+        woken, wake = os.pipe()
+        os.set_blocking(woken, False)
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, _ignore)
+        if self._prctl is not None:
+            self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
+            # A handler that forked may hold the worker's end of the socket open; then a signal tells.
+            self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP))
+        self._selector.register(woken, selectors.EVENT_READ, lambda: _drain(woken))
+        self._selector.register(self._worker, selectors.EVENT_READ, self._receive)
+        try:
+            while os.getppid() == self._worker_pid:
+                for key, _ in self._selector.select(self._patience()):
+                    key.data()
+                self._reap()
+                self._look_after_stops()
+                self._flush()
+        except EOFError:
+            pass
+        finally:
+            # Whatever happened to this process's own code: nothing may stay behind.
+            for group in self._groups.values():
+                if not group.is_empty():
+                    group.send(signal.SIGKILL)
+
+    # Messages
+
+    def _receive(self) -> None:
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._worker, 65536, 64)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            raise EOFError from None
+        for descriptor in descriptors:
+            os.set_inheritable(descriptor, False)
+        self._descriptors += descriptors
+        if not data:
+            raise EOFError
+        self._received += data
+        while len(self._received) >= HEADER.size:
+            length, count = HEADER.unpack_from(self._received)
+            end = HEADER.size + length
+            if len(self._received) < end:
+                return
+            message = json.loads(self._received[HEADER.size : end])
+            del self._received[:end]
+            given, self._descriptors = self._descriptors[:count], self._descriptors[count:]
+            if "start" in message:
+                self._start(message["id"], message["start"], message["env"], message["cwd"], given)
+                for descriptor in given:
+                    os.close(descriptor)
+            elif "stop" in message:
+                self._stop(message["id"], message["stop"])
+            else:
+                self._groups.pop(message["id"], None)
+
+    def _tell(self, number: int, **said: object) -> None:
+        self._outbox += json.dumps({"id": number, **said}).encode() + b"\n"
+
+    def _flush(self) -> None:
+        # A worker that is stopped for a while reads nothing; the guard must go on all the same.
+        try:
+            while self._outbox:
+                del self._outbox[: self._worker.send(self._outbox)]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            raise EOFError from None
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
+        if self._selector.get_key(self._worker).events != events:
+            self._selector.modify(self._worker, events, self._receive)
+
+    # Starting
+
+    def _start(self, number: int, argv: list[str], env: dict[str, str], cwd: str | None, given: list[int]) -> None:
+        status, told = os.pipe()
+        guard = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(status)
+            os.close(told)
+            self._tell(number, refused=error.errno, what="fork", why=str(error.strerror))
+            return
+        if pid == 0:
+            self._become(guard, argv, env, cwd, given, told)
+        os.close(told)
+        os.set_blocking(status, False)
+        group = self._groups[number] = Group(number, pid, status)
+        self._selector.register(status, selectors.EVENT_READ, lambda: self._read_status(group))
+
+    def _become(
+        self, guard: int, argv: list[str], env: dict[str, str], cwd: str | None, given: list[int], told: int
+    ) -> None:
+        """In the child: turn into the program. Never returns."""
+        what = "argv"
+        try:
+            os.setsid()
+            if self._prctl is not None:
+                self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+                if os.getppid() != guard:  # it died before the kernel was asked
+                    os._exit(1)
+            signal.set_wakeup_fd(-1)
+            for signal_number in _RESTORED:
+                signal.signal(signal_number, signal.SIG_DFL)
+            for place, descriptor in enumerate(given):
+                os.dup2(descriptor, place)
+            if cwd is not None:
+                what = "cwd"
+                os.chdir(cwd)
+                what = "argv"
+            os.execvpe(argv[0], argv, env)  # noqa: S606 - that is what a command is: a program and no shell
+        except OSError as error:
+            _say_refused(told, error.errno or 0, what, str(error.strerror))
+        except BaseException as error:  # noqa: BLE001 - whatever it is, there must not be a second guard
+            _say_refused(told, errno.EINVAL, what, str(error))
+        finally:
+            os._exit(127)
+
+    def _read_status(self, group: Group) -> None:
+        if group.status is None:
+            return
+        try:
+            said = os.read(group.status, 4096)
+        except BlockingIOError:
+            return
+        self._selector.unregister(group.status)
+        os.close(group.status)
+        group.status = None
+        if said:
+            del self._groups[group.number]  # its process ends at once and is reaped with any other
+            self._tell(group.number, **json.loads(said))
+            if group.stopping:
+                self._tell(group.number, gone=True)
+        else:
+            self._tell(group.number, started=group.pid)
+
+    # Ending
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                for group in list(self._groups.values()):
+                    if group.pid == pid:
+                        self._program_ended(group, os.waitstatus_to_exitcode(status))
+
+    def _program_ended(self, group: Group, code: int) -> None:
+        self._read_status(group)
+        if group.number not in self._groups:  # it never began
+            return
+        group.ended = True
+        self._tell(group.number, ended=code)
+        if not group.stopping and group.is_empty():
+            del self._groups[group.number]
+
+    def _stop(self, number: int, seconds: float) -> None:
+        group = self._groups.get(number)
+        if group is None or group.is_empty():
+            self._groups.pop(number, None)
+            self._tell(number, gone=True)
+            return
+        if not group.stopping:
+            group.stopping = True
+            group.kill_at = time.monotonic() + seconds
+            if seconds > 0:
+                group.send(signal.SIGTERM)
+        else:
+            group.kill_at = min(group.kill_at, time.monotonic() + seconds)
+
+    def _look_after_stops(self) -> None:
+        now = time.monotonic()
+        for group in [group for group in self._groups.values() if group.stopping]:
+            if not group.is_empty() and group.kill_at <= now and group.give_up_at is None:
+                group.give_up_at = now + KILLED_SECONDS
+                group.send(signal.SIGKILL)
+            if group.is_empty() or (group.give_up_at is not None and group.give_up_at <= now):
+                del self._groups[group.number]
+                self._tell(group.number, gone=True)
+
+    def _patience(self) -> float | None:
+        return LOOK_SECONDS if any(group.stopping for group in self._groups.values()) else None
+
+
+def _say_refused(told: int, number: int, what: str, why: str) -> None:
+    with suppress(OSError):
+        os.write(told, json.dumps({"refused": number, "what": what, "why": why[:500]}).encode())
+
+
+def _ignore(*_: object) -> None:
+    """Not SIG_IGN: this one still wakes the guard up."""
+
+
+def _drain(descriptor: int) -> None:
+    with suppress(BlockingIOError):
+        while os.read(descriptor, 4096):
+            pass
+
+
+def _find_prctl() -> Callable[[int, int], object] | None:
+    """Linux has it. Elsewhere the socket's end is what ends the programs, and it takes a living guard to see it."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        import ctypes
+
+        prctl = ctypes.CDLL(None).prctl
+    except (ImportError, OSError, AttributeError):
+        return None
+    return lambda option, value: prctl(
+        ctypes.c_int(option), ctypes.c_ulong(value), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)
+    )
+
+
+if __name__ == "__main__":
+    Guard(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run()

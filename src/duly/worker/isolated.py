@@ -1,0 +1,362 @@
+"""Calls tasks with `isolation="process"` in child processes, which can be killed where a thread cannot.
+
+Children stay for the next call: a new one costs a Python start and the import of the user's code, a call in a warm one
+about a millisecond. The worker's guard (`duly.worker.guard`) starts and kills them: none outlives the worker.
+
+Worker and child exchange frames: four bytes of length, then JSON. Nothing is ever pickled: the child imports the
+function by its module and name, and errors come back as texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import struct
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from duly.errors import DulyError, InvalidInput, Permanent, Snooze, Unable
+from duly.worker.errors import RemoteError, RemotePermanent, RemoteRetryAfter
+from duly.worker.guard import Guard, GuardLost, Program, Refused, ending
+from duly.worker.task import Task
+
+if TYPE_CHECKING:
+    from duly.store.runs import ClaimedRun
+    from duly.worker.context import Context
+
+log = logging.getLogger("duly.worker")
+
+LENGTH = struct.Struct(">I")
+# Above every result and error there can be; a longer frame is not one of ours.
+FRAME_LIMIT = 4 * 1024 * 1024
+# Between telling a handler to stop and killing its process. With the kill, well inside what the executor waits.
+CANCEL_SECONDS = 1.0
+# A run that finds every child busy waits for this long at most, for it waits on its own timeout's account; then it
+# goes back to the queue, where another worker may have a child free.
+SLOT_SECONDS = 5.0
+# A child that nobody needed for this long ends.
+IDLE_SECONDS = 300.0
+_CLOSE_SECONDS = 1.0
+# Between the end of a child and that of its pipe, which says what it last said.
+_LAST_WORDS_SECONDS = 0.5
+
+
+class Children:
+    """A pool of child processes. Each runs one handler at a time."""
+
+    def __init__(self, slots: int | None = None) -> None:
+        """`slots`: how many handlers run at once; by default one a core."""
+        self._slots = slots or os.cpu_count() or 1
+        self._free = asyncio.Semaphore(self._slots)
+        self._guard = Guard()
+        self._idle: list[_Child] = []
+        self._sweep: asyncio.TimerHandle | None = None
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def call(self, task: Task, context: Context, arguments: Mapping[str, Any]) -> Any:
+        try:
+            where = find_again(task)
+        except InvalidInput as error:
+            raise Permanent(str(error)) from None
+        run = context._run
+        try:
+            async with asyncio.timeout(min(SLOT_SECONDS, run.policy.timeout_seconds / 4)):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Unable(f"all {self._slots} child processes of this worker are busy") from None
+        try:
+            child = await self._take()
+            try:
+                return await child.call({"task": where, "run": as_told(run), "arguments": dict(arguments)}, context)
+            finally:
+                self._give_back(child)
+        except (Refused, GuardLost) as error:
+            raise RemoteError("ProcessDied", f"the child process could not be kept: {error}") from None
+        finally:
+            self._free.release()
+
+    async def close(self) -> None:
+        if self._sweep is not None:
+            self._sweep.cancel()
+        idle, self._idle = self._idle, []
+        try:
+            await asyncio.gather(*(child.close() for child in idle), *self._closing)
+        finally:
+            await self._guard.close()
+
+    async def _take(self) -> _Child:
+        while self._idle:
+            child = self._idle.pop()  # the one used last: the others may become idle enough to end
+            if child.usable:
+                return child
+            await child.kill()
+        return await _Child.start(self._guard)
+
+    def _give_back(self, child: _Child) -> None:
+        if not child.usable:
+            return
+        loop = asyncio.get_running_loop()
+        child.idle_since = loop.time()
+        self._idle.append(child)
+        if self._sweep is None:
+            self._sweep = loop.call_later(IDLE_SECONDS, self._end_idle)
+
+    def _end_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._sweep = None
+        long_ago = loop.time() - IDLE_SECONDS + 0.001
+        for child in [child for child in self._idle if child.idle_since <= long_ago]:
+            self._idle.remove(child)
+            closing = loop.create_task(child.close())
+            self._closing.add(closing)
+            closing.add_done_callback(self._closing.discard)
+        if self._idle:
+            self._sweep = loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._end_idle)
+
+
+class _Child(asyncio.Protocol):
+    """One child process, as the worker sees it."""
+
+    def __init__(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.idle_since = 0.0
+        self._broken = False
+        self._calls = 0
+        self._received = bytearray()
+        self._answer: asyncio.Future[Mapping[str, Any]] | None = None
+        self._context: Context | None = None
+        self._silent: asyncio.Future[None] = loop.create_future()
+        self._program: Program
+        self._requests: asyncio.WriteTransport
+        self._answers: asyncio.ReadTransport
+
+    @classmethod
+    async def start(cls, guard: Guard) -> _Child:
+        loop = asyncio.get_running_loop()
+        child = cls()
+        requests, our_requests = os.pipe()
+        our_answers, answers = os.pipe()
+        try:
+            child._requests, _ = await loop.connect_write_pipe(asyncio.Protocol, os.fdopen(our_requests, "wb", 0))
+            child._answers, _ = await loop.connect_read_pipe(lambda: child, os.fdopen(our_answers, "rb", 0))
+            try:
+                child._program = await guard.start(
+                    # -P: a module of the user's that is called as one of ours must not replace it.
+                    [sys.executable, "-P", "-m", "duly.worker.isolated_child"],
+                    env=os.environ,
+                    cwd=None,
+                    stdin=requests,
+                    stdout=answers,
+                    stderr=2,
+                )
+            except BaseException:
+                child._close_pipes()
+                raise
+        finally:
+            os.close(requests)
+            os.close(answers)
+        child._send({"path": sys.path})
+        return child
+
+    @property
+    def usable(self) -> bool:
+        return not self._broken and not self._silent.done()
+
+    async def call(self, request: Mapping[str, Any], context: Context) -> Any:
+        answer = self._answer = asyncio.get_running_loop().create_future()
+        self._context = context
+        try:
+            self._calls += 1
+            self._send({"call": request, "number": self._calls})
+            try:
+                await _first_of(answer, self._program.ended)
+                if not answer.done():
+                    await _first_of(answer, self._silent, seconds=_LAST_WORDS_SECONDS)
+            except asyncio.CancelledError:
+                await self._cancel(answer)
+                raise
+            if answer.done() and answer.exception() is None:
+                return _made_of(answer.result())
+            await self.kill()
+            if answer.done():
+                answer.result()
+            raise RemoteError("ProcessDied", await self._how_it_died())
+        finally:
+            self._answer = self._context = None
+
+    async def _cancel(self, answer: asyncio.Future[Mapping[str, Any]]) -> None:
+        """Tell the handler, which may end by itself in a moment; then kill its process, whatever it does."""
+        try:
+            self._send({"cancel": self._calls})
+            await _first_of(answer, self._program.ended, seconds=CANCEL_SECONDS)
+        finally:
+            if not answer.done() or answer.exception() is not None:
+                await self.kill()
+
+    async def kill(self) -> None:
+        """The process and all of its group."""
+        self._broken = True
+        try:
+            await self._program.stop(0)
+        finally:
+            self._close_pipes()
+
+    async def close(self) -> None:
+        """Let it end by itself; it has nothing to do."""
+        self._broken = True
+        self._requests.close()
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self._program.wait()
+        except (TimeoutError, GuardLost):
+            pass
+        finally:
+            await self.kill()
+
+    async def _how_it_died(self) -> str:
+        try:
+            code = await self._program.wait()
+        except GuardLost as lost:
+            return str(lost)
+        hint = "; was there too little memory?" if code == -9 else ""
+        return f"the handler's process ended before the handler did: {ending(code)}{hint}"
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        body = json.dumps(message).encode()
+        self._requests.write(LENGTH.pack(len(body)) + body)
+
+    def _close_pipes(self) -> None:
+        if not self._requests.is_closing():  # asyncio's own loop does not take a second word
+            self._requests.abort()
+        self._answers.close()
+
+    # What the child says.
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while len(self._received) >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(self._received)
+            if length > FRAME_LIMIT:
+                self._spoke_nonsense(f"a frame of {length} bytes")
+                return
+            end = LENGTH.size + length
+            if len(self._received) < end:
+                return
+            body = bytes(self._received[LENGTH.size : end])
+            del self._received[:end]
+            try:
+                self._heard(json.loads(body))
+            except (ValueError, TypeError, KeyError) as error:
+                self._spoke_nonsense(f"{type(error).__name__}: {error}")
+                return
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._silent.done():
+            self._silent.set_result(None)
+
+    def _heard(self, message: Mapping[str, Any]) -> None:
+        if "progress" in message:
+            fraction, note = message["progress"]
+            if self._context is not None and not self._context.cancelled:
+                try:
+                    self._context.progress(fraction, note)
+                except (RuntimeError, ValueError) as error:
+                    log.debug("progress of a child was not taken: %s", error)
+        elif self._answer is not None and not self._answer.done():
+            self._answer.set_result(message)
+
+    def _spoke_nonsense(self, what: str) -> None:
+        self._broken = True
+        self._received.clear()
+        if self._answer is not None and not self._answer.done():
+            told = f"the handler's process wrote into the pipe that Duly uses ({what})"
+            self._answer.set_exception(RemoteError("ProcessDied", told))
+
+
+async def _first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:
+    await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+
+
+def _made_of(answer: Mapping[str, Any]) -> Any:
+    """The handler's result, or its error as one that means the same here."""
+    if "result" in answer:
+        return answer["result"]
+    kind, message, trace = answer["error"]["type"], answer["error"]["message"], answer["error"]["traceback"]
+    match answer["signal"]:
+        case ["permanent"]:
+            # Of ours, all is in the sentence; a kind of the user's own keeps its name.
+            raise Permanent(message) if kind == "duly.errors.Permanent" else RemotePermanent(kind, message, trace)
+        case ["retry_after", seconds]:
+            raise RemoteRetryAfter(seconds, kind, message, trace)
+        case ["snooze", seconds]:
+            raise Snooze(seconds, message)
+        case ["unable"]:
+            raise Unable(message)
+        case _:
+            raise RemoteError(kind, message, trace)
+
+
+# How a function and a run are told to another process
+
+
+def check_isolated(tasks: Mapping[str, Task]) -> bool:
+    """Whether any task wants a process; one that cannot have it is an error before the first run of it."""
+    wanting = [task for task in tasks.values() if task.isolation == "process"]
+    for task in wanting:
+        find_again(task)
+    return bool(wanting)
+
+
+def find_again(task: Task) -> dict[str, Any]:
+    """How a child finds the task's function: its module, its name there, and how many wrappers lie around it."""
+    function = task.function
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise _not_found_again(task, "only functions of a module can run in another process")
+    if module == "__main__":
+        raise _not_found_again(
+            task, "it is in the script that was started, which a child process cannot import; move it to a module"
+        )
+    if "<" in name:
+        raise _not_found_again(task, f"{name} is made inside another function; move it to the top of its module")
+    try:
+        found: Any = resolve(module, name)
+    except (ImportError, AttributeError):
+        raise _not_found_again(task, f"{module} has no {name}") from None
+    for wrappers in range(20):
+        if found == function:
+            return {"module": module, "name": name, "wrappers": wrappers, "context": task.takes_context}
+        if (found := getattr(found, "__wrapped__", None)) is None:
+            break
+    raise _not_found_again(task, f"{module}.{name} is something else by now")
+
+
+def resolve(module: str, name: str) -> Callable[..., Any]:
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found  # type: ignore[no-any-return]
+
+
+def _not_found_again(task: Task, why: str) -> DulyError:
+    return InvalidInput("isolation", f"task {task.name} cannot have 'process': {why}")
+
+
+def as_told(run: ClaimedRun) -> dict[str, Any]:
+    return {
+        "claim_id": str(run.claim_id),
+        "ordinal": run.ordinal,
+        "job_id": str(run.job_id),
+        "scheduled_at": run.scheduled_at.isoformat(),
+        "attempt": run.attempt,
+        "flags": run.flags,
+        "name": run.name,
+        "handler": run.handler,
+        "payload_ref": run.payload_ref,
+        "timezone": run.timezone,
+        "policy_text": run.policy_text,
+    }

@@ -1,0 +1,242 @@
+"""A child process that runs handlers for `duly.worker.isolated`: `python -m duly.worker.isolated_child`.
+
+Frames come in by standard input and go out by standard output. Both are moved out of the way before any code of the
+user's is imported: handlers find an empty input, and what they print goes to the worker's standard error.
+
+The main thread runs handlers, one after the other. Another reads the frames, so that a handler hears of a cancel while
+it runs, and so that the process ends when the worker does: the kernel then closes the pipe. (A handler that holds the
+interpreter's lock for ever keeps that thread from it; the worker's guard, which has no handlers, ends it all the same.)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import inspect
+import json
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+from uuid import UUID
+
+from duly.errors import Permanent, RetryAfter, Snooze, Unable
+from duly.store.runs import ClaimedRun
+from duly.worker.context import Context
+from duly.worker.errors import exception_text, result_text
+from duly.worker.isolated import LENGTH, resolve
+
+if TYPE_CHECKING:
+    from duly.store.pool import Connection
+
+# What a handler says of its progress travels at most this often; the last word always does.
+PROGRESS_SECONDS = 0.1
+# An idle child whose worker has let it go ends in the usual way, atexit and all, within this.
+LEAVE_SECONDS = 2.0
+
+
+class Child:
+    def __init__(self, requests: int, answers: int) -> None:
+        self._requests = requests
+        self._answers = answers
+        self._sending = threading.Lock()
+        self._calls: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
+        self._call: _Call | None = None
+        self._runner = asyncio.Runner()
+
+    def run(self) -> None:
+        threading.Thread(target=self._listen, name="duly-frames", daemon=True).start()
+        with self._runner:
+            while (message := self._calls.get()) is not None:
+                call = self._call = _Call(self, message["number"], message["call"])
+                answer = call.answer()
+                self._call = None
+                for stream in (sys.stdout, sys.stderr):
+                    with suppress(OSError, ValueError, AttributeError):  # the handler may have closed it
+                        stream.flush()
+                self.send(answer)
+
+    def send(self, message: Mapping[str, Any]) -> None:
+        body = json.dumps(message).encode()
+        frame = memoryview(LENGTH.pack(len(body)) + body)
+        with self._sending:
+            while frame:
+                frame = frame[os.write(self._answers, frame) :]
+
+    def run_async(self, function: Callable[[], Any], call: _Call) -> Any:
+        async def main() -> Any:
+            call.cancelled_by(asyncio.get_running_loop(), asyncio.current_task())
+            return await function()
+
+        # One loop for all calls: what a module keeps for later, such as connections, belongs to a loop.
+        return self._runner.run(main())
+
+    # The other thread
+
+    def _listen(self) -> None:
+        while True:
+            message = self._receive()
+            if message is None:
+                self._leave()
+            elif "path" in message:
+                sys.path[:] = message["path"]
+            elif "call" in message:
+                self._calls.put(message)
+            elif (call := self._call) is not None and call.number == message["cancel"]:
+                call.cancel()
+
+    def _receive(self) -> Any:
+        header = self._read(LENGTH.size)
+        body = None if header is None else self._read(LENGTH.unpack(header)[0])
+        return None if body is None else json.loads(body)
+
+    def _read(self, count: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < count:
+            part = os.read(self._requests, count - len(data))
+            if not part:
+                return None
+            data += part
+        return bytes(data)
+
+    def _leave(self) -> NoReturn:
+        """The worker is gone, or has let this child go."""
+        if self._call is None:
+            self._calls.put(None)
+            time.sleep(LEAVE_SECONDS)
+        if os.getpgid(0) == os.getpid():
+            os.killpg(0, signal.SIGKILL)  # with whatever the handler has started
+        os._exit(1)
+
+
+class _Call:
+    """One call of a handler, and the host of its context."""
+
+    def __init__(self, child: Child, number: int, request: Mapping[str, Any]) -> None:
+        self._child = child
+        self.number = number
+        self._task = request["task"]
+        self._arguments = request["arguments"]
+        self._context = Context(_run_from(request["run"]), self)
+        self._lock = threading.Lock()
+        self._cancel_task: Callable[[], object] | None = None
+        self._progress: tuple[float, str] | None = None
+        self._said_at = 0.0
+        self._over = False
+
+    def answer(self) -> dict[str, Any]:
+        try:
+            text = result_text(self._execute())
+            answer = {"result": None if text is None else json.loads(text)}
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and the child goes on
+            answer = {"error": json.loads(exception_text(error)), "signal": _signal_of(error)}
+        self._say_progress(over=True)
+        return answer
+
+    def _execute(self) -> Any:
+        function = resolve(self._task["module"], self._task["name"])
+        for _ in range(self._task["wrappers"]):
+            function = function.__wrapped__  # type: ignore[attr-defined]
+        given = (self._context,) if self._task["context"] else ()
+        if inspect.iscoroutinefunction(function):
+            return self._child.run_async(lambda: function(*given, **self._arguments), self)
+        return function(*given, **self._arguments)
+
+    # What the handler asks for through its context.
+
+    def transaction(self, context: Context) -> AbstractAsyncContextManager[Connection]:
+        raise RuntimeError(
+            "ctx.transaction() cannot be had in a child process, which has no connection to the store; "
+            "use isolation='thread' for this task"
+        )
+
+    def progress(self, run: ClaimedRun, fraction: float, note: str) -> None:
+        with self._lock:
+            pending = self._progress is not None
+            self._progress = (float(fraction), str(note)[:1000])
+            wait = self._said_at + PROGRESS_SECONDS - time.monotonic()
+        if wait <= 0:
+            self._say_progress()
+        elif not pending:
+            timer = threading.Timer(wait, self._say_progress)
+            timer.daemon = True
+            timer.start()
+
+    def _say_progress(self, *, over: bool = False) -> None:
+        with self._lock:  # while it is sent, too: not after the answer, when the next call's words are expected
+            said, self._progress = self._progress, None
+            self._said_at = time.monotonic()
+            if said is not None and not self._over:
+                self._child.send({"progress": said})
+            self._over = self._over or over
+
+    # Cancelling: called by the other thread.
+
+    def cancelled_by(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
+        assert task is not None
+        with self._lock:
+            self._cancel_task = lambda: loop.call_soon_threadsafe(task.cancel)
+            if self._context.cancelled:
+                task.cancel()
+
+    def cancel(self) -> None:
+        with self._lock:
+            self._context._cancel()
+            if self._cancel_task is not None:
+                with suppress(RuntimeError):  # the loop has been closed
+                    self._cancel_task()
+
+
+def _signal_of(error: BaseException) -> list[Any]:
+    """What the error means for the run, whatever its class is called."""
+    match error:
+        case Permanent():
+            return ["permanent"]
+        case RetryAfter():
+            return ["retry_after", error.seconds]
+        case Snooze():
+            return ["snooze", error.seconds]
+        case Unable():
+            return ["unable"]
+    return []
+
+
+def _run_from(told: Mapping[str, Any]) -> ClaimedRun:
+    """The run as the worker told it. What it would take to claim or complete it stays there."""
+    run = ClaimedRun()
+    for name, value in told.items():
+        setattr(run, name, value)
+    run.claim_id, run.job_id = UUID(told["claim_id"]), UUID(told["job_id"])
+    run.scheduled_at = datetime.fromisoformat(told["scheduled_at"])
+    run.target, run.payload = None, "{}"
+    return run
+
+
+def main() -> None:
+    requests, answers = os.dup(0), os.dup(1)  # not inherited by what handlers start
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    os.dup2(2, 1)
+    if sys.stdout is not None:
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # Whoever ends a whole group of services means the worker, which lets its handlers finish. Not SIG_IGN, which
+        # programs that a handler starts would inherit.
+        signal.signal(number, lambda *_: None)
+    logging.basicConfig(
+        level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"
+    )
+    faulthandler.enable()  # a crash leaves its traceback in the worker's log
+    Child(requests, answers).run()
+
+
+if __name__ == "__main__":
+    main()
