@@ -18,6 +18,7 @@ demo: $(VENV)/.ready ## run Duly with its dashboard and a few sample jobs
 	@$(BIN)/duly up --demo
 
 test: check ## check everything and run all tests
+	@./scripts/test-services
 	$(BIN)/pytest
 
 check: $(VENV)/.ready ## format, lint, types, import direction

@@ -8,7 +8,15 @@ from typing import Any
 from pydantic import Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
+from duly.addresses import ServerAddress
 from duly.errors import ConfigError
+
+# Each with its usual port and what may follow a question mark.
+_COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "etcd": (2379, ("prefix",)),
+    "etcds": (2379, ("prefix", "ca", "cert", "key")),
+    "zookeeper": (2181, ()),
+}
 
 
 class Settings(BaseSettings):
@@ -22,7 +30,9 @@ class Settings(BaseSettings):
     home: Path | None = Field(None, description="where the embedded PostgreSQL keeps its data")
     pgbouncer: bool = Field(False, description="the address is a pooler in transaction mode")
     direct_url: str | None = Field(None, description="address for LISTEN when database_url is a pooler")
-    coordinator: str = Field("postgres", description="who elects shard leaders")
+    coordinator: str = Field(
+        "postgres", description="who elects shard leaders: postgres, postgres-advisory, etcd://… or zookeeper://…"
+    )
     dispatch: str = Field("postgres", description="how runs travel to workers")
     shards: int = Field(64, ge=1, le=4096, description="fixed when the store is created")
     pool_size: int = Field(4, ge=1, le=1000, description="connections per process")
@@ -84,11 +94,39 @@ class Settings(BaseSettings):
                 f"heartbeat_seconds ({self.heartbeat_interval:g}) must be at most a third of "
                 f"worker_lease_seconds ({self.worker_lease_seconds:g})"
             )
-        if self.coordinator != "postgres":
-            raise ValueError(f"coordinator {self.coordinator!r} is not available: use postgres")
+        self._check_coordinator()
         if self.dispatch != "postgres":
             raise ValueError(f"dispatch {self.dispatch!r} is not available: use postgres")
         return self
+
+    def _check_coordinator(self) -> None:
+        try:
+            address = self.coordinator_address
+        except ValueError as error:
+            raise ValueError(f"coordinator (DULY_COORDINATOR): {error}") from error
+        if address is not None or self.coordinator == "postgres":
+            return
+        if self.coordinator != "postgres-advisory":
+            # An address may hold a password: not all of it is repeated.
+            raise ValueError(
+                f"coordinator (DULY_COORDINATOR) is {self.coordinator.partition('://')[0][:40]!r}, which is none: use "
+                "postgres, postgres-advisory, etcd://host:2379[,host:2379], etcds://… or "
+                "zookeeper://host:2181[,host:2181][/path]"
+            )
+        if self.pgbouncer and self.direct_url is None:
+            raise ValueError(
+                "coordinator (DULY_COORDINATOR) postgres-advisory holds locks on a session of its own, which a pooler "
+                "does not give: set direct_url (DULY_DIRECT_URL) to PostgreSQL itself, or use the coordinator postgres"
+            )
+
+    @property
+    def coordinator_address(self) -> ServerAddress | None:
+        """Where the coordinator is, if it is another server."""
+        scheme = self.coordinator.partition("://")[0]
+        if "://" not in self.coordinator or scheme not in _COORDINATOR_SERVERS:
+            return None
+        port, options = _COORDINATOR_SERVERS[scheme]
+        return ServerAddress.parse(self.coordinator, port=port, options=options)
 
     @classmethod
     def settings_customise_sources(

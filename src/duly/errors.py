@@ -10,6 +10,7 @@ DulyError
 ├── ConfigError           a setting is missing, contradictory or unusable (exit code 2)
 ├── MissingExtra          an optional part of Duly is not installed (exit code 2)
 ├── StoreUnavailable      PostgreSQL cannot be reached (HTTP 503, exit code 3)
+├── CoordinatorUnavailable   etcd or ZooKeeper cannot be reached (exit code 3)
 ├── StoreMismatch         the store's schema is newer or older than this Duly (exit code 3)
 ├── LeaseLost             this worker no longer holds the run; nothing it writes counts
 ├── Unable                this worker cannot run it, but another may
@@ -73,6 +74,10 @@ class MissingExtra(DulyError):
 
 class StoreUnavailable(DulyError):
     """PostgreSQL cannot be reached."""
+
+
+class CoordinatorUnavailable(DulyError):
+    """The server that elects shard leaders cannot be reached."""
 
 
 class StoreMismatch(DulyError):

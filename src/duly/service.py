@@ -11,7 +11,7 @@ import logging
 import random
 from abc import ABC, abstractmethod
 
-from duly.errors import StoreUnavailable
+from duly.errors import CoordinatorUnavailable, StoreUnavailable
 
 log = logging.getLogger("duly.service")
 
@@ -81,7 +81,7 @@ class Service(ABC):
     def _pause_after(self, failures: int, error: Exception) -> float:
         first, longest = self.backoff
         pause: float = min(longest, first * 2.0 ** min(failures - 1, 20)) * random.uniform(0.75, 1)  # noqa: S311
-        if isinstance(error, StoreUnavailable):
+        if isinstance(error, (StoreUnavailable, CoordinatorUnavailable)):
             if failures in (1, 10) or failures % 100 == 0:
                 log.warning("%s: %s; trying again (%d failures so far)", self.name, error, failures)
         else:

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import asyncpg
+
 from duly.store.pool import Executor
+from duly.store.session import Session
 
 NOBODY = UUID(int=0)
+
+# First key of the advisory locks that say "this node is alive": "duly" in ASCII. Locks with two keys are of another
+# kind than those with one, so the migrations' lock is never meant.
+PRESENCE = 0x64756C79
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +30,12 @@ class View:
     nodes: tuple[UUID, ...]
     leaders: tuple[UUID | None, ...]
     epochs: tuple[int, ...]
+    expires_in: float | None = None
+    """Seconds until the first of the other nodes' leases runs out, if it is not extended."""
+
+    def only(self, members: Container[UUID]) -> View:
+        """The same, where a node is alive only if it is also one of these."""
+        return replace(self, nodes=tuple(node for node in self.nodes if node in members))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +78,41 @@ async def leave(store: Executor, *, node_id: UUID) -> int:
 async def beat(store: Executor, *, node_id: UUID, lease_seconds: float) -> View | None:
     """Extend a scheduler's lease and see the cluster. None: the store does not know this node (any more)."""
     row = await store.row("cluster/beat", node_id, lease_seconds)
-    if row is None:
-        return None
+    return None if row is None else _view(row)
+
+
+async def be_present(session: Session) -> int:
+    """Take a lock that says that this session's node is alive, and return its key.
+
+    The key is drawn for every session: what an earlier session of the same node may still hold is nobody's presence.
+    """
+    while True:
+        key = random.randrange(1, 2**31)  # noqa: S311
+        row = await session.row("cluster/be_present", PRESENCE, key)
+        if row is not None and row["held"]:
+            return key
+
+
+async def beat_present(session: Session, *, node_id: UUID, lease_seconds: float) -> View | None:
+    """As `beat`, where only those are alive who hold their presence lock."""
+    row = await session.row("cluster/beat_present", node_id, lease_seconds, PRESENCE)
+    return None if row is None else _view(row)
+
+
+def _view(row: asyncpg.Record) -> View:
     leaders = tuple(None if leader == NOBODY else leader for leader in row["leaders"])
-    return View(row["now"], tuple(row["nodes"]), leaders, tuple(row["epochs"]))
+    return View(row["now"], tuple(row["nodes"]), leaders, tuple(row["epochs"]), row["expires_in"])
 
 
 async def acquire(store: Executor, *, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> dict[int, int]:
     """Begin terms by raising each shard's epoch from the one seen. Returns the new epochs of those that were won."""
     rows = await store.fetch("cluster/acquire", node_id, shards, epochs)
+    return {row["shard"]: row["epoch"] for row in rows}
+
+
+async def claim_term(store: Executor, *, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> dict[int, int]:
+    """As `acquire`, from whoever led them: for nodes that were elected elsewhere."""
+    rows = await store.fetch("cluster/claim_term", node_id, shards, epochs)
     return {row["shard"]: row["epoch"] for row in rows}
 
 

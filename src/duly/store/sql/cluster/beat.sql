@@ -1,13 +1,16 @@
 -- A scheduler node says that it is alive and sees who else is, and who leads what.
 --   $1 node_id  $2 lease in seconds
 -- No row means that this node's own row is gone: it must join again and owns nothing.
+-- expires_in: when the next of the others' leases runs out if nobody extends it, in seconds. Null: there are no others.
 with alive as (
     update duly.nodes set lease_until = duly.now() + make_interval(secs => $2)
     where node_id = $1
     returning node_id
 ),
+-- The time at which this statement began, not duly.now(): what it sees of the others is as old as that. Compared with a
+-- later time, after a wait for a lock or a processor, a lease that was extended meanwhile would look run out.
 clock as materialized (
-    select duly.now() as now
+    select coalesce(frozen_at, statement_timestamp() + shift) as now from duly.clock
 )
 select clock.now,
     array(
@@ -16,5 +19,9 @@ select clock.now,
     ) as nodes,
     array(select coalesce(s.node_id, '00000000-0000-0000-0000-000000000000') from duly.shards s order by s.shard)
         as leaders,
-    array(select s.epoch from duly.shards s order by s.shard) as epochs
+    array(select s.epoch from duly.shards s order by s.shard) as epochs,
+    (
+        select extract(epoch from min(n.lease_until) - clock.now)::float8 from duly.nodes n
+        where n.kind = 'scheduler' and n.lease_until > clock.now and n.node_id <> $1
+    ) as expires_in
 from alive cross join clock

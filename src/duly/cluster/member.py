@@ -1,0 +1,203 @@
+"""What all coordinators have in common: keep this node a member, and move towards what the members imply.
+
+A pass says that this node is alive, sees who else is, and moves towards the assignment that every node computes alike:
+
+- a shard that the store says is ours and that should be another's is handed over (its row is set free, the others are
+  told), whether or not we still think that we lead it: a hand-over whose answer was lost is done again;
+- a shard that should be ours and is free, or whose leader is not alive, is taken by raising its epoch.
+
+So there is no election per shard anywhere, whoever coordinates. A registry of members is enough, because the epoch in
+PostgreSQL is the arbiter: of two nodes that see different members for a moment and want the same shard, one raises the
+epoch from the value that both saw. With 64 shards that is one key and one watch instead of 64.
+
+Every coordinator keeps the node's lease in `duly.nodes` as well. A node is alive if both say so, its registry and its
+row: one that reaches etcd but not PostgreSQL can fire nothing and must not keep its shards.
+
+| what happens | what this node does |
+| --- | --- |
+| no pass comes through | ends its terms when its lease, counted from when the last good pass *began*, is nearly up |
+| its row or its place in the registry is gone | ends its terms, joins again, owns nothing |
+| another node raised the epoch | ends that term; a fire that was on its way finds the epoch changed |
+| it was stopped and wakes up | the first thing it looks at is the time: its terms are over |
+| it was stopped while it took shards, and wakes up | does not begin those terms; the next pass takes them anew |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from uuid import UUID
+
+from duly.cluster.assignment import assign
+from duly.cluster.coordinator import Coordinator, Term, TermListener
+from duly.errors import StoreUnavailable
+from duly.store import cluster as rows
+from duly.store.pool import Pool
+
+log = logging.getLogger("duly.cluster")
+
+# The part of a lease in which a leader trusts itself: the rest covers the time a fire needs to reach the database.
+TRUSTED = 0.8
+# How long after another's lease ran out we look: the clocks of two machines do not run equally fast.
+AFTER_EXPIRY = 0.01
+
+
+class MemberCoordinator(Coordinator):
+    def __init__(
+        self,
+        listener: TermListener,
+        pool: Pool,
+        *,
+        node_id: UUID,
+        name: str,
+        version: str,
+        lease_seconds: float = 5.0,
+        info: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(listener)
+        self._pool = pool
+        self.node_id = node_id
+        self._name = name
+        self._version = version
+        self._lease = lease_seconds
+        self._info = dict(info or {})
+        self._trusted_until = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self.interval = lease_seconds / 3
+        # A lost beat must leave room for several more tries within the lease.
+        self.backoff = (lease_seconds / 50, lease_seconds / 5)
+
+    # What each coordinator does in its own way.
+
+    @abstractmethod
+    async def _attend(self) -> rows.View | None:
+        """Extend everything that says that this node is alive, and see who is. None: it is no member (any more)."""
+
+    @property
+    def _membership_seconds(self) -> float:
+        """How long the others count this node as alive after it last attended."""
+        return self._lease
+
+    async def _take(self, shards: list[int], epochs: list[int]) -> dict[int, int]:
+        """Raise the epochs of shards whose leader is not alive. Returns the new ones of those that were won."""
+        return await rows.claim_term(self._pool, node_id=self.node_id, shards=shards, epochs=epochs)
+
+    async def _join(self) -> None:
+        """Become a member."""
+        await rows.join(
+            self._pool,
+            node_id=self.node_id,
+            kind="scheduler",
+            name=self._name,
+            version=self._version,
+            lease_seconds=self._lease,
+            info=self._info,
+        )
+
+    async def _depart(self) -> None:
+        """Leave the registry; the store has been told. Never raises: whoever cannot say goodbye is soon forgotten."""
+
+    # What they all do alike.
+
+    async def start(self) -> None:
+        try:
+            await self._join()
+        except BaseException:
+            await self._depart()
+            raise
+        await super().start()
+
+    async def run_once(self) -> float | None:
+        began = time.monotonic()
+        with _in_time():
+            async with asyncio.timeout(self._lease / 2):
+                view = await self._attend()
+        if view is None:
+            self._end_all()
+            with _in_time():
+                async with asyncio.timeout(self._lease * 2):
+                    await self._join()
+            return 0.0
+        self._trust_until(began + min(self._lease, self._membership_seconds) * TRUSTED)
+        with _in_time():
+            async with asyncio.timeout(self._lease):
+                await self._move_towards_assignment(view)
+        # A dead node's shards are taken when its lease ends, not at some pass after that.
+        if view.expires_in is not None and view.expires_in + AFTER_EXPIRY < self.interval:
+            return view.expires_in + AFTER_EXPIRY
+        return None
+
+    async def leave(self) -> None:
+        """Nothing fires after the terms have ended here, so the shards can be somebody else's at once."""
+        self._end_all()
+        if self._watch is not None:
+            self._watch.cancel()
+        try:
+            await rows.leave(self._pool, node_id=self.node_id)
+        finally:
+            await self._depart()
+
+    async def _beat(self) -> rows.View | None:
+        sent = time.monotonic()
+        view = await rows.beat(self._pool, node_id=self.node_id, lease_seconds=self._lease)
+        if view is not None:
+            self._pool.clock.observe(view.now, sent, time.monotonic())
+        return view
+
+    async def _move_towards_assignment(self, view: rows.View) -> None:
+        for shard, term in list(self.terms.items()):
+            if view.leaders[shard] != self.node_id or view.epochs[shard] != term.epoch:
+                log.warning("shard %d was taken over (epoch %d)", shard, view.epochs[shard])
+                self._end(shard)
+        wanted = assign(view.nodes, len(view.leaders))
+        surplus = [
+            shard
+            for shard, leader in enumerate(view.leaders)
+            if leader == self.node_id and wanted[shard] != self.node_id
+        ]
+        if surplus:
+            for shard in surplus:
+                self._end(shard)
+            epochs = [view.epochs[shard] for shard in surplus]
+            await rows.hand_over(self._pool, node_id=self.node_id, shards=surplus, epochs=epochs)
+        alive = set(view.nodes) - {self.node_id}
+        free = [
+            shard
+            for shard, leader in enumerate(view.leaders)
+            if wanted[shard] == self.node_id and shard not in self.terms and leader not in alive
+        ]
+        if free:
+            won = await self._take(free, [view.epochs[shard] for shard in free])
+            if time.monotonic() >= self._trusted_until:
+                return  # the answer came so late that somebody else may lead them by now
+            for shard, epoch in sorted(won.items()):
+                self._begin(Term(shard, epoch))
+            log.info("leading %d of %d shards", len(self.terms), len(view.leaders))
+
+    def _trust_until(self, moment: float) -> None:
+        """Step down by ourselves when no pass has come through in time, even if one hangs right now."""
+        self._trusted_until = moment
+        if self._watch is not None:
+            self._watch.cancel()
+        self._watch = asyncio.get_running_loop().call_later(max(0.0, moment - time.monotonic()), self._step_down)
+
+    def _step_down(self) -> None:
+        if time.monotonic() < self._trusted_until:
+            # Timers may be a little early.
+            self._trust_until(self._trusted_until)
+        elif self.terms:
+            log.warning("no heartbeat came through in time: stepping down from %d shards", len(self.terms))
+            self._end_all()
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError as error:
+        raise StoreUnavailable("a scheduler's heartbeat was not answered in time") from error

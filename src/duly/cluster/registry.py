@@ -1,0 +1,52 @@
+"""A coordinator whose members are listed by another server: etcd or ZooKeeper.
+
+A pass keeps this node's entry there alive, reads the list, and beats in PostgreSQL. Who is in both is alive.
+
+| what happens | what follows |
+| --- | --- |
+| a leader is killed or stopped | its shards are taken when its entry or its lease in `duly.nodes` is gone, whichever is first |
+| a node leaves | its shards are free in PostgreSQL and its entry is removed at once; a watch and a notification tell the others |
+| the registry is away, PostgreSQL is not | terms last as long as the last good pass is trusted, then every node steps down; nothing fires until the registry is back, and then everything goes on by itself |
+| PostgreSQL is away, the registry is not | the same: a leader that cannot reach the store fires nothing, so it does not keep its terms either |
+| a node reaches one of the two only | it steps down, its lease runs out, others lead |
+| the registry loses its memory, or two nodes are given different registries | they take shards from each other: slow, never twice, for every fire compares the epoch |
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from uuid import UUID
+
+from duly.cluster.member import MemberCoordinator
+from duly.store import cluster as rows
+
+
+class RegistryCoordinator(MemberCoordinator):
+    @abstractmethod
+    async def _enter(self) -> None:
+        """Put this node's entry into the registry. Doing it twice is doing it once."""
+
+    @abstractmethod
+    async def _members(self) -> frozenset[UUID]:
+        """Keep our entry alive and read who is there. Without us: our entry is gone."""
+
+    async def _join(self) -> None:
+        # First the row: whoever sees the entry finds the row.
+        await super()._join()
+        await self._enter()
+
+    async def _attend(self) -> rows.View | None:
+        # First the registry: when that is away the lease in PostgreSQL ends as well, and nobody half-alive remains.
+        members = await self._members()
+        if self.node_id not in members:
+            return None
+        view = await self._beat()
+        return None if view is None else view.only(members)
+
+
+def node_id_of(name: str) -> UUID | None:
+    """Whose entry this is; None for what is not one of ours."""
+    try:
+        return UUID(name)
+    except ValueError:
+        return None

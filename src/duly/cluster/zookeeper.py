@@ -1,0 +1,199 @@
+"""ZooKeeper: members are ephemeral nodes, their parent is watched.
+
+`zookeeper://host:2181,host2:2181/duly` (`user:password@` before the hosts: digest authentication, and then our nodes
+are closed to everybody else). A member's entry is `<path>/nodes/<node id>`. What follows when ZooKeeper, PostgreSQL or
+a node is away stands in `registry.py`.
+
+kazoo works in threads of its own and keeps the session alive from there, even while this process's event loop hangs.
+So the session alone is no sign of life: a pass asks ZooKeeper and PostgreSQL, from the loop, and only a pass that came
+through renews the trust. What kazoo's threads report is carried to the loop and nothing else is done in them.
+
+| kazoo says | what this node does |
+| --- | --- |
+| SUSPENDED: the connection is lost, the session may live | passes fail; the terms last as long as the last good one is trusted |
+| LOST: the session is over, its entry is gone | ends its terms at once, enters again with the new session |
+
+ZooKeeper rounds a session's end up to its tick (2 s by default) and allows no session below two ticks, so a killed
+node's entry may outlive its lease. None of that delays a takeover: the lease in `duly.nodes` ends on time. It also
+allows none above twenty ticks, and kazoo does not say so: keep DULY_LEADER_LEASE_SECONDS below that (40 s by default).
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+from uuid import UUID
+
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionClosedError,
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    NodeExistsError,
+    NoNodeError,
+    OperationTimeoutError,
+    SessionExpiredError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+from kazoo.security import CREATOR_ALL_ACL
+
+from duly.addresses import ServerAddress
+from duly.cluster.coordinator import TermListener
+from duly.cluster.registry import RegistryCoordinator, node_id_of
+from duly.errors import ConfigError, CoordinatorUnavailable
+from duly.store.pool import Pool
+
+log = logging.getLogger("duly.cluster")
+# kazoo tells of every attempt to connect; what matters of it the passes say.
+_kazoo_log = logging.getLogger("duly.cluster.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
+
+DEFAULT_PATH = "/duly"
+_AWAY = (
+    ConnectionClosedError, ConnectionLoss, KazooTimeoutError, OperationTimeoutError, SessionExpiredError,
+)  # fmt: skip
+
+
+class ZooKeeperCoordinator(RegistryCoordinator):
+    def __init__(self, listener: TermListener, pool: Pool, *, address: ServerAddress, **rest: Any) -> None:
+        super().__init__(listener, pool, **rest)
+        self._address = address
+        self._parent = (address.path.rstrip("/") or DEFAULT_PATH) + "/nodes"
+        self._entry = f"{self._parent}/{self.node_id}"
+        self._client: KazooClient | None = None
+        self._event_loop: asyncio.AbstractEventLoop | None = None
+        self._watched = False
+
+    async def _enter(self) -> None:
+        client = await self._connected()
+        await self._ask(client.ensure_path_async(self._parent))
+        try:
+            await self._ask(client.create_async(self._entry, self._name.encode(), ephemeral=True))
+        except NodeExistsError:
+            # Of an earlier session, which ZooKeeper has not ended yet: it would take the entry with it.
+            there = await self._ask(client.exists_async(self._entry))
+            if there is not None and there.ephemeralOwner != (client.client_id or (None,))[0]:
+                await self._ask(client.delete_async(self._entry))
+                await self._ask(client.create_async(self._entry, self._name.encode(), ephemeral=True))
+
+    async def _members(self) -> frozenset[UUID]:
+        client = self._client
+        if client is None:
+            return frozenset()
+        # One watch at a time: it is used up by the first change, or by a lost connection.
+        watch = None if self._watched else self._changed
+        self._watched = True
+        try:
+            names = await self._ask(client.get_children_async(self._parent, watch=watch))
+        except NoNodeError:
+            names = []
+            self._watched = False
+        except BaseException:
+            self._watched = False
+            raise
+        return frozenset(node for name in names if (node := node_id_of(name)) is not None)
+
+    async def _depart(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await asyncio.to_thread(_close, client)
+
+    async def _connected(self) -> KazooClient:
+        """The client, which from then on connects again by itself."""
+        if self._client is None:
+            self._event_loop = asyncio.get_running_loop()
+            client = self._new_client()
+            try:
+                await asyncio.to_thread(client.start, max(1.0, self._lease / 2))
+            except KazooTimeoutError as error:
+                raise self._away("no server answered") from error
+            self._client = client
+        return self._client
+
+    def _new_client(self) -> KazooClient:
+        login: dict[str, Any] = {}
+        if self._address.user is not None:
+            name_and_password = f"{self._address.user}:{self._address.password or ''}"
+            login = {"auth_data": [("digest", name_and_password)], "default_acl": CREATOR_ALL_ACL}
+        first, longest = self.backoff
+        client = KazooClient(
+            hosts=",".join(self._address.host_texts()),
+            timeout=self._lease,
+            connection_retry={"max_tries": -1, "delay": first, "max_delay": longest},
+            logger=_kazoo_log,
+            **login,
+        )
+        client.add_listener(self._heard)
+        return client
+
+    async def _ask(self, result: Any) -> Any:
+        """An answer of kazoo's, awaited on the loop."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def settle() -> None:
+            if answer.done():
+                return
+            if result.exception is not None:
+                answer.set_exception(result.exception)
+            else:
+                answer.set_result(result.value)
+
+        result.rawlink(lambda _: self._on_loop(settle))
+        try:
+            return await answer
+        except _AWAY as error:
+            raise self._away(str(error) or type(error).__name__) from error
+        except (AuthFailedError, NoAuthError) as error:
+            raise ConfigError(
+                f"ZooKeeper at {self._address.shown} does not let this user at {self._parent}: "
+                "check the user and password in DULY_COORDINATOR"
+            ) from error
+        except (NoNodeError, NodeExistsError):
+            raise
+        except KazooException as error:
+            raise self._away(str(error) or type(error).__name__) from error
+
+    def _away(self, detail: str) -> CoordinatorUnavailable:
+        return CoordinatorUnavailable(f"ZooKeeper at {self._address.shown} cannot be reached: {detail}")
+
+    # In kazoo's threads: nothing but a word to the loop.
+
+    def _on_loop(self, call: Any) -> None:
+        try:
+            if self._event_loop is not None:
+                self._event_loop.call_soon_threadsafe(call)
+        except RuntimeError:
+            log.debug("ZooKeeper said something after the event loop had ended")
+
+    def _changed(self, _: object) -> None:
+        self._on_loop(self._look_again)
+
+    def _heard(self, state: str) -> None:
+        if state == KazooState.LOST:
+            self._on_loop(self._session_lost)
+        elif state == KazooState.CONNECTED:
+            self._on_loop(self._look_again)
+
+    # Back on the loop.
+
+    def _look_again(self) -> None:
+        self._watched = False
+        self.wake()
+
+    def _session_lost(self) -> None:
+        if self.terms:
+            log.warning("the ZooKeeper session is over: stepping down from %d shards", len(self.terms))
+        self._end_all()
+        self._look_again()
+
+
+def _close(client: KazooClient) -> None:
+    try:
+        client.stop()
+        client.close()
+    except Exception as error:  # noqa: BLE001 - whatever it is, the session ends by itself
+        log.warning("could not leave ZooKeeper, which will forget this node by itself: %s", error)

@@ -1,0 +1,42 @@
+"""One direct connection of its own, for what lives and dies with it: session locks.
+
+Never a pooler's: behind one, the next statement may be sent by another session, and a lock would stay with a stranger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import asyncpg
+
+from duly.store.pool import connection_options, translated_errors
+from duly.store.statements import statement
+
+
+class Session:
+    def __init__(self, connection: asyncpg.Connection[asyncpg.Record], url: str) -> None:
+        self._connection = connection
+        self._url = url
+
+    @classmethod
+    async def open(cls, url: str, *, lost: Callable[[Session], None], timeout: float = 10) -> Session:
+        """`lost` is called once when the connection ends, whoever ended it."""
+        with translated_errors(url):
+            connection = await asyncpg.connect(url, timeout=timeout, **connection_options(pgbouncer=False))
+        self = cls(connection, url)
+        connection.add_termination_listener(lambda _: lost(self))
+        return self
+
+    async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
+        with translated_errors(self._url):
+            return await self._connection.fetchrow(statement(name), *args)
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.is_closed()
+
+    def end(self) -> None:
+        """Now, without a word to the server: it lets go of the locks when it sees the connection gone."""
+        if not self._connection.is_closed():
+            self._connection.terminate()

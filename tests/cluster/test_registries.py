@@ -1,0 +1,153 @@
+"""What etcd and ZooKeeper have of their own: several servers, logins, and being away from the start."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from uuid import UUID
+
+import httpx
+import pytest
+from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+
+from cluster.nodes import REGISTRIES, SHARDS, Cluster
+from duly.errors import ConfigError, CoordinatorUnavailable
+from servers import EtcdServer, RegistryServer, Servers, free_port
+from support import eventually
+
+MakeCluster = Callable[[RegistryServer], Cluster]
+
+
+@pytest.fixture
+async def make_cluster(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[MakeCluster]:
+    monkeypatch.chdir(tmp_path)
+    made: list[Cluster] = []
+
+    def make(server: RegistryServer) -> Cluster:
+        made.append(Cluster(server.scheme, database_url, server))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        await cluster.close()
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+async def test_a_server_that_does_not_answer_is_passed_over(
+    name: str, servers: Servers, make_cluster: MakeCluster
+) -> None:
+    server = servers.get(name)
+    cluster = make_cluster(server)
+    host = f"127.0.0.1:{server.port}"
+    several = server.address(cluster.room).replace(host, f"127.0.0.1:{free_port()},{host}")
+    one, two = await cluster.node(coordinator=several), await cluster.node(coordinator=several)
+    await eventually(cluster.shared_by(one, two))
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+async def test_a_registry_that_is_away_from_the_start_is_an_error_that_says_where(
+    name: str, servers: Servers, make_cluster: MakeCluster
+) -> None:
+    cluster = make_cluster(servers.get(name))
+    port = free_port()
+    with pytest.raises(CoordinatorUnavailable, match=f"127.0.0.1:{port}"):
+        await cluster.node(registry_port=port, notified=False)
+
+
+async def forget(server: RegistryServer, room: str, node_id: UUID) -> None:
+    """Remove a node's entry behind its back."""
+    if server.scheme == "etcd":
+        key = b64encode(f"/{room}/nodes/{node_id}".encode()).decode()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}/v3") as etcd:
+            answer = await etcd.post("/kv/deleterange", json={"key": key})
+            assert answer.json()["deleted"] == "1"
+        return
+    client = KazooClient(f"127.0.0.1:{server.port}")
+    await asyncio.to_thread(client.start)
+    await asyncio.to_thread(client.delete, f"/{room}/nodes/{node_id}")
+    await asyncio.to_thread(client.stop)
+    await asyncio.to_thread(client.close)
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+async def test_whoever_the_registry_has_forgotten_is_replaced_although_its_lease_stands(
+    name: str, servers: Servers, make_cluster: MakeCluster
+) -> None:
+    cluster = make_cluster(servers.get(name))
+    one, two = await cluster.node(lease=30), await cluster.node(lease=30)
+    await eventually(cluster.shared_by(one, two))
+    old = dict(one.coordinator.terms)
+    # It hangs, so it does not see what the others see; only the epoch keeps it from firing.
+    await one.coordinator.stop()
+    await forget(servers.get(name), cluster.room, one.node_id)
+    await eventually(lambda: len(two.shards) == SHARDS, seconds=10)
+    assert all(two.coordinator.terms[shard].epoch > term.epoch for shard, term in old.items())
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+async def test_a_node_that_the_registry_has_forgotten_enters_again(
+    name: str, servers: Servers, make_cluster: MakeCluster
+) -> None:
+    cluster = make_cluster(servers.get(name))
+    one = await cluster.node(lease=30)
+    await eventually(cluster.shared_by(one))
+    await forget(servers.get(name), cluster.room, one.node_id)
+    # The watch tells it, long before its next pass.
+    await eventually(lambda: len(cluster.record.of("began")) == 2 * SHARDS, seconds=8)
+
+
+async def test_etcd_with_a_login(make_cluster: MakeCluster) -> None:
+    if reason := EtcdServer.missing():
+        pytest.skip(reason)
+    server = EtcdServer()
+    await asyncio.to_thread(server.start)
+    try:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}/v3") as etcd:
+            for path, body in (
+                ("/auth/user/add", {"name": "root", "password": "open/sesame"}),
+                ("/auth/role/add", {"name": "root"}),
+                ("/auth/user/grant", {"user": "root", "role": "root"}),
+                ("/auth/enable", {}),
+            ):
+                (await etcd.post(path, json=body)).raise_for_status()
+        cluster = make_cluster(server)
+        right = server.address(cluster.room).replace("://", "://root:open%2Fsesame@")
+        one = await cluster.node(coordinator=right)
+        await eventually(cluster.shared_by(one))
+        for login in ("root:not-this@", ""):
+            with pytest.raises(ConfigError, match="refused") as refused:
+                await cluster.node(coordinator=server.address(cluster.room).replace("://", f"://{login}"))
+            assert "not-this" not in str(refused.value)
+        # A restarted etcd has forgotten the tokens it gave out.
+        await asyncio.to_thread(server.stop)
+        await eventually(lambda: not one.shards)
+        await asyncio.to_thread(server.start)
+        await eventually(cluster.shared_by(one), seconds=30)
+        await cluster.close()
+    finally:
+        server.remove()
+
+
+async def test_zookeeper_with_a_login_closes_our_nodes_to_everybody_else(
+    servers: Servers, make_cluster: MakeCluster
+) -> None:
+    server = servers.get("zookeeper")
+    cluster = make_cluster(server)
+    one = await cluster.node(coordinator=server.address(cluster.room).replace("://", "://duly:sesame@"))
+    await eventually(cluster.shared_by(one))
+    stranger = KazooClient(f"127.0.0.1:{server.port}")
+    await asyncio.to_thread(stranger.start)
+    try:
+        with pytest.raises(NoAuthError):
+            await asyncio.to_thread(stranger.get_children, f"/{cluster.room}/nodes")
+    finally:
+        await asyncio.to_thread(stranger.stop)
+        await asyncio.to_thread(stranger.close)
+    with pytest.raises(ConfigError, match="DULY_COORDINATOR") as refused:
+        await cluster.node(coordinator=server.address(cluster.room).replace("://", "://other:hush@"), notified=False)
+    assert "hush" not in str(refused.value)

@@ -1,0 +1,223 @@
+"""Real servers for tests: etcd and ZooKeeper, each in a folder and on a port of its own.
+
+They can be killed, stopped (SIGSTOP) and started again with what they had on disk. `Wire` is a plain TCP forwarder, so
+that one node alone loses its way to a server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RegistryServer(ABC):
+    """A server process of ours. `start` and `stop` as often as a test likes; the data stays."""
+
+    scheme: str
+
+    def __init__(self, *, quick: bool = True) -> None:
+        """`quick`: with short ticks, for short leases. Otherwise as the server comes."""
+        self.quick = quick
+        self.port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix=f"duly-{self.scheme}-"))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    @abstractmethod
+    def missing(cls) -> str | None:
+        """Why it cannot be started here."""
+
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+
+    def address(self, room: str, *, port: int | None = None) -> str:
+        """As DULY_COORDINATOR spells it; `room` keeps tests apart."""
+        host = f"127.0.0.1:{port or self.port}"
+        return f"etcd://{host}?prefix=/{room}" if self.scheme == "etcd" else f"zookeeper://{host}/{room}"
+
+    def start(self) -> None:
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(), cwd=self.folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                # Debian's etcd reads its settings from the environment as well.
+                env={name: value for name, value in os.environ.items() if not name.startswith("ETCD_")},
+            )  # fmt: skip
+        deadline = time.monotonic() + 60
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.scheme} does not start:\n{(self.folder / 'log').read_text()[-2000:]}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """As hard as can be."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def pause(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def remove(self) -> None:
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection(("127.0.0.1", self.port), 1).close()
+        except OSError:
+            return False
+        return True
+
+
+class EtcdServer(RegistryServer):
+    scheme = "etcd"
+
+    def __init__(self, *, quick: bool = True) -> None:
+        super().__init__(quick=quick)
+        self._peer_port = free_port()
+
+    @classmethod
+    def missing(cls) -> str | None:
+        return None if shutil.which("etcd") else "etcd is not installed: run scripts/test-services as root"
+
+    def _command(self) -> list[str]:
+        client, peer = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self._peer_port}"
+        # etcd's shortest lease is one and a half election timeouts.
+        ticks = ["--heartbeat-interval", "50", "--election-timeout", "500"] if self.quick else []
+        return [
+            "etcd", "--data-dir", str(self.folder / "data"), "--listen-client-urls", client, "--advertise-client-urls",
+            client, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster",
+            f"default={peer}", *ticks,
+        ]  # fmt: skip
+
+
+class ZooKeeperServer(RegistryServer):
+    scheme = "zookeeper"
+
+    @classmethod
+    def missing(cls) -> str | None:
+        there = shutil.which("java") and _ZOOKEEPER_JAR.exists()
+        return None if there else "ZooKeeper is not installed: run scripts/test-services as root"
+
+    def _command(self) -> list[str]:
+        settings = self.folder / "zoo.cfg"
+        settings.write_text(
+            f"tickTime={200 if self.quick else 2000}\ndataDir={self.folder / 'data'}\nclientPort={self.port}\n"
+            "clientPortAddress=127.0.0.1\nadmin.enableServer=false\nmaxClientCnxns=0\n"
+        )
+        # Java for a short life: start soon, stay small.
+        options = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+        return ["java", *options, "-cp", str(_ZOOKEEPER_JAR), main, str(settings)]
+
+
+SERVERS: dict[str, type[RegistryServer]] = {"etcd": EtcdServer, "zookeeper": ZooKeeperServer}
+
+
+class Servers:
+    """Started when the first test asks for them."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, RegistryServer] = {}
+
+    def get(self, name: str) -> RegistryServer:
+        if name not in self._running:
+            if reason := SERVERS[name].missing():
+                pytest.skip(reason)
+            server = SERVERS[name]()
+            self._running[name] = server
+            server.start()
+        return self._running[name]
+
+    def remove(self) -> None:
+        for server in self._running.values():
+            server.remove()
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[Servers]:
+    servers = Servers()
+    yield servers
+    servers.remove()
+
+
+class Wire:
+    """Forwards to a port, until it is cut: then what was connected is gone and nothing connects."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._whole = True
+        self._pumps: set[asyncio.Task[None]] = set()
+        self.port = 0
+
+    async def __aenter__(self) -> Wire:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self.cut()
+
+    async def cut(self) -> None:
+        self._whole = False
+        pumps = list(self._pumps)
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+
+    def mend(self) -> None:
+        self._whole = True
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not self._whole:
+            writer.transport.abort()
+            return
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.transport.abort()
+            return
+        ways = [asyncio.create_task(_pump(reader, far_writer)), asyncio.create_task(_pump(far_reader, writer))]
+        self._pumps.update(ways)
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        self._pumps.difference_update(ways)
+        for end in (writer, far_writer):
+            end.transport.abort()
+
+
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except OSError:
+        return
