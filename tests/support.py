@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 from duly.store import fires, runs
 from duly.store.ids import new_job_ids, shard_of
 from duly.store.jobs import NewJob, submit
-from duly.store.pool import Pool
+from duly.store.pool import Executor, Pool
 from duly.store.runs import Claim, ClaimedRun, Succeeded
 
 SHARDS = 64
@@ -53,7 +53,7 @@ async def put_now(pool: Pool, count: int, **changes: Any) -> list[NewJob]:
 
 
 async def take(
-    pool: Pool,
+    pool: Executor,
     *,
     worker_id: UUID | None = None,
     limit: int = 1000,

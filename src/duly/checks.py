@@ -33,7 +33,7 @@ from duly.timing import check_template, load_zone, make_timetable, parse_schedul
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
 # The ends of Python's own calendar are what the database driver takes for infinity.
-_FIRST, _LAST = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+_FIRST, LAST_MOMENT = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _YEARS = "must lie between the years 1900 and 9999"
 MAX_DEPTH = 200
 # Made once: json.dumps with options of one's own makes an encoder for every call.
@@ -105,7 +105,7 @@ def check_moment(field: str, value: object) -> datetime | None:
         moment = value.astimezone(UTC)
     except OverflowError as error:
         raise InvalidInput(field, _YEARS) from error
-    if not _FIRST <= moment <= _LAST:
+    if not _FIRST <= moment <= LAST_MOMENT:
         raise InvalidInput(field, _YEARS)
     return moment
 

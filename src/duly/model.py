@@ -152,6 +152,37 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a running handler says it is."""
+
+    fraction: float
+    note: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A run that will not be tried again by itself, whole: it outlives its history."""
+
+    job_id: UUID
+    scheduled_at: datetime
+    buried_at: datetime
+    attempt: int
+    tenant: str
+    name: str
+    queue: str
+    handler: str | dict[str, Any]
+    payload: Any
+    payload_ref: str | None
+    error: ErrorInfo
+    attempts: tuple[Attempt, ...]
+
+    @property
+    def run_id(self) -> str:
+        return make_run_id(self.job_id, self.scheduled_at)
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """One occurrence's execution as a reader sees it, wherever its row is: queue, claim or history."""
 
@@ -173,6 +204,7 @@ class Run:
     note: dict[str, Any] | None = None
     attempts: tuple[Attempt, ...] = ()
     job_name: str | None = None
+    progress: Progress | None = None
 
     @property
     def run_id(self) -> str:

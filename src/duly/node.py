@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from duly.cluster.coordinator import Term
-from duly.cluster.postgres import PostgresCoordinator
+from duly.cluster.making import make_coordinator
 from duly.config import Settings
 from duly.maintenance.leader import LeaderService
 from duly.maintenance.partitions import Partitions
 from duly.maintenance.rescuer import Rescuer
+from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
 from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
@@ -30,6 +31,8 @@ from duly.scheduler.near_future import NearFuture
 from duly.service import Service
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
+from duly.worker.isolated import Children, check_isolated
+from duly.worker.targets.making import make_targets
 from duly.worker.task import Task
 from duly.worker.worker import Observer, Worker
 
@@ -76,16 +79,23 @@ class SchedulerNode:
             catch_up_window_seconds=settings.catch_up_window_seconds,
             governor=governor,
             deferred=self.catching_up.wake,
+            doubted=lambda shard: self.loader.doubt(shard),
         )
-        self.loader = Loader(pool, self.future, interval=settings.reread_seconds, changed=self.firer.wake)
-        self.upkeep: list[LeaderService] = [Rescuer(pool), Partitions(pool), Unparker(pool)]
-        self.coordinator = PostgresCoordinator(
-            self,
+        self.loader = Loader(
             pool,
-            node_id=self.node_id,
-            name=node_name(),
-            version=duly_version(),
-            lease_seconds=settings.leader_lease_seconds,
+            self.future,
+            interval=settings.reread_seconds,
+            changed=self.firer.wake,
+            standing=self.firer.standing,
+        )
+        self.upkeep: list[LeaderService] = [
+            Rescuer(pool),
+            Partitions(pool),
+            Unparker(pool),
+            Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
+        ]
+        self.coordinator = make_coordinator(
+            self, pool, settings, node_id=self.node_id, name=node_name(), version=duly_version()
         )
         self.notifier = make_notifier(pool, settings)
         if self.notifier is not None:
@@ -143,10 +153,11 @@ async def running_worker(
     tasks: Mapping[str, Task],
     settings: Settings,
     *,
-    queues: Sequence[str] = ("default",),
+    queues: Sequence[str] | Mapping[str, int] = ("default",),
     concurrency: int | None = None,
     observer: Observer | None = None,
 ) -> AsyncIterator[Worker]:
+    """`queues` as a mapping gives each a weight: the share it has of a worker that could serve any of them."""
     notifier = make_notifier(pool, settings)
     worker = Worker(
         pool,
@@ -158,6 +169,8 @@ async def running_worker(
         concurrency=concurrency,
         notifier=notifier,
         observer=observer,
+        isolated=Children(settings.process_slots) if check_isolated(tasks) else None,
+        targets=await make_targets(settings, pool, version=duly_version()),
     )
     async with AsyncExitStack() as stack:
         if notifier is not None:

@@ -195,8 +195,10 @@ def test_trigger_queues_one_extra_run_and_leaves_the_schedule_alone(duly: Run) -
     assert [(run["run_id"], run["status"]) for run in duly("job", "runs", job_id, "--json").lines] == [
         (triggered["run_id"], "queued")
     ]
+    assert triggered["status"] == "queued"
     assert shown(duly, job_id)["next_run_at"] == planned
-    assert "queued" in duly("job", "trigger", job_id).out
+    # Runs of this job do not overlap, and the first is unfinished.
+    assert "waiting" in duly("job", "trigger", job_id).out
 
 
 def test_cancel_ends_a_job_and_what_waits_of_it(duly: Run) -> None:

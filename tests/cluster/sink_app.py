@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import time
 
 from duly import Context, Duly
 
@@ -11,8 +13,85 @@ app = Duly()
 _sink = os.open(os.environ["SINK"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
 
+def say(ctx: Context, word: str) -> None:
+    # One write with O_APPEND: lines of several processes do not mix.
+    line = f"{ctx.run_id} {ctx.attempt} {ctx.fencing_token} {os.getpid()} {word} {time.time():.6f}\n"
+    os.write(_sink, line.encode())
+
+
 @app.task()
 async def record(ctx: Context, seconds: float = 0) -> None:
-    # One write with O_APPEND: lines of several processes do not mix.
-    os.write(_sink, f"{ctx.run_id} {ctx.attempt} {ctx.fencing_token} {os.getpid()}\n".encode())
+    say(ctx, "started")
     await asyncio.sleep(seconds)
+
+
+@app.task()
+async def hold(ctx: Context, seconds: float, again: float | None = None) -> str:
+    """Works that long (a later attempt as long as `again`), and says so if it is told to stop."""
+    say(ctx, "started")
+    try:
+        await asyncio.sleep(seconds if ctx.attempt == 1 or again is None else again)
+    except asyncio.CancelledError:
+        say(ctx, "told" if ctx.cancelled else "cancelled")
+        raise
+    say(ctx, "ended")
+    return str(os.getpid())
+
+
+@app.task()
+def hold_thread(ctx: Context, seconds: float, again: float | None = None) -> str:
+    """The same in a thread, which can only look."""
+    say(ctx, "started")
+    until = time.monotonic() + (seconds if ctx.attempt == 1 or again is None else again)
+    while time.monotonic() < until:
+        if ctx.cancelled:
+            say(ctx, "told")
+            return "told"
+        time.sleep(0.01)
+    say(ctx, "ended")
+    return str(os.getpid())
+
+
+@app.task()
+async def block(ctx: Context, seconds: float) -> None:
+    """Stops the event loop: nothing else of this worker's loop runs meanwhile."""
+    say(ctx, "started")
+    time.sleep(seconds)  # noqa: ASYNC251
+    say(ctx, "ended")
+
+
+@app.task()
+def compute(ctx: Context, seconds: float) -> None:
+    """Keeps the interpreter's lock as much as a thread can."""
+    say(ctx, "started")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        sum(n * n for n in range(20_000))
+    say(ctx, "ended")
+
+
+@app.task()
+async def crash(ctx: Context, how: str) -> None:
+    """Takes its whole process with it."""
+    say(ctx, "started")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    os._exit(3)
+
+
+@app.task()
+async def fail(ctx: Context) -> None:
+    say(ctx, "started")
+    raise ValueError("as every time")
+
+
+@app.task()
+async def write_once(ctx: Context, seconds: float = 0) -> None:
+    """A row of the user's own and the end of the run, in one commit."""
+    say(ctx, "started")
+    await asyncio.sleep(seconds)
+    async with ctx.transaction() as connection:
+        await connection.execute("insert into effects values ($1, $2)", ctx.run_id, ctx.fencing_token)
+        await asyncio.sleep(seconds)
+    await asyncio.sleep(seconds)
+    say(ctx, "ended")

@@ -6,72 +6,19 @@ import asyncio
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
+from cluster.processes import Spawn, executions
 from duly.model import JobRequest, Policy, from_micros, parse_run_id, to_micros
 from duly.operations import Operations
 from duly.store import runs
 from duly.store.pool import Pool
 from duly.store.runs import ClaimedRun, Succeeded
 from support import count, eventually
-
-HERE = Path(__file__).parent
-Spawn = Callable[..., subprocess.Popen[bytes]]
-
-
-@pytest.fixture
-def sink(tmp_path: Path) -> Path:
-    path = tmp_path / "sink"
-    path.touch()
-    return path
-
-
-@pytest.fixture
-def spawn(database_url: str, sink: Path, tmp_path: Path) -> Iterator[Spawn]:
-    """`spawn("worker", …)` starts that command of Duly's in a process of its own. None outlives the test."""
-    started: list[subprocess.Popen[bytes]] = []
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("DULY_")},
-        "DULY_DATABASE_URL": database_url,
-        "DULY_LEADER_LEASE_SECONDS": "1",
-        "DULY_WORKER_LEASE_SECONDS": "3",
-        "DULY_LOG_LEVEL": "WARNING",
-        "SINK": str(sink),
-        "PYTHONPATH": str(HERE),
-    }
-
-    def start(command: str, *arguments: str) -> subprocess.Popen[bytes]:
-        if command == "worker":
-            arguments = ("--app", "sink_app:app", "--quiet", *arguments)
-        with (tmp_path / f"{command}-{len(started)}.log").open("wb") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "duly.cli", command, *arguments],
-                env=environment, cwd=tmp_path, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-            )  # fmt: skip
-        started.append(process)
-        return process
-
-    yield start
-    for process in started:
-        if process.poll() is None:
-            process.kill()
-    for process in started:
-        process.wait()
-    for log in sorted(tmp_path.glob("*.log")):
-        if text := log.read_text(errors="replace"):
-            print(f"--- {log.name}\n{text[-4000:]}")
-
-
-def executions(sink: Path) -> Counter[str]:
-    return Counter(line.split()[0] for line in sink.read_text().splitlines())
 
 
 async def submit(operations: Operations, requests: list[JobRequest]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -177,17 +177,43 @@ async def test_a_heartbeat_keeps_a_lease_from_rescue(pool: Pool) -> None:
     worker_id = uuid4()
     claim = await take(pool, worker_id=worker_id)
     await expire(pool, claim)
-    held = await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60)
+    assert claim.claim_id is not None
+    held = await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[claim.claim_id])
     assert set(held) == {claim.claim_id}
     assert (await maintenance.rescue(pool)).claims == 0
+
+
+async def test_a_heartbeat_leaves_claims_alone_that_it_does_not_name(pool: Pool) -> None:
+    # One whose answer was lost has nobody who works on its runs.
+    await put_now(pool, 2)
+    worker_id = uuid4()
+    unknown = await take(pool, worker_id=worker_id, limit=1)
+    known = await take(pool, worker_id=worker_id, limit=1)
+    for claim in (unknown, known):
+        await expire(pool, claim)
+    assert known.claim_id is not None
+    held = await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[known.claim_id])
+    assert set(held) == {known.claim_id}
+    assert (await maintenance.rescue(pool)).requeued == 1
+
+
+async def test_a_heartbeat_does_not_extend_the_claim_of_another_worker(pool: Pool) -> None:
+    await put_now(pool, 1)
+    claim = await take(pool)
+    assert claim.claim_id is not None
+    await expire(pool, claim)
+    assert await runs.heartbeat(pool, worker_id=uuid4(), lease_seconds=60, claims=[claim.claim_id]) == {}
+    assert (await maintenance.rescue(pool)).claims == 1
 
 
 async def test_a_heartbeat_does_not_find_a_claim_that_was_rescued(pool: Pool) -> None:
     await put_now(pool, 2)
     worker_id = uuid4()
-    await expire(pool, await take(pool, worker_id=worker_id))
+    claim = await take(pool, worker_id=worker_id)
+    assert claim.claim_id is not None
+    await expire(pool, claim)
     await maintenance.rescue(pool)
-    assert await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60) == {}
+    assert await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[claim.claim_id]) == {}
 
 
 async def test_a_run_that_kills_its_workers_ends_in_the_dead_letters(pool: Pool) -> None:
@@ -266,8 +292,8 @@ async def test_claim_heartbeat_complete_and_rescue_in_each_others_way_lose_nothi
         worker_id = uuid4()
         while done < total:
             claim = await take(pool, worker_id=worker_id, limit=40, lease=0.03)
-            await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=0.02)
             if claim.claim_id is not None:
+                await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=0.02, claims=[claim.claim_id])
                 accepted = await runs.complete(pool, [succeeded(run) for run in claim.runs], [claim.claim_id])
                 done += accepted
 
@@ -344,3 +370,35 @@ async def test_the_sweep_leaves_a_run_whose_predecessor_still_runs(pool: Pool) -
     await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)
     await take(pool)
     assert await maintenance.free_waiting(pool) == 0
+
+
+async def test_a_claim_says_up_to_where_it_has_found_the_lanes_empty(pool: Pool) -> None:
+    lanes = (["default", "default", "other"], [9, 5, 5])
+    await put_now(pool, 3, priority=9)
+    urgent = (await pool.query("select max(run_at) as last from duly.runs"))[0]["last"]
+    await put_now(pool, 4, priority=5)
+
+    async def claim(limit: int, floors: list[datetime | None] | None = None) -> Claim:
+        return await runs.claim(pool, worker_id=uuid4(), lease_seconds=60, limit=limit, lanes=lanes, floors=floors)
+
+    full = await claim(3)
+    assert (len(full.runs), full.emptied_lanes, full.emptied_to) == (3, 1, urgent)
+    second = await claim(3)
+    assert (len(second.runs), second.emptied_lanes) == (3, 2)
+    before = pool.clock.now()
+    rest = await claim(3)
+    assert (len(rest.runs), rest.emptied_lanes) == (1, 3)
+    assert rest.emptied_to > second.emptied_to
+    assert abs(rest.emptied_to - before) < timedelta(seconds=5)
+
+
+async def test_a_claim_begins_in_each_lane_at_its_floor(pool: Pool) -> None:
+    await put_now(pool, 2, priority=5)
+    await put_now(pool, 2, priority=9)
+    floor = pool.clock.now() + timedelta(seconds=1)
+    lanes = (["default", "default"], [9, 5])
+    claim = await runs.claim(
+        pool, worker_id=uuid4(), lease_seconds=60, limit=10, lanes=lanes, floors=[floor, None]
+    )  # fmt: skip
+    assert len(claim.runs) == 2
+    assert await count(pool, "runs", "priority = 9") == 2

@@ -134,7 +134,7 @@ async def ids(pool: Pool, count: int) -> list[UUID]:
     return [row["job_id"] for row in rows]
 
 
-LANES = (["default"] * 10, list(range(9, -1, -1)))
+LANES = (["default"] * 10, list(range(9, -1, -1)), [None] * 10)
 
 
 async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(full_pool: Pool) -> None:
@@ -190,10 +190,19 @@ async def test_reading_due_jobs_goes_by_their_ids(full_pool: Pool, size: int) ->
 
 async def test_loading_the_near_future_is_an_index_range_without_a_sort(full_pool: Pool) -> None:
     horizon = NOW + timedelta(minutes=10)
-    args = (0, horizon, datetime(1, 1, 1, tzinfo=UTC), UUID(int=0), 10_000)
+    shards = list(range(64))
+    args = (shards, [datetime(1, 1, 1, tzinfo=UTC)] * 64, [horizon] * 64, 100)
     for plan in await plans_of(full_pool, "fires/load", *args):
         assert_index_only_access(plan)
         assert any(node.get("Index Name") == "jobs_due" for node in nodes_of(plan))
+        assert not any("Sort" in node["Node Type"] for node in nodes_of(plan))
+
+
+async def test_a_bulk_submits_range_of_ids_is_a_range_of_the_primary_key(full_pool: Pool) -> None:
+    first, last = (await ids(full_pool, 1000))[0], UUID(int=2**128 - 1)
+    for plan in await plans_of(full_pool, "fires/load_range", first, last, 8000):
+        assert_index_only_access(plan)
+        assert not any("Sort" in node["Node Type"] for node in nodes_of(plan))
 
 
 async def test_completing_reads_only_the_claims_it_names(full_pool: Pool) -> None:

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from duly.handlers import shown_target
-from duly.model import Attempt, ErrorInfo, Job, Run
+from duly.model import Attempt, DeadLetter, ErrorInfo, Job, Run
 from duly.operations import Explanation, Preview
 
 
@@ -73,9 +73,29 @@ def run_document(run: Run) -> dict[str, Any]:
         "idempotency_key": run.idempotency_key,
         "missed": run.missed,
         "deduplicated": run.deduplicated,
+        "progress": None
+        if run.progress is None
+        else {"fraction": run.progress.fraction, "note": run.progress.note, "at": time_text(run.progress.at)},
         "error": _error_document(run.error),
         "result": run.result,
         "attempts": [_attempt_document(attempt) for attempt in run.attempts],
+    }
+
+
+def dead_letter_document(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "run_id": letter.run_id,
+        "job_id": str(letter.job_id),
+        "name": letter.name,
+        "queue": letter.queue,
+        "handler": letter.handler if isinstance(letter.handler, str) else shown_target(letter.handler),
+        "scheduled_at": time_text(letter.scheduled_at),
+        "buried_at": time_text(letter.buried_at),
+        "attempt": letter.attempt,
+        "payload": letter.payload,
+        "payload_ref": letter.payload_ref,
+        "error": _error_document(letter.error),
+        "attempts": [_attempt_document(attempt) for attempt in letter.attempts],
     }
 
 

@@ -227,15 +227,17 @@ def trigger(
 ) -> None:
     """Run the job once more, now. Its schedule does not move."""
 
-    async def fire(operations: Operations) -> tuple[Job, str]:
+    async def fire(operations: Operations) -> tuple[Job, str, str]:
         found = await operations.find_job(job)
-        return found, await operations.trigger(str(found.job_id))
+        run_id = await operations.trigger(str(found.job_id))
+        return found, run_id, (await operations.get_run(run_id)).status
 
-    found, run_id = with_operations(context, fire)
+    found, run_id, status = with_operations(context, fire)
     if as_json:
-        print_json({"job_id": str(found.job_id), "run_id": run_id})
+        print_json({"job_id": str(found.job_id), "run_id": run_id, "status": status})
     else:
-        typer.echo(f"{run_id}  {found.name}  queued")
+        behind = "  (until the run before it ends)" if status == "waiting" else ""
+        typer.echo(f"{run_id}  {found.name}  {coloured(status)}{behind}")
 
 
 def _change(

@@ -12,12 +12,13 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import doctor, jobs, measuring, run, store, submit, times, up
+from duly.cli import dead, doctor, jobs, measuring, run, store, submit, times, up, webhooks
 from duly.cli.output import examples
 from duly.cli.session import Session
 from duly.errors import (
     ConfigError,
     Conflict,
+    CoordinatorUnavailable,
     DulyError,
     InvalidInput,
     MissingExtra,
@@ -34,6 +35,7 @@ _EXIT_CODES: tuple[tuple[type[DulyError], int], ...] = (
     (ConfigError, USAGE),
     (MissingExtra, USAGE),
     (StoreUnavailable, STORE),
+    (CoordinatorUnavailable, STORE),
     (StoreMismatch, STORE),
     (NotFound, NOT_FOUND),
     (Conflict, CONFLICT),
@@ -99,8 +101,10 @@ up.register(app)
 run.register(app)
 submit.register(app)
 jobs.register(app)
+dead.register(app)
 times.register(app)
 store.register(app)
+webhooks.register(app)
 doctor.register(app)
 measuring.register(app)
 

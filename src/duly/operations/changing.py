@@ -7,12 +7,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from duly.errors import Conflict, InvalidInput
-from duly.model import DEFAULT_TENANT, Job, make_run_id
+from duly.model import DEFAULT_TENANT, Job, Run, make_run_id
 from duly.operations.base import timetable_of
 from duly.operations.looking import Looking
 from duly.operations.revising import revise
-from duly.states import RunFlag
-from duly.store import jobs
+from duly.states import ENDED_STATES, RunFlag
+from duly.store import jobs, runs
 from duly.timing import forget_zones, parse_schedule
 
 
@@ -107,17 +107,35 @@ class Changing(Looking):
         return next_run_at
 
     async def trigger(self, job_id: str, *, tenant: str = DEFAULT_TENANT) -> str:
-        """One extra run now; the schedule does not move. Returns the run's id."""
+        """One extra run now; the schedule does not move. Returns the run's id.
+
+        Unless the job's overlap is `parallel`, it waits for a run that is unfinished: it was asked for by hand, so it
+        is not skipped, and two do not run at once.
+        """
         job = await self.get_job(job_id, tenant=tenant)
         for _ in range(10):
             fired = await jobs.trigger(self._pool, job_id=job.job_id, tenant=tenant, flags=int(RunFlag.TRIGGERED))
-            if fired is not None:
-                return make_run_id(*fired)
-            job = await self.get_job(job_id, tenant=tenant)
-            if job.status == "cancelled":
+            if fired is None:
                 raise Conflict(f"job {job_id} cannot be triggered: it is cancelled")
+            if fired.full:
+                raise Conflict(f"job {job_id} cannot be triggered: {job.policy.max_queued} of its runs wait already")
+            if fired.scheduled_at is not None:
+                return make_run_id(job.job_id, fired.scheduled_at)
             # The very microsecond was taken: the next one is not.
         raise Conflict(f"job {job_id} could not be triggered; try again")
+
+    async def cancel_run(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> Run:
+        """A run that waits ends here; one that is running is told to stop, and ends as its handler does."""
+        run = await self.get_run(run_id, tenant=tenant)
+        for _ in range(10):
+            if run.status in ENDED_STATES:
+                raise Conflict(f"run {run_id} cannot be cancelled: it is {run.status}")
+            became = await runs.cancel(self._pool, job_id=run.job_id, scheduled_at=run.scheduled_at, tenant=tenant)
+            run = await self.get_run(run_id, tenant=tenant)
+            if became is not None:
+                return run
+            # It was claimed, retried or ended in between: look again.
+        raise Conflict(f"run {run_id} could not be cancelled; try again")
 
     async def cancel(self, job_id: str, *, tenant: str = DEFAULT_TENANT, running: bool = False) -> Job:
         """No more fires, waiting runs cancelled; with `running` those under way are told to stop as well."""

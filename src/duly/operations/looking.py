@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from duly import checks
 from duly.errors import InvalidInput, NotFound
-from duly.model import DEFAULT_TENANT, Job, Run
+from duly.model import DEFAULT_TENANT, Job, Run, parse_run_id
 from duly.operations.base import Base, timetable_of, to_job_id
 from duly.store import cluster, history, jobs, stores
 from duly.timing import render_key
@@ -104,6 +104,17 @@ class Looking(Base):
         more = len(found) > limit
         items = [with_key(run, job) for run in found[:limit]]
         return Page(items, items[-1].scheduled_at.isoformat() if more else None)
+
+    async def get_run(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> Run:
+        """One run with everything that was tried, live or ended."""
+        parsed = parse_run_id(run_id)
+        job = None if parsed is None else await jobs.get(self._pool, job_id=parsed[0], tenant=tenant)
+        if parsed is not None and job is not None:
+            for _ in range(3):  # a run on its way from one place to another is in neither for one look
+                run = await history.get_run(self._pool, job_id=parsed[0], scheduled_at=parsed[1])
+                if run is not None:
+                    return with_key(run, job)
+        raise NotFound(f"there is no run {run_id[:100]!r}")
 
     async def recent_runs(self, *, tenant: str = DEFAULT_TENANT, limit: int = 50) -> list[Run]:
         """What ended last, over all jobs."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from uuid import UUID
 
-from duly.model import ScheduleKind
+from duly.model import ScheduleKind, from_micros, to_micros
 from duly.store.pool import LARGE, Executor
 
-_LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
-_FIRST_ID = UUID(int=0)
+LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
+_2000_US = to_micros(datetime(2000, 1, 1, tzinfo=UTC))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,20 +97,60 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What a fire transaction did. A job that is not in `moved` was not where the caller thought it was."""
+    """What a fire transaction did. A job that is not in `moved` was not where the caller thought it was.
+
+    `led`: the epoch still stands. If so, a job that was not moved is worth another look: perhaps it only changed at
+    this very moment.
+    """
 
     moved: frozenset[UUID]
+    led: bool
     live: int
     skipped: int
 
 
-async def load(
-    store: Executor, *, shard: int, horizon: datetime, after: tuple[datetime, UUID] | None, page: int
-) -> list[tuple[UUID, datetime]]:
-    """One page of what falls due in a shard up to `horizon`."""
-    last_due, last_id = after or (_LONG_AGO, _FIRST_ID)
-    rows = await store.fetch("fires/load", shard, horizon, last_due, last_id, page)
-    return [(row["job_id"], row["next_run_at"]) for row in rows]
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A stretch of a shard's future: after one moment, up to another."""
+
+    shard: int
+    after: datetime
+    upto: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SlicePage:
+    """What is due in a slice, soonest first: 16 bytes of id for each due time in microseconds since 1970.
+
+    `rest` is what lies behind this page; None at the end of the slice.
+    """
+
+    shard: int
+    job_ids: bytes
+    dues_us: array[int]
+    rest: Slice | None
+
+
+async def load(store: Executor, *, slices: Sequence[Slice], page: int) -> list[SlicePage]:
+    """The first `page` jobs of each slice, and all those due at the moment of the last. Empty ones are left out."""
+    rows = await store.fetch(
+        "fires/load", [one.shard for one in slices], [one.after for one in slices], [one.upto for one in slices], page
+    )
+    pages = []
+    for row in rows:
+        asked = slices[row["number"] - 1]
+        since_2000 = array("q", row["dues"])
+        if sys.byteorder == "little":
+            since_2000.byteswap()
+        dues_us = array("q", [due + _2000_US for due in since_2000])
+        rest = replace(asked, after=from_micros(dues_us[-1])) if len(dues_us) >= page else None
+        pages.append(SlicePage(asked.shard, row["job_ids"], dues_us, rest))
+    return pages
+
+
+async def load_range(store: Executor, *, after: UUID, upto: UUID, page: int) -> list[tuple[UUID, int, datetime | None]]:
+    """Jobs between two ids: id, shard and when they are due."""
+    return [tuple(row) for row in await store.fetch("fires/load_range", after, upto, page)]
 
 
 async def due(store: Executor, *, shard: int, job_ids: Sequence[UUID]) -> list[DueJob]:
@@ -140,7 +182,7 @@ async def fire(store: Executor, *, shard: int, epoch: int, batch: Fire) -> Fired
         batch.drop_reason,
     )
     row = rows[0]
-    return Fired(frozenset(row["moved"] or ()), row["live"], row["skipped"])
+    return Fired(frozenset(row["moved"] or ()), row["led"], row["live"], row["skipped"])
 
 
 async def catch_ups(store: Executor, *, shards: Sequence[int], limit: int) -> list[CatchUp]:

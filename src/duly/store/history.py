@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 
-from duly.model import Attempt, ErrorInfo, Run
+from duly.model import Attempt, ErrorInfo, Progress, Run
 from duly.states import RunFlag
 from duly.store.pool import Executor
 
@@ -20,6 +20,14 @@ async def job_runs(store: Executor, *, job_id: UUID, before: datetime, limit: in
     """A job's runs newest first, wherever their rows are, each with its failed attempts."""
     rows = await store.fetch("history/job_runs", job_id, before, limit)
     return await _with_attempts(store, rows)
+
+
+async def get_run(store: Executor, *, job_id: UUID, scheduled_at: datetime) -> Run | None:
+    """One run, wherever its row is."""
+    rows = await store.fetch("history/job_runs", job_id, scheduled_at + timedelta(microseconds=1), 1)
+    if not rows or rows[0]["scheduled_at"] != scheduled_at:
+        return None
+    return (await _with_attempts(store, rows, all_of_them=True))[0]
 
 
 async def recent_runs(store: Executor, *, tenant: str, limit: int) -> list[Run]:
@@ -68,8 +76,10 @@ async def days_kept(store: Executor) -> frozenset[date]:
     return frozenset(row["day"] for row in await store.fetch("history/days"))
 
 
-async def _with_attempts(store: Executor, rows: Sequence[asyncpg.Record]) -> list[Run]:
-    tried = [row for row in rows if row["attempt"] > 1 or row["status"] in ("retrying", "dead")]
+async def _with_attempts(store: Executor, rows: Sequence[asyncpg.Record], *, all_of_them: bool = False) -> list[Run]:
+    """The rows as runs, with what was tried and how far they are. Most runs of a list were tried once, and well."""
+    ended_badly = ("retrying", "dead", "cancelled")
+    tried = [row for row in rows if all_of_them or row["attempt"] > 1 or row["status"] in ended_badly]
     attempts: dict[tuple[UUID, datetime], list[Attempt]] = {}
     if tried:
         for row in await store.fetch(
@@ -84,10 +94,26 @@ async def _with_attempts(store: Executor, rows: Sequence[asyncpg.Record]) -> lis
                     error=_to_error(row["error"]),
                 )
             )
-    return [_to_run(row, attempts=attempts.get((row["job_id"], row["scheduled_at"]), ())) for row in rows]
+    running = [row for row in rows if row["status"] == "running"]
+    far: dict[tuple[UUID, datetime], Progress] = {}
+    if running:
+        for row in await store.fetch(
+            "progress/read",
+            [run["claim_id"] for run in running],
+            [run["job_id"] for run in running],
+            [run["scheduled_at"] for run in running],
+        ):
+            far[row["job_id"], row["scheduled_at"]] = Progress(round(row["fraction"], 6), row["note"], row["at"])
+    return [
+        _to_run(row, attempts=attempts.get(key, ()), progress=far.get(key))
+        for row in rows
+        for key in ((row["job_id"], row["scheduled_at"]),)
+    ]
 
 
-def _to_run(row: Any, *, attempts: Sequence[Attempt] = (), job_name: str | None = None) -> Run:
+def _to_run(
+    row: Any, *, attempts: Sequence[Attempt] = (), job_name: str | None = None, progress: Progress | None = None
+) -> Run:
     return Run(
         job_id=row["job_id"],
         scheduled_at=row["scheduled_at"],
@@ -106,6 +132,7 @@ def _to_run(row: Any, *, attempts: Sequence[Attempt] = (), job_name: str | None 
         note=json.loads(row["note"]) if row["note"] is not None else None,
         attempts=tuple(attempts),
         job_name=job_name,
+        progress=progress,
     )
 
 

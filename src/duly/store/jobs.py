@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from duly.model import Job, ScheduleKind, policy_from_stored
+from duly.model import DEFAULT_POLICY, Job, ScheduleKind, policy_from_stored
 from duly.store.pool import LARGE, Executor
 
 
@@ -177,9 +178,32 @@ async def resume(store: Executor, *, job_id: UUID, tenant: str, next_run_at: dat
     return None if row is None else to_job(row)
 
 
-async def trigger(store: Executor, *, job_id: UUID, tenant: str, flags: int) -> tuple[UUID, datetime] | None:
-    row = await store.row("jobs/trigger", job_id, tenant, flags)
-    return None if row is None else (row["job_id"], row["scheduled_at"])
+async def lock(store: Executor, *, job_ids: Sequence[UUID], tenant: str | None) -> dict[UUID, str]:
+    """Lock jobs until the transaction ends. Returns those that are there, with their stored status."""
+    return {row["job_id"]: row["status"] for row in await store.fetch("jobs/lock", sorted(set(job_ids)), tenant)}
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """`scheduled_at` is None when nothing was fired: the line is `full`, or that very microsecond was taken."""
+
+    scheduled_at: datetime | None
+    full: bool
+
+
+async def trigger(store: Executor, *, job_id: UUID, tenant: str, flags: int) -> Triggered | None:
+    """One extra run, at the end of the job's line unless its runs may overlap. None: no such job can be triggered."""
+
+    async def fire(within: Executor) -> Triggered | None:
+        if (await lock(within, job_ids=[job_id], tenant=tenant)).get(job_id, "cancelled") == "cancelled":
+            return None
+        row = await within.row("jobs/trigger", job_id, flags, DEFAULT_POLICY.max_queued)
+        assert row is not None
+        if row["scheduled_at"] is not None:
+            await within.fetch("runs/line", [job_id])
+        return Triggered(row["scheduled_at"], row["full"])
+
+    return await store.together(fire)
 
 
 async def cancel(store: Executor, *, job_id: UUID, tenant: str, running: bool) -> int | None:

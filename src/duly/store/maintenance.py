@@ -8,7 +8,8 @@ from datetime import datetime
 from uuid import UUID
 
 from duly.model import DEFAULT_POLICY, ScheduleKind
-from duly.store.pool import Pool
+from duly.store import runs
+from duly.store.pool import Executor, Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,20 +43,34 @@ async def rescue(store: Pool, *, limit: int = 100) -> Rescued:
     # A claim that is not there needs no transaction: this is asked every second by an idle cluster.
     if not await store.fetch("maintenance/any_expired"):
         return Rescued()
-    async with store.transaction() as transaction:
-        expired = [row["claim_id"] for row in await transaction.fetch("maintenance/expired", limit)]
+
+    async def take_back(within: Executor) -> tuple[Rescued, Sequence[UUID]]:
+        expired = [row["claim_id"] for row in await within.fetch("maintenance/expired", limit)]
         if not expired:
-            return Rescued()
-        row = await transaction.row("maintenance/rescue", expired, DEFAULT_POLICY.max_retries)
-    assert row is not None
-    return Rescued(len(expired), row["requeued"], row["buried"])
+            return Rescued(), ()
+        row = await within.row("maintenance/rescue", expired, DEFAULT_POLICY.max_retries)
+        assert row is not None
+        return Rescued(len(expired), row["requeued"], row["buried"]), row["serial"] or ()
+
+    rescued, serial = await store.together(take_back)
+    if serial:
+        await runs.free_next(store, serial)
+    return rescued
 
 
 async def free_waiting(store: Pool, *, limit: int = 1000) -> int:
-    """Let waiting runs go whose predecessors have ended."""
-    row = await store.row("maintenance/free_waiting", limit)
-    assert row is not None
-    return int(row["freed"])
+    """Let waiting runs go whose predecessors have ended. Returns in how many jobs."""
+    # Almost always there is none, and then no transaction is needed to find that out.
+    if not await store.fetch("maintenance/free_waiting", limit):
+        return 0
+
+    async def free(within: Executor) -> int:
+        found = [row["job_id"] for row in await within.fetch("maintenance/free_waiting", limit)]
+        if found:
+            await within.fetch("runs/line", found)
+        return len(found)
+
+    return await store.together(free)
 
 
 async def ensure_partitions(store: Pool, *, days_ahead: int = 7) -> int:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -28,6 +28,8 @@ T = TypeVar("T")
 # A statement that lost a deadlock or a serialisation race changed nothing, so it may simply be sent again.
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
 _TRIES = 6
+# A statement that took too long is cancelled on the server. If that is not acknowledged soon, the link is dead.
+_CANCEL_SECONDS = 1.0
 # From this many elements on, planning a statement for its arguments pays.
 LARGE = 100
 
@@ -92,6 +94,9 @@ def translated_errors(url: str) -> Iterator[None]:
         raise ConfigError(f"PostgreSQL at {shown_url(url)} refused the user or password: {error}") from error
     except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedFunctionError) as error:
         raise ConfigError(f"the store at {shown_url(url)} is not set up ({error}); run: duly migrate") from error
+    except ValueError:
+        # An argument that cannot be sent, however often: asyncpg calls that an InterfaceError as well.
+        raise
     except TimeoutError as error:
         raise StoreUnavailable(f"PostgreSQL at {shown_url(url)} did not answer in time") from error
     except _AWAY as error:
@@ -122,9 +127,10 @@ class InTransaction:
 class Pool:
     """Connections to one store. Every call is one statement and one transaction, unless `transaction` is used."""
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], url: str) -> None:
+    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], url: str, command_timeout: float = 60) -> None:
         self._pool = pool
         self.url = url
+        self._cancel_seconds = min(_CANCEL_SECONDS, command_timeout)
         self.clock = DatabaseClock()
 
     @classmethod
@@ -148,7 +154,8 @@ class Pool:
             try:
                 pool = await asyncpg.create_pool(
                     url,
-                    min_size=1,
+                    # With any, asyncpg would reconnect behind our back and log a traceback for each time that failed.
+                    min_size=0,
                     max_size=size,
                     timeout=connect_timeout,
                     command_timeout=None if for_handlers else command_timeout,
@@ -156,11 +163,15 @@ class Pool:
                     max_inactive_connection_lifetime=300,
                     **connection_options(pgbouncer=pgbouncer, for_handlers=for_handlers),
                 )
+                self = cls(pool, url, command_timeout)
+                try:
+                    for _ in range(3):
+                        await self.measure_clock()
+                except BaseException:
+                    pool.terminate()
+                    raise
             except (asyncpg.ClientConfigurationError, ValueError) as error:
                 raise ConfigError(f"DULY_DATABASE_URL is not a usable PostgreSQL address: {error}") from error
-        self = cls(pool, url)
-        for _ in range(3):
-            await self.measure_clock()
         return self
 
     async def close(self) -> None:
@@ -189,7 +200,21 @@ class Pool:
 
     async def query(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """One statement as its own transaction."""
-        return await self._surely(lambda: self._pool.fetch(sql, *args))
+        return await self._surely(lambda: self._fetch(sql, args))
+
+    async def _fetch(self, sql: str, args: Sequence[Any]) -> list[asyncpg.Record]:
+        connection = await self._pool.acquire()
+        try:
+            rows = await connection.fetch(sql, *args)
+        except (TimeoutError, asyncio.CancelledError):
+            # Left to itself, the pool would wait as long again for the server to say that it has cancelled.
+            await self._pool.release(connection, timeout=self._cancel_seconds)
+            raise
+        except BaseException:
+            await self._pool.release(connection)
+            raise
+        await self._pool.release(connection)
+        return rows
 
     async def _surely(self, send: Callable[[], Awaitable[T]]) -> T:
         """Sent again if it only lost a race against another."""
@@ -207,7 +232,12 @@ class Pool:
     async def transaction(self) -> AsyncIterator[InTransaction]:
         with translated_errors(self.url):
             async with self._pool.acquire() as connection, connection.transaction():
-                yield InTransaction(connection)
+                try:
+                    yield InTransaction(connection)
+                except TimeoutError:
+                    # Without a connection there is nothing to roll back, and nothing to wait for on a dead link.
+                    connection.terminate()
+                    raise
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[InTransaction]:
@@ -239,7 +269,16 @@ def connection_options(*, pgbouncer: bool, for_handlers: bool = False) -> dict[s
         return {"statement_cache_size": 0, "server_settings": {"application_name": "duly"}}
     if for_handlers:
         return {"server_settings": {"application_name": "duly handler"}}
-    # JIT compiles for longer than our short statements run. Sequential scans are off because a prepared statement keeps
-    # the plan of its first executions: a worker that starts on an empty queue would go on to read the whole queue for
-    # every claim when it fills (404 ms a claim with 100,000 runs, measured). Whatever has no index is still scanned.
-    return {"server_settings": {"application_name": "duly", "jit": "off", "enable_seqscan": "off"}}
+    # A process that is stopped in the middle of a transaction must not keep its row locks: a shard's next leader waits
+    # for them. JIT compiles for longer than our short statements run. Sequential scans are off because a prepared
+    # statement keeps the plan of its first executions: a worker that starts on an empty queue would go on to read the
+    # whole queue for every claim when it fills (404 ms a claim with 100,000 runs, measured). Whatever has no index is
+    # still scanned.
+    return {
+        "server_settings": {
+            "application_name": "duly",
+            "jit": "off",
+            "enable_seqscan": "off",
+            "idle_in_transaction_session_timeout": "5s",
+        }
+    }

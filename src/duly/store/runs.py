@@ -6,13 +6,13 @@ accepts nothing; the count that comes back tells.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from duly.model import Policy, policy_from_stored
-from duly.store import ledger
+from duly.store import jobs, ledger
 from duly.store.pool import Executor
 
 
@@ -43,6 +43,10 @@ class ClaimedRun:
         return policy_from_stored(self.policy_text)
 
 
+Lanes = tuple[list[str], list[int]]
+"""Queues and priorities, pairwise, in the order to look at them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one claim statement brought. `next_run_at`: when the next run of these lanes may start, if one waits."""
@@ -50,6 +54,9 @@ class Claim:
     claim_id: UUID | None
     runs: list[ClaimedRun]
     next_run_at: datetime | None
+    #: So many of the lanes, from the first on, hold nothing more that could have started at `emptied_to`.
+    emptied_lanes: int
+    emptied_to: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +100,21 @@ class Buried:
 
 
 async def claim(
-    store: Executor, *, worker_id: UUID, lease_seconds: float, limit: int, lanes: tuple[list[str], list[int]]
+    store: Executor,
+    *,
+    worker_id: UUID,
+    lease_seconds: float,
+    limit: int,
+    lanes: Lanes,
+    floors: Sequence[datetime | None] | None = None,
 ) -> Claim:
-    """Take up to `limit` startable runs, highest priority first, under one new lease."""
-    rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes)
+    """Take up to `limit` startable runs, highest priority first, under one new lease.
+
+    `floors`: runs of a lane that could have started before its floor are not looked at.
+    """
+    floors = [None] * len(lanes[0]) if floors is None else floors
+    rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes, floors)
     runs = []
-    next_run_at = None
     claim_id = None
     for row in rows:
         run = ClaimedRun()
@@ -107,11 +123,10 @@ async def claim(
             run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, ahead,
         ) = row  # fmt: skip
         if claim_of_row is None:
-            next_run_at = ahead
-            continue
+            break  # the last row
         claim_id = run.claim_id = claim_of_row
         runs.append(run)
-    return Claim(claim_id, runs, next_run_at)
+    return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at)
 
 
 async def complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:
@@ -143,6 +158,8 @@ async def _complete(store: Executor, ended: Sequence[Succeeded], close: Sequence
         list(close),
     )
     assert row is not None
+    if row["serial"]:
+        await free_next(store, row["serial"])
     return int(row["recorded"])
 
 
@@ -181,6 +198,8 @@ async def bury(store: Executor, ended: Sequence[Buried]) -> int:
         [end.status for end in ended],
     )
     assert row is not None
+    if row["serial"]:
+        await free_next(store, row["serial"])
     return int(row["recorded"])
 
 
@@ -195,7 +214,35 @@ async def settled(store: Executor, runs: Sequence[ClaimedRun]) -> set[tuple[UUID
     return {(row["job_id"], row["scheduled_at"]) for row in rows}
 
 
-async def heartbeat(store: Executor, *, worker_id: UUID, lease_seconds: float) -> dict[UUID, list[int]]:
-    """Extend all leases of a worker. Returns what it still holds, with the ordinals that somebody cancelled."""
-    rows = await store.fetch("runs/heartbeat", worker_id, lease_seconds)
+async def heartbeat(
+    store: Executor, *, worker_id: UUID, lease_seconds: float, claims: Collection[UUID]
+) -> dict[UUID, list[int]]:
+    """Extend these leases of a worker. Returns what it still holds, with the ordinals that somebody cancelled."""
+    rows = await store.fetch("runs/heartbeat", worker_id, lease_seconds, list(claims))
     return {row["claim_id"]: row["cancelled"] for row in rows}
+
+
+async def free_next(store: Executor, job_ids: Sequence[UUID]) -> None:
+    """Runs of these jobs have ended: let those go that waited for them. What this misses, upkeep finds."""
+
+    async def free(within: Executor) -> None:
+        await jobs.lock(within, job_ids=job_ids, tenant=None)
+        await within.fetch("runs/line", job_ids)
+
+    await store.together(free)
+
+
+async def cancel(store: Executor, *, job_id: UUID, scheduled_at: datetime, tenant: str) -> str | None:
+    """`cancelled`: it waited and has ended. `running`: it was asked to stop. None: neither was found just now."""
+
+    async def end(within: Executor) -> str | None:
+        if not await jobs.lock(within, job_ids=[job_id], tenant=tenant):
+            return None
+        row = await within.row("runs/cancel", job_id, scheduled_at)
+        assert row is not None
+        if row["became"] == "cancelled":
+            await within.fetch("runs/line", [job_id])
+        became: str | None = row["became"]
+        return became
+
+    return await store.together(end)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from duly.clock import Clock
 from duly.service import Service
 from duly.store import runs as store
 from duly.store.pool import Pool
+from duly.worker.floors import Floors
 
 # One claim's size is bounded because a completion reads its claim's arrays whole.
 CLAIM_LIMIT = 1_000
 
+# When some of a worker is free and more is waiting, it is worth this much patience to see more of it become free.
+PATIENCE_SECONDS = 0.01
+
 Room = Callable[[], int]
 Started = Callable[[store.Claim, float], None]
+
+
+def weights_of(queues: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
+    """Queues with their weights, which are 1 where nobody gave any."""
+    return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, 1)
 
 
 class Claimer(Service):
@@ -25,7 +36,7 @@ class Claimer(Service):
         clock: Clock,
         *,
         worker_id: UUID,
-        queues: Sequence[str],
+        queues: Sequence[str] | Mapping[str, int],
         lease_seconds: float,
         poll_seconds: float,
         concurrency: int,
@@ -36,37 +47,74 @@ class Claimer(Service):
         self._pool = pool
         self._clock = clock
         self._worker_id = worker_id
-        # Priority before queue: the most urgent run of any queue this worker serves goes first.
-        lanes = [(queue, priority) for priority in range(9, -1, -1) for queue in queues]
-        self._lanes = [queue for queue, _ in lanes], [priority for _, priority in lanes]
+        self._weights = weights_of(queues)
+        self._lanes = _lanes(self._weights)
+        self._floors = Floors()
         self._lease = lease_seconds
         self._room = room
         self._started = started
         # Under load, wait until a good part of the worker is free: few large claims are cheaper than many small ones.
         self._enough_room = max(1, min(CLAIM_LIMIT, concurrency // 2))
         self._more_waiting = False
+        self._waiting_for_room: asyncio.TimerHandle | None = None
         self.interval = poll_seconds
 
     def room_freed(self) -> None:
         """Runs were recorded. Worth a claim only if the last one left some behind."""
-        if self._more_waiting and self._room() >= self._enough_room:
+        if not self._more_waiting:
+            return
+        room = self._room()
+        if room >= self._enough_room:
             self.wake()
+        elif room > 0 and self._waiting_for_room is None:
+            # Slow handlers may take minutes to free that much; meanwhile what is free must not stand idle.
+            self._waiting_for_room = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self.wake)
 
     async def run_once(self) -> float | None:
+        if self._waiting_for_room is not None:
+            self._waiting_for_room.cancel()
+            self._waiting_for_room = None
         room = min(self._room(), CLAIM_LIMIT)
         if room <= 0:
             self._more_waiting = True
             return None
         sent = time.monotonic()
+        lanes = self._lanes_now()
         claim = await store.claim(
-            self._pool, worker_id=self._worker_id, lease_seconds=self._lease, limit=room, lanes=self._lanes
+            self._pool,
+            worker_id=self._worker_id,
+            lease_seconds=self._lease,
+            limit=room,
+            lanes=lanes,
+            floors=self._floors.of(lanes, sent),
         )
+        answered = time.monotonic()
+        self._floors.learn(lanes, claim, answered, answered - sent)
         if claim.runs:
             self._started(claim, sent)
         self._more_waiting = len(claim.runs) == room
         if self._more_waiting:
-            return 0.0 if self._room() >= self._enough_room else None
+            if self._room() >= self._enough_room:
+                return 0.0
+            self.room_freed()  # while the claim was under way, perhaps
+            return None
         if claim.next_run_at is not None:
             wait = (claim.next_run_at - self._clock.now()).total_seconds()
             return min(self.interval, max(0.001, wait))
         return None
+
+    def _lanes_now(self) -> tuple[list[str], list[int]]:
+        """The lanes of one claim. Several queues come in an order drawn anew for each.
+
+        Each is first as often as its weight says (Efraimidis and Spirakis: sort by exponential variates), so that
+        queues which could each fill the worker share it by weight, and none waits for another to become empty.
+        """
+        if len(self._weights) > 1:
+            return _lanes(sorted(self._weights, key=lambda queue: random.expovariate(self._weights[queue])))
+        return self._lanes
+
+
+def _lanes(queues: Iterable[str]) -> tuple[list[str], list[int]]:
+    # Priority before queue: the most urgent run of any queue this worker serves goes first.
+    names = list(queues)
+    return names * 10, [priority for priority in range(9, -1, -1) for _ in names]

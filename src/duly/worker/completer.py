@@ -38,12 +38,13 @@ class Completer(Service):
         self._outcomes: list[Outcome] = []
         # Runs of each claim that have not left it yet; at none, the claim can be closed.
         self._held: dict[UUID, int] = {}
-        # Emptied without a flush of their own (leases lost): closed with the next one.
+        # Emptied without a flush that closed them: closed with the next one.
         self._closable: list[UUID] = []
         self._emptied: list[UUID] = []
-        # Claims with a run whose outcome could not be written in any words: never closed, so that rescue takes the run
-        # back when this worker ends.
-        self._unwritten: set[UUID] = set()
+        # Claims with a run that was given up here and has no outcome: its lease is lost or no longer to be trusted, or
+        # its outcome could not be written in any words. Such a claim is never closed, for it may still be there and
+        # hold the run: rescue takes it back when the lease, which nobody extends any more, has run out.
+        self._left: set[UUID] = set()
         self.succeeded = 0
         self.lost = 0
 
@@ -56,6 +57,7 @@ class Completer(Service):
 
     def forget(self, run: ClaimedRun) -> None:
         """The run's lease is lost: there is nothing to write."""
+        self._left.add(run.claim_id)
         self._leave(run)
         self.lost += 1
         self._recorded(1)
@@ -112,14 +114,16 @@ class Completer(Service):
             claim_id = outcome.run.claim_id
             leaving[claim_id] = leaving.get(claim_id, 0) + 1
         emptied = [claim_id for claim_id, count in leaving.items() if self._held.get(claim_id) == count]
-        return [claim_id for claim_id in emptied + self._closable if claim_id not in self._unwritten]
+        return [claim_id for claim_id in emptied + self._closable if claim_id not in self._left]
 
     def _leave(self, run: ClaimedRun) -> None:
         left = self._held.get(run.claim_id, 0) - 1
         if left > 0:
             self._held[run.claim_id] = left
         elif self._held.pop(run.claim_id, None) is not None:
-            if run.claim_id not in self._unwritten:
+            if run.claim_id in self._left:
+                self._left.remove(run.claim_id)
+            else:
                 self._closable.append(run.claim_id)
             self._emptied.append(run.claim_id)
 
@@ -127,7 +131,7 @@ class Completer(Service):
         self, write: Callable[..., Awaitable[int]], ends: Sequence[End], close: Sequence[UUID] = ()
     ) -> None:
         """Write them all; should one be refused for what it is, the others still are. `close` is for `complete`."""
-        closing = [claim_id for claim_id in close if claim_id not in self._unwritten]
+        closing = [claim_id for claim_id in close if claim_id not in self._left]
         try:
             accepted = await (write(self._pool, ends, closing) if closing else write(self._pool, ends))
         except DulyError:
@@ -139,7 +143,7 @@ class Completer(Service):
                 await self._write(write, ends[half:], close)
                 return
             accepted = await self._write_plainly(write, ends, error)
-            if closing := [claim_id for claim_id in closing if claim_id not in self._unwritten]:
+            if closing := [claim_id for claim_id in closing if claim_id not in self._left]:
                 await store.complete(self._pool, [], closing)
         if accepted < len(ends):
             await self._account_for_refused([end.run for end in ends], accepted)
@@ -162,7 +166,7 @@ class Completer(Service):
         except Exception as again:
             # This one must not keep all the others from being written.
             log.error("an outcome could not be stored at all; the run is left to rescue", exc_info=again)
-            self._unwritten.add(end.run.claim_id)
+            self._left.add(end.run.claim_id)
             return 0
 
     async def _account_for_refused(self, runs: Sequence[ClaimedRun], accepted: int) -> None:

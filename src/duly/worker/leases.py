@@ -21,6 +21,8 @@ log = logging.getLogger("duly.worker")
 
 # Handlers are told to stop while this part of the lease is still left, so that they are gone before it is.
 MARGIN = 0.15
+# How often it is looked whether that moment has come, as a part of the lease.
+_WATCH = 0.03
 
 
 class LeaseKeeper:
@@ -68,10 +70,17 @@ class LeaseKeeper:
         if self._loop is not None and self._poked is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._poked.set)
 
-    def hold(self, claim_id: UUID, sent: float) -> None:
-        """A claim whose statement was sent at `sent` (monotonic): its lease cannot be older than that."""
+    def hold(self, claim_id: UUID, sent: float) -> bool:
+        """A claim whose statement was sent at `sent` (monotonic): its lease cannot be older than that.
+
+        False: the answer took so long that the lease may be over. It is left to run out.
+        """
+        until = sent + self._lease * (1 - MARGIN)
+        if until <= time.monotonic():
+            return False
         with self._lock:
-            self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)
+            self._trusted_until[claim_id] = until
+        return True
 
     def release(self, claim_id: UUID) -> None:
         with self._lock:
@@ -84,6 +93,8 @@ class LeaseKeeper:
         self._loop = asyncio.get_running_loop()
         self._poked = asyncio.Event()
         self._ready.set()
+        # Beside the beats, not between them: one that hangs must not keep handlers from being told in time.
+        watching = asyncio.create_task(self._watch())
         pool: Pool | None = None
         try:
             while not self._stopping:
@@ -91,14 +102,18 @@ class LeaseKeeper:
                     if pool is None:
                         pool = await Pool.connect(
                             self._url, size=1, pgbouncer=self._pgbouncer, connect_timeout=self._interval,
-                            command_timeout=self._interval,
+                            # A link that hangs is given up early enough to try another before trust ends.
+                            command_timeout=self._interval / 2,
                         )  # fmt: skip
                     await self._beat(pool)
                     pause = self._interval
                 except DulyError as error:
                     log.warning("a heartbeat failed: %s", error)
-                    pause = min(self._interval, 0.5)
-                self._give_up_expired()
+                    pause = min(self._interval / 4, 0.5)
+                except Exception:
+                    # Whatever it is, this thread must go on: without it every lease is lost, and nobody is told.
+                    log.exception("a heartbeat failed")
+                    pause = min(self._interval / 4, 0.5)
                 self._poked.clear()
                 if not self._stopping:
                     try:
@@ -107,14 +122,20 @@ class LeaseKeeper:
                     except TimeoutError:
                         pass
         finally:
+            watching.cancel()
             if pool is not None:
                 await pool.close()
+
+    async def _watch(self) -> None:
+        while True:
+            self._give_up_expired()
+            await asyncio.sleep(self._lease * _WATCH)
 
     async def _beat(self, pool: Pool) -> None:
         sent = time.monotonic()
         with self._lock:
             known = set(self._trusted_until)
-        held = await store.heartbeat(pool, worker_id=self._worker_id, lease_seconds=self._lease)
+        held = await store.heartbeat(pool, worker_id=self._worker_id, lease_seconds=self._lease, claims=known)
         with self._lock:
             for claim_id in held.keys() & self._trusted_until.keys():
                 self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)

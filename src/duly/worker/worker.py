@@ -15,7 +15,7 @@ from duly.store import cluster
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from duly.store.runs import Claim, ClaimedRun
-from duly.worker.claimer import Claimer
+from duly.worker.claimer import Claimer, weights_of
 from duly.worker.completer import Completer
 from duly.worker.context import Context
 from duly.worker.executor import Executor, Outcome, Stop
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.worker")
 
+# A handler whose run is cancelled is told within a second.
+CANCEL_SECONDS = 0.9
+
 Observer = Callable[[ClaimedRun, Outcome | None], None]
 
 
@@ -45,7 +48,7 @@ class Worker:
         *,
         name: str,
         version: str,
-        queues: Sequence[str] = ("default",),
+        queues: Sequence[str] | Mapping[str, int] = ("default",),
         concurrency: int | None = None,
         notifier: Notifier | None = None,
         observer: Observer | None = None,
@@ -57,7 +60,7 @@ class Worker:
         self._settings = settings
         self._name = name
         self._version = version
-        self._queues = list(queues)
+        self._queues = weights_of(queues)
         self._tasks = tasks
         self._concurrency = concurrency or settings.concurrency
         self._notifier = notifier
@@ -100,7 +103,8 @@ class Worker:
             pool.url,
             worker_id=self.worker_id,
             lease_seconds=settings.worker_lease_seconds,
-            interval=settings.heartbeat_interval,
+            # A beat is also what tells of cancelled runs; where nobody listens for those it must come often enough.
+            interval=settings.heartbeat_interval if notifier else min(settings.heartbeat_interval, CANCEL_SECONDS),
             pgbouncer=settings.pgbouncer,
             lost=lambda claim_id: self.executor.stop_claim(claim_id, Stop.LEASE_LOST),
             cancelled=lambda claim_id, ordinal: self.executor.stop_run(claim_id, ordinal, Stop.CANCELLED),
@@ -118,7 +122,8 @@ class Worker:
             version=self._version,
             lease_seconds=self._settings.worker_lease_seconds,
             info={
-                "queues": self._queues,
+                "queues": list(self._queues),
+                **({"weights": self._queues} if len(set(self._queues.values())) > 1 else {}),
                 "concurrency": self._concurrency,
                 "tasks": sorted(self._tasks),
                 "targets": sorted(self._targets),
@@ -180,9 +185,11 @@ class Worker:
 
     def _claimed(self, claim: Claim, sent: float) -> None:
         assert claim.claim_id is not None
+        if not self.leases.hold(claim.claim_id, sent):
+            log.warning("a claim was answered too late: its %d runs are left to rescue", len(claim.runs))
+            return
         self._in_flight += len(claim.runs)
         self._idle.clear()
-        self.leases.hold(claim.claim_id, sent)
         self.completer.hold(claim.claim_id, len(claim.runs))
         for run in claim.runs:
             self.executor.start(run)

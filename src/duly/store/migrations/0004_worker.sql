@@ -32,3 +32,48 @@ alter table duly.job_changes add constraint job_changes_what_check check (what i
 
 -- Dead letters are listed by tenant, newest first, and found by their job.
 create index dead_letters_tenant on duly.dead_letters (tenant, buried_at desc, job_id, scheduled_at);
+
+-- Has this run ended? A function, and not a subquery, wherever a statement also locks or updates rows. When such a
+-- statement waits for another's change it evaluates a part of its plan again, and in PostgreSQL 18 that spoils the choice
+-- of partitions in the rest of it: the subquery then looks into the wrong day, or the server crashes (seen with 18.4).
+create function duly.has_ended(job uuid, at timestamptz) returns boolean
+language plpgsql stable
+as $$
+begin
+    return exists (select from duly.history h where h.job_id = job and h.scheduled_at = at);
+end
+$$;
+
+-- What was tried so far, as the dead letters keep it. A function for the same reason.
+create function duly.attempts_of(job uuid, at timestamptz) returns jsonb
+language plpgsql stable
+as $$
+begin
+    return coalesce((
+        select jsonb_agg(jsonb_build_object('attempt', a.attempt, 'worker_id', a.worker_id,
+            'started_at', a.started_at, 'finished_at', a.finished_at, 'error', a.error) order by a.finished_at, a.attempt)
+        from duly.attempts a
+        where a.job_id = job and a.scheduled_at = at
+    ), '[]');
+end
+$$;
+
+-- A run outside the schedule's order (by hand, redriven, released late) that ends last of its job's line, as far as
+-- last_run_at does not say so: overlap looks at both. Null for almost every job.
+alter table duly.jobs add column extra_at timestamptz;
+
+-- As before, and: a run outside the order keeps an ended job active.
+create or replace view duly.job_status as
+select j.job_id, j.next_run_at, j.last_run_at, j.created_at, j.updated_at, j.start_at, j.end_at, j.max_runs,
+    j.run_count, j.version, j.shard, j.priority, j.status, j.kind, j.tenant, j.name, j.queue, j.handler, j.target,
+    j.schedule, j.timezone, j.payload, j.payload_ref, j.policy, j.labels, j.dedupe_key, j.fingerprint, j.status_reason,
+    case
+        when j.status <> 'ended' then j.status
+        when exists (select from duly.catch_ups c where c.job_id = j.job_id) then 'active'
+        when duly.has_ended(j.job_id, j.last_run_at)
+            and (j.extra_at is null or duly.has_ended(j.job_id, j.extra_at)) then 'completed'
+        when exists (select from duly.runs r where r.job_id = j.job_id)
+            or j.job_id in (select unnest(c.job_ids) from duly.claims c) then 'active'
+        else 'completed'
+    end as shown_status
+from duly.jobs j;

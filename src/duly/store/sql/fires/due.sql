@@ -6,3 +6,5 @@ select j.job_id, j.next_run_at, j.kind, j.schedule, j.timezone, j.start_at, j.en
 from duly.jobs j
 cross join (select duly.now() as now offset 0) clock
 where j.job_id = any ($1::uuid[]) and j.shard = $2 and j.next_run_at is not null
+-- The order in which a fire will lock them: the one that everybody locks jobs in.
+order by j.job_id

@@ -14,34 +14,43 @@ term as materialized (
 ),
 due as materialized (
     -- Lateral with a limit: always one probe of the primary key a job, never a walk over the shard.
-    select j.job_id, j.queue, j.priority, j.last_run_at, f.next_run_at, f.overlap, f.max_queued
+    select j.job_id, j.queue, j.priority, j.last_run_at, j.extra_at, f.next_run_at, f.overlap, f.max_queued
     from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::text[], $7::int[])
         as f (job_id, expected, next_run_at, overlap, max_queued)
     cross join lateral (
-        select job_id, queue, priority, last_run_at
+        select ctid as place, job_id, queue, priority, last_run_at, extra_at
         from duly.jobs
         where job_id = f.job_id and next_run_at = f.expected and shard = $1
         limit 1
         for no key update
     ) j
-    where exists (select from term)
+    -- The lock may have waited for a trigger, redrive or cancel whose run this statement's snapshot does not show. Such a
+    -- job is left for the next look: deciding its overlap by what was before would run two at once.
+    cross join lateral (select ctid as place from duly.jobs where job_id = f.job_id limit 1) seen
+    where exists (select from term) and j.place = seen.place
 ),
 busy as materialized (
-    -- An earlier run is unfinished: one probe of history for the job's last run; only where that finds nothing
-    -- (it is live, or so old that its partition is gone) do the live tables decide.
-    select d.job_id, d.last_run_at,
+    -- An earlier run is unfinished. One that stands in the queue is found by one probe. One that is running is in a
+    -- claim, but so are many that have ended, and to read all claims is worth it for many jobs only: for few, history is
+    -- asked first whether the last run has ended.
+    select d.job_id,
+        case when d.extra_at is null or not duly.has_ended(d.job_id, d.last_run_at) then d.last_run_at
+            else d.extra_at end as busy_with,
         (select count(*) from duly.runs w where w.job_id = d.job_id and w.state = 'waiting') as waiting
     from due d
-    where d.overlap <> 'parallel' and d.last_run_at is not null
-        -- Not NOT EXISTS: that may become a join that reads all of history.
-        and (select h.attempt from duly.history h where h.job_id = d.job_id and h.scheduled_at = d.last_run_at) is null
-        and (
-            exists (select from duly.runs r where r.job_id = d.job_id)
-            or d.job_id in (select unnest(c.job_ids) from duly.claims c)
-        )
+    where d.overlap <> 'parallel' and coalesce(d.last_run_at, d.extra_at) is not null
+        and case
+            when (select true from duly.runs r where r.job_id = d.job_id limit 1) then true
+            when cardinality($3::uuid[]) >= 100 and not (d.job_id in (select unnest(c.job_ids) from duly.claims c))
+                then false
+            when (d.last_run_at is null or duly.has_ended(d.job_id, d.last_run_at))
+                and (d.extra_at is null or duly.has_ended(d.job_id, d.extra_at)) then false
+            -- Neither: it is running, or so old that its partition is gone.
+            else d.job_id in (select unnest(c.job_ids) from duly.claims c)
+        end
 ),
 planned as materialized (
-    select d.job_id, d.queue, d.priority, d.overlap, r.scheduled_at, r.flags, b.last_run_at as busy_with,
+    select d.job_id, d.queue, d.priority, d.overlap, r.scheduled_at, r.flags, b.busy_with,
         case
             when d.overlap = 'parallel' then 'queued'
             -- RUN_ALL (missed and serial, 2 + 8) says that each of them runs: it waits for the one before.
@@ -98,6 +107,7 @@ moved as (
     update duly.jobs j
     set next_run_at = d.next_run_at,
         last_run_at = coalesce(born.last, j.last_run_at),
+        extra_at = case when b.job_id is not null then j.extra_at end,
         run_count = j.run_count + coalesce(born.fired, 0) + coalesce(later.count, 0),
         status = case when d.next_run_at is null then 'ended' else j.status end
     from due d
@@ -107,10 +117,11 @@ moved as (
         group by job_id
     ) born on born.job_id = d.job_id
     left join dropped later on later.job_id = d.job_id and later.reason = 'deferred'
+    left join busy b on b.job_id = d.job_id
     where j.job_id = d.job_id and j.job_id = any (array(select job_id from due))
     returning j.job_id
 )
-select array_agg(moved.job_id) as moved, (select count(*) from live) as live,
+select array_agg(moved.job_id) as moved, exists (select from term) as led, (select count(*) from live) as live,
     (select count(*) from planned where state = 'skipped') as skipped,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as told
 from moved

@@ -13,15 +13,11 @@ term as materialized (
 ),
 held as materialized (
     -- Jobs before catch-ups, as a fire locks them.
-    select j.job_id, j.queue, j.priority, c.last_at, f.first_at, f.overlap, f.max_queued,
-        -- Not EXISTS, here and below: that may become a hash of the whole queue.
-        (
-            select r.state = 'waiting' from duly.runs r where r.job_id = j.job_id and r.scheduled_at = j.last_run_at
-        ) is true as last_waits
+    select j.job_id, j.queue, j.priority, c.last_at, f.first_at, f.overlap, f.max_queued
     from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::timestamptz[], $7::text[], $8::int[])
         as f (job_id, last_at, expected, first_at, overlap, max_queued)
     cross join lateral (
-        select job_id, queue, priority, last_run_at
+        select ctid as place, job_id, queue, priority
         from duly.jobs
         where job_id = f.job_id and status in ('active', 'ended')
         limit 1
@@ -34,12 +30,20 @@ held as materialized (
         limit 1
         for update
     ) c
-    where exists (select from term)
+    -- As in a fire: not by a snapshot that is older than what the lock waited for.
+    cross join lateral (select ctid as place from duly.jobs where job_id = f.job_id limit 1) seen
+    where exists (select from term) and j.place = seen.place
 ),
 busy as materialized (
-    select h.job_id, (select count(*) from duly.runs w where w.job_id = h.job_id and w.state = 'waiting') as waiting
+    select h.job_id, line.waiting, line.last
     from held h
+    cross join lateral (
+        select count(*) as waiting, max(w.scheduled_at) as last
+        from duly.runs w
+        where w.job_id = h.job_id and w.state = 'waiting'
+    ) line
     where h.overlap <> 'parallel' and (
+        -- Not EXISTS: that may become a hash of the whole queue.
         (select r.state from duly.runs r where r.job_id = h.job_id limit 1) is not null
         or h.job_id in (select unnest(c.job_ids) from duly.claims c)
     )
@@ -83,11 +87,10 @@ born as materialized (
 looked_at as (
     -- What overlap looks at must be the run that ends last: one of these, unless a newer one waits behind them.
     update duly.jobs j
-    set last_run_at = born.last
+    set last_run_at = greatest(j.last_run_at, born.last), extra_at = greatest(b.last, born.last)
     from born
-    join held h on h.job_id = born.job_id
+    left join busy b on b.job_id = born.job_id
     where j.job_id = born.job_id and born.last is not null
-        and (j.last_run_at is null or j.last_run_at < born.last or (h.overlap <> 'parallel' and not h.last_waits))
 ),
 served as (
     update duly.catch_ups c

@@ -42,8 +42,10 @@ told as (
     from (select distinct queue from live) q
 ),
 soon as (
-    -- Leaders hold the near future in memory; few enough to name are named, many are one word.
-    select case when count(*) > 50 then '*' else
+    -- Leaders hold the near future in memory; few enough to name are named, of many the first and the last id are.
+    select case when count(*) > 50 then
+            '*:' || min(job_id::text collate "C") || ':' || max(job_id::text collate "C")
+        else
             string_agg(shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint, ',')
         end as jobs
     from stored cross join clock

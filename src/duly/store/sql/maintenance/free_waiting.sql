@@ -1,33 +1,23 @@
--- Let the first waiting run of a job go when nothing of that job is unfinished before it. Completion does this itself;
--- this catches the run that began to wait in the very moment the one before it ended.
---   $1 limit
-with first as materialized (
-    select distinct on (w.job_id) w.job_id, w.scheduled_at
-    from duly.runs w
-    where w.state = 'waiting'
-    order by w.job_id, w.scheduled_at
+-- Jobs whose first waiting run has nothing unfinished before it. Completion lets the next one go itself; this finds the
+-- run that began to wait in the very moment the one before it ended. Their jobs are locked, so that runs/line.sql, next
+-- in this transaction, decides by what is there then.   $1 limit
+with waiting as materialized (
+    select distinct w.job_id from duly.runs w where w.state = 'waiting'
 ),
-free as (
-    select f.job_id, f.scheduled_at
-    from first f
-    where not exists (select from duly.runs r where r.job_id = f.job_id and r.state <> 'waiting')
-        and f.job_id not in (
+free as materialized (
+    select w.job_id
+    from waiting w
+    where not exists (select from duly.runs r where r.job_id = w.job_id and r.state <> 'waiting')
+        and w.job_id not in (
             select held.job_id
             from duly.claims c
             cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as held (job_id, scheduled_at, ordinal)
-            where not (held.ordinal = any (c.released))
-                and not exists (
-                    select from duly.history h where h.job_id = held.job_id and h.scheduled_at = held.scheduled_at
-                )
+            where not (held.ordinal = any (c.released)) and not duly.has_ended(held.job_id, held.scheduled_at)
         )
     limit $1
-),
-freed as (
-    update duly.runs r
-    set state = 'queued', run_at = duly.now()
-    from free
-    where r.job_id = free.job_id and r.scheduled_at = free.scheduled_at and r.state = 'waiting'
-    returning r.queue
 )
-select (select count(*) from freed) as freed,
-    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from freed) q) as told
+select j.job_id
+from duly.jobs j
+where j.job_id = any (array(select job_id from free))
+order by j.job_id
+for no key update skip locked

@@ -45,19 +45,14 @@ recorded as (
     from run cross join clock
     where attempt > max_retries or status = 'cancelled'
     on conflict do nothing
-    returning job_id, scheduled_at, status
+    returning job_id, scheduled_at, status, flags
 ),
 buried as (
     insert into duly.dead_letters (job_id, scheduled_at, buried_at, attempt, tenant, name, queue, handler, target,
         payload, payload_ref, error, attempts)
     select run.job_id, run.scheduled_at, clock.now, run.attempt, run.tenant, run.name, run.queue, run.handler,
         run.target, run.payload, run.payload_ref, run.error,
-        coalesce((
-            select jsonb_agg(jsonb_build_object('attempt', a.attempt, 'worker_id', a.worker_id,
-                'started_at', a.started_at, 'finished_at', a.finished_at, 'error', a.error) order by a.attempt)
-            from duly.attempts a
-            where a.job_id = run.job_id and a.scheduled_at = run.scheduled_at
-        ), '[]') || jsonb_build_object('attempt', run.attempt, 'worker_id', run.worker_id,
+        duly.attempts_of(run.job_id, run.scheduled_at) || jsonb_build_object('attempt', run.attempt, 'worker_id', run.worker_id,
             'started_at', run.claimed_at, 'finished_at', clock.now, 'error', run.error)
     from run
     cross join clock
@@ -70,4 +65,5 @@ gone as (
 )
 select (select count(*) from queued) as requeued,
     (select count(*) from recorded) as buried,
+    (select array_agg(distinct job_id) from recorded where flags & 8 = 8) as serial,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from queued) q) as told

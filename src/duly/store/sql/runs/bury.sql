@@ -43,12 +43,7 @@ buried as (
         payload, payload_ref, error, attempts)
     select run.job_id, run.scheduled_at, clock.now, run.attempt, j.tenant, j.name, j.queue, j.handler, j.target,
         j.payload, j.payload_ref, run.error::jsonb,
-        coalesce((
-            select jsonb_agg(jsonb_build_object('attempt', a.attempt, 'worker_id', a.worker_id,
-                'started_at', a.started_at, 'finished_at', a.finished_at, 'error', a.error) order by a.attempt)
-            from duly.attempts a
-            where a.job_id = run.job_id and a.scheduled_at = run.scheduled_at
-        ), '[]') || jsonb_build_object('attempt', run.attempt, 'worker_id', run.worker_id,
+        duly.attempts_of(run.job_id, run.scheduled_at) || jsonb_build_object('attempt', run.attempt, 'worker_id', run.worker_id,
             'started_at', to_timestamp(run.started / 1e6), 'finished_at', to_timestamp(run.finished / 1e6),
             'error', run.error::jsonb)
     from run
@@ -57,16 +52,5 @@ buried as (
     join duly.jobs j on j.job_id = run.job_id
     where run.status = 'dead'
     on conflict do nothing
-),
-freed as (
-    update duly.runs r
-    set state = 'queued', run_at = clock.now
-    from recorded cross join clock
-    where recorded.flags & 8 = 8 and r.job_id = recorded.job_id and r.state = 'waiting'
-        and r.scheduled_at = (
-            select min(w.scheduled_at) from duly.runs w where w.job_id = recorded.job_id and w.state = 'waiting'
-        )
-    returning r.queue
 )
-select (select count(*) from recorded) as recorded,
-    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from freed) q) as freed
+select count(*) as recorded, array_agg(distinct job_id) filter (where flags & 8 = 8) as serial from recorded

@@ -2,6 +2,8 @@
 --   $1 claims named by this call  $2, $3 the runs: position in $1 and ordinal in that claim
 --   $4, $5 started and finished, microseconds since 1970  $6 results as JSON text  $7 flags to add  $8 claims to close
 -- The fence: a claim that rescue took away is not there, so its arrays are not there, so nothing can be inserted.
+-- `serial`: jobs whose runs go one after the other, and whose next one may go now: runs/line.sql does that under the
+-- job's lock, so that it cannot happen twice.
 -- FOR KEY SHARE lets heartbeats pass and makes a rescue of the same claim wait or look elsewhere.
 with held as materialized (
     select named.position, c.claim_id, c.worker_id, c.job_ids, c.scheduled_ats, c.fired_ats, c.epochs, c.attempts,
@@ -29,19 +31,11 @@ recorded as (
     on conflict do nothing
     returning job_id, scheduled_at, flags
 ),
-freed as (
-    -- The next of a job whose runs go one after the other.
-    update duly.runs r
-    set state = 'queued', run_at = duly.now()
-    from recorded
-    where recorded.flags & 8 = 8 and r.job_id = recorded.job_id and r.state = 'waiting'
-        and r.scheduled_at = (
-            select min(w.scheduled_at) from duly.runs w where w.job_id = recorded.job_id and w.state = 'waiting'
-        )
-    returning r.queue
-),
 closed as (
-    delete from duly.claims where claim_id = any ($8::uuid[])
+    -- In the order in which a heartbeat takes them, or the two would wait for each other.
+    delete from duly.claims
+    where claim_id = any (array(
+        select claim_id from duly.claims where claim_id = any ($8::uuid[]) order by claim_id for update
+    ))
 )
-select (select count(*) from recorded) as recorded,
-    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from freed) q) as freed
+select count(*) as recorded, array_agg(distinct job_id) filter (where flags & 8 = 8) as serial from recorded

@@ -12,6 +12,7 @@ held as materialized (
         c.flags, c.released, c.cancelled
     from unnest($1::uuid[]) with ordinality as named (claim_id, position)
     join duly.claims c on c.claim_id = named.claim_id
+    order by c.claim_id -- as a heartbeat takes them, or the two would wait for each other
     for no key update of c
 ),
 run as materialized (
@@ -23,10 +24,7 @@ run as materialized (
     join unnest($2::int[], $3::int[], $4::text[], $5::float8[], $6::smallint[], $7::text[], $8::bigint[], $9::bigint[])
         as ended (position, ordinal, state, delay, refund, error, started, finished)
         on ended.position = held.position and ended.ordinal = one.ordinal
-    where not (one.ordinal = any (held.released))
-        and not exists (
-            select from duly.history h where h.job_id = one.job_id and h.scheduled_at = one.scheduled_at
-        )
+    where not (one.ordinal = any (held.released)) and not duly.has_ended(one.job_id, one.scheduled_at)
 ),
 let_go as (
     update duly.claims c

@@ -1,0 +1,301 @@
+"""`duly dead …` and `duly run …`: runs that no retry will mend, and single runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duly.cli.output import (
+    away,
+    coloured,
+    examples,
+    moment,
+    print_fields,
+    print_json,
+    print_json_lines,
+    print_table,
+)
+from duly.cli.session import with_operations
+from duly.handlers import shown_target
+
+if TYPE_CHECKING:
+    from duly.model import DeadLetter, Run
+    from duly.operations import DeadLetterFilter, Operations, Swept
+
+RunArgument = Annotated[str, typer.Argument(help="The run's id, as a list shows it.", metavar="RUN")]
+OptionalRun = Annotated[
+    str | None, typer.Argument(help="One run's id. Without it: all that the options match.", metavar="[RUN]")
+]
+JobOption = Annotated[str | None, typer.Option("--job", help="Only of this job: its id or name.", metavar="JOB")]
+NameOption = Annotated[str | None, typer.Option(help="Only of jobs with this name.")]
+QueueOption = Annotated[str | None, typer.Option(help="Only of this queue.")]
+HandlerOption = Annotated[str | None, typer.Option(help="Only of this task, or http, or command.")]
+ErrorOption = Annotated[str | None, typer.Option("--error", help="Only with this type of error.", metavar="TYPE")]
+SinceOption = Annotated[str | None, typer.Option(help="Only buried at this time or later.", metavar="TIME")]
+UntilOption = Annotated[str | None, typer.Option(help="Only buried before this time.", metavar="TIME")]
+AllOption = Annotated[bool, typer.Option("--all", help="All dead letters, where no option narrows them down.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
+LimitOption = Annotated[int, typer.Option(help="Show at most this many.", min=1, metavar="N")]
+PAGE = 200
+
+dead = typer.Typer(
+    help="Look at dead letters, redrive them, purge them.",
+    epilog=examples(
+        "duly dead list --queue reports --since 2026-03-08",
+        "duly dead show RUN",
+        "duly dead redrive RUN",
+        "duly dead redrive --error ConnectError",
+        "duly dead purge --name old-report --yes",
+    ),
+    no_args_is_help=True,
+)
+single = typer.Typer(
+    help="Look at one run, or cancel it.",
+    epilog=examples("duly run show RUN", "duly run cancel RUN"),
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(dead, name="dead")
+    app.add_typer(single, name="run")
+
+
+@dead.command("list")
+def list_(
+    context: typer.Context,
+    job: JobOption = None,
+    name: NameOption = None,
+    queue: QueueOption = None,
+    handler: HandlerOption = None,
+    error: ErrorOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    limit: LimitOption = 100,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+) -> None:
+    """List dead letters, newest first."""
+
+    async def look(operations: Operations) -> tuple[list[DeadLetter], bool, datetime]:
+        wanted = await _filter(operations, job, name, queue, handler, error, since, until)
+        found: list[DeadLetter] = []
+        cursor = None
+        while True:
+            page = await operations.dead_letters(wanted, cursor=cursor, limit=min(PAGE, limit - len(found)))
+            found += page.items
+            cursor = page.next_cursor
+            if cursor is None or len(found) >= limit:
+                return found, cursor is not None, operations.now()
+
+    found, more, now = with_operations(context, look)
+    if as_json:
+        from duly.api.documents import dead_letter_document
+
+        print_json_lines(dead_letter_document(letter) for letter in found)
+    elif found:
+        print_table(
+            ("RUN", "NAME", "QUEUE", "BURIED", "ATTEMPTS", "ERROR"),
+            [
+                (
+                    letter.run_id,
+                    letter.name,
+                    letter.queue,
+                    away(letter.buried_at, now),
+                    str(letter.attempt),
+                    f"{letter.error.type}: {letter.error.message}",
+                )
+                for letter in found
+            ],
+            whole=("RUN", "BURIED"),
+        )
+    else:
+        typer.echo("no dead letters", err=True)
+    if more:
+        typer.echo(f"… and more than these {limit}; see --limit", err=True)
+
+
+@dead.command()
+def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
+    """Show one dead letter whole: payload, and every attempt with its error."""
+    letter = with_operations(context, lambda operations: operations.dead_letter(run))
+    if as_json:
+        from duly.api.documents import dead_letter_document
+
+        print_json(dead_letter_document(letter))
+        return
+    handler = letter.handler if isinstance(letter.handler, str) else json.dumps(shown_target(letter.handler))
+    print_fields(
+        {
+            "run": letter.run_id,
+            "name": letter.name,
+            "handler": handler,
+            "queue": letter.queue,
+            "scheduled": moment(letter.scheduled_at),
+            "buried": moment(letter.buried_at),
+            "payload": json.dumps(letter.payload, ensure_ascii=False),
+            "payload_ref": letter.payload_ref or "",
+        }
+    )
+    for attempt in letter.attempts:
+        took = moment(attempt.finished_at)
+        said = "" if attempt.error is None else f"{attempt.error.type}: {attempt.error.message}"
+        typer.echo(f"\nattempt {attempt.attempt}  {took}  {said}")
+        if attempt.error is not None and attempt.error.traceback:
+            typer.echo(attempt.error.traceback.rstrip())
+
+
+@dead.command()
+def redrive(
+    context: typer.Context,
+    run: OptionalRun = None,
+    job: JobOption = None,
+    name: NameOption = None,
+    queue: QueueOption = None,
+    handler: HandlerOption = None,
+    error: ErrorOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    every: AllOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Send dead letters again: one, or all that the options match. Attempts start anew; the idempotency key stays."""
+    _sweep(context, "redrive", run, (job, name, queue, handler, error, since, until), every, as_json, yes=True)
+
+
+@dead.command()
+def purge(
+    context: typer.Context,
+    run: OptionalRun = None,
+    job: JobOption = None,
+    name: NameOption = None,
+    queue: QueueOption = None,
+    handler: HandlerOption = None,
+    error: ErrorOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    every: AllOption = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Forget dead letters for good; that their runs died stays in the history."""
+    _sweep(context, "purge", run, (job, name, queue, handler, error, since, until), every, as_json, yes=yes)
+
+
+def _sweep(
+    context: typer.Context,
+    what: str,
+    run: str | None,
+    options: tuple[str | None, ...],
+    every: bool,
+    as_json: bool,
+    *,
+    yes: bool,
+) -> None:
+    narrowed = any(option is not None for option in options)
+    if run is not None and (narrowed or every):
+        raise typer.BadParameter("give either one run or options that match many")
+    if run is None and not narrowed and not every:
+        raise typer.BadParameter("name a run, narrow it down by an option, or say --all")
+    past = "redriven" if what == "redrive" else "purged"
+
+    async def one(operations: Operations) -> tuple[int, int]:
+        assert run is not None
+        await (operations.redrive(run) if what == "redrive" else operations.purge(run))
+        return 1, 0
+
+    async def count(operations: Operations) -> int:
+        return await operations.count_dead_letters(await _filter(operations, *options))
+
+    async def many(operations: Operations) -> tuple[int, int]:
+        wanted = await _filter(operations, *options)
+        sweeping: AsyncIterator[Swept] = (
+            operations.redrive_all(wanted) if what == "redrive" else operations.purge_all(wanted)
+        )
+        done = refused = 0
+        async for swept in sweeping:
+            done, refused = swept.done, swept.refused
+            typer.echo(f"\r{done} {past} …", err=True, nl=False)
+        typer.echo("\r", err=True, nl=False)
+        return done, refused
+
+    if run is None and not yes:
+        matched = with_operations(context, count)
+        typer.confirm(f"{what} {matched} dead letters for good?", abort=True)
+    done, refused = with_operations(context, one if run is not None else many)
+    if as_json:
+        print_json({past: done, "refused": refused})
+        return
+    typer.echo(f"{done} {past}")
+    if refused:
+        typer.echo(f"{refused} were not: their jobs are cancelled or gone", err=True)
+
+
+@single.command("show")
+def show_run(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
+    """Show one run: where it is, how far, and every attempt that failed."""
+    _print_run(with_operations(context, lambda operations: operations.get_run(run)), as_json)
+
+
+@single.command("cancel")
+def cancel_run(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
+    """Cancel one run: one that waits ends at once, a running one is told to stop."""
+    _print_run(with_operations(context, lambda operations: operations.cancel_run(run)), as_json, cancelling=True)
+
+
+def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:
+    if as_json:
+        from duly.api.documents import run_document
+
+        print_json(run_document(run))
+        return
+    status = coloured(run.status) + (" (told to stop)" if cancelling and run.status == "running" else "")
+    progress = "" if run.progress is None else f"{run.progress.fraction:.0%}  {run.progress.note}".rstrip()
+    print_fields(
+        {
+            "run": run.run_id,
+            "job": run.job_name or str(run.job_id),
+            "status": status,
+            "attempt": str(run.attempt),
+            "scheduled": moment(run.scheduled_at),
+            "started": moment(run.started_at),
+            "finished": moment(run.finished_at),
+            "worker": run.worker or "",
+            "key": run.idempotency_key or "",
+            "progress": progress,
+            "result": "" if run.result is None else json.dumps(run.result, ensure_ascii=False),
+            "note": "" if not run.note else str(run.note.get("reason", "")),
+        }
+    )
+    for attempt in run.attempts:
+        said = "" if attempt.error is None else f"{attempt.error.type}: {attempt.error.message}"
+        typer.echo(f"\nattempt {attempt.attempt}  {moment(attempt.finished_at)}  {attempt.worker or ''}  {said}")
+        if attempt.error is not None and attempt.error.traceback:
+            typer.echo(attempt.error.traceback.rstrip())
+
+
+async def _filter(
+    operations: Operations,
+    job: str | None,
+    name: str | None,
+    queue: str | None,
+    handler: str | None,
+    error: str | None,
+    since: str | None,
+    until: str | None,
+) -> DeadLetterFilter:
+    from duly.checks import read_moment
+    from duly.operations import DeadLetterFilter
+
+    return DeadLetterFilter(
+        job_id=None if job is None else str((await operations.find_job(job)).job_id),
+        name=name,
+        queue=queue,
+        handler=handler,
+        error_type=error,
+        since=None if since is None else read_moment("since", since),
+        until=None if until is None else read_moment("until", until),
+    )

@@ -1,0 +1,176 @@
+"""Dead letters: looking at them, sending them again, forgetting them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from duly import checks
+from duly.errors import Conflict, InvalidInput, NotFound
+from duly.model import DEFAULT_TENANT, DeadLetter, from_micros, parse_run_id, to_micros
+from duly.operations.base import to_job_id
+from duly.operations.looking import PAGE_LIMIT, Looking, Page
+from duly.store import dead_letters as store
+from duly.store.dead_letters import Filter, Place, Worked
+
+# One transaction's worth: long enough to be quick, short enough not to hold jobs up.
+BATCH = 500
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which dead letters; a field that is None matches all."""
+
+    job_id: str | None = None
+    name: str | None = None
+    queue: str | None = None
+    handler: str | None = None
+    error_type: str | None = None
+    since: datetime | None = None
+    """Buried at this moment or later."""
+    until: datetime | None = None
+    """Buried before this moment."""
+
+
+ALL = DeadLetterFilter()
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """How far a redrive or purge by filter has come. `refused`: letters of jobs that are cancelled or gone."""
+
+    done: int
+    refused: int
+
+
+class DeadLetters(Looking):
+    async def dead_letters(
+        self,
+        wanted: DeadLetterFilter = ALL,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[DeadLetter]:
+        """The newest first."""
+        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        after = None if cursor is None else _read_cursor(cursor)
+        found = await store.page(self._pool, _to_stored(wanted, tenant), after=after, limit=limit + 1)
+        more = len(found) > limit
+        return Page(found[:limit], _cursor(found[limit - 1]) if more else None)
+
+    async def dead_letter(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> DeadLetter:
+        job_id, scheduled_at = _parse(run_id)
+        letter = await store.get(self._pool, tenant=tenant, job_id=job_id, scheduled_at=scheduled_at)
+        if letter is None:
+            raise _missing(run_id)
+        return letter
+
+    async def count_dead_letters(self, wanted: DeadLetterFilter = ALL, *, tenant: str = DEFAULT_TENANT) -> int:
+        return await store.count(self._pool, _to_stored(wanted, tenant))
+
+    async def redrive(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        """Send one again: its attempts start anew, its idempotency key stays."""
+        job_id, scheduled_at = _parse(run_id)
+        worked = await store.redrive(
+            self._pool,
+            Filter(tenant, job_id),
+            scheduled_at=scheduled_at,
+            until=checks.LAST_MOMENT,
+            after=None,
+            limit=2,
+        )
+        if worked.refused:
+            raise Conflict(f"run {run_id} cannot be redriven: its job is cancelled or gone")
+        if not worked.done:
+            raise _missing(run_id)
+
+    async def purge(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> None:
+        """Forget one for good; that its run died stays in the history."""
+        job_id, scheduled_at = _parse(run_id)
+        worked = await store.purge(
+            self._pool,
+            Filter(tenant, job_id),
+            scheduled_at=scheduled_at,
+            until=checks.LAST_MOMENT,
+            after=None,
+            limit=2,
+        )
+        if not worked.done:
+            raise _missing(run_id)
+
+    async def redrive_all(
+        self, wanted: DeadLetterFilter = ALL, *, tenant: str = DEFAULT_TENANT
+    ) -> AsyncIterator[Swept]:
+        """Send all that match again, oldest first, in batches; yields how far it is after each.
+
+        Only those that are dead now: one that dies again while this goes on is not sent twice.
+        """
+        async for swept in self._sweep("redrive", wanted, tenant):
+            yield swept
+
+    async def purge_all(self, wanted: DeadLetterFilter = ALL, *, tenant: str = DEFAULT_TENANT) -> AsyncIterator[Swept]:
+        """Forget all that match, in batches; yields how far it is after each."""
+        async for swept in self._sweep("purge", wanted, tenant):
+            yield swept
+
+    async def _sweep(self, what: str, wanted: DeadLetterFilter, tenant: str) -> AsyncIterator[Swept]:
+        stored = _to_stored(wanted, tenant)
+        await self._pool.measure_clock()
+        until = self._pool.clock.now()
+        work = store.redrive if what == "redrive" else store.purge
+        done = refused = 0
+        after: Place | None = None
+        while True:
+            worked: Worked = await work(
+                self._pool, stored, scheduled_at=None, until=until, after=after, limit=BATCH
+            )  # fmt: skip
+            done += worked.done
+            refused += worked.refused
+            yield Swept(done, refused)
+            after = worked.last
+            if after is None:
+                return
+
+
+def _to_stored(wanted: DeadLetterFilter, tenant: str) -> Filter:
+    for field in ("name", "queue", "handler", "error_type"):
+        if (value := getattr(wanted, field)) is not None:
+            checks.check_text(field, value, longest=200)
+    return Filter(
+        tenant,
+        None if wanted.job_id is None else to_job_id(wanted.job_id),
+        wanted.name,
+        wanted.queue,
+        wanted.handler,
+        wanted.error_type,
+        checks.check_moment("since", wanted.since),
+        checks.check_moment("until", wanted.until),
+    )
+
+
+def _parse(run_id: str) -> tuple[UUID, datetime]:
+    if (parsed := parse_run_id(run_id)) is None:
+        raise _missing(run_id)
+    return parsed
+
+
+def _missing(run_id: str) -> NotFound:
+    return NotFound(f"there is no dead letter {run_id[:100]!r}")
+
+
+def _cursor(letter: DeadLetter) -> str:
+    return f"{to_micros(letter.buried_at):x}.{letter.run_id}"
+
+
+def _read_cursor(text: str) -> Place:
+    moment, _, run_id = text.partition(".")
+    try:
+        parsed = parse_run_id(run_id)
+        if parsed is None:
+            raise ValueError(run_id)
+        return from_micros(int(moment, 16)), *parsed
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput("cursor", "is not one that a list gave") from error

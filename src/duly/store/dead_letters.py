@@ -1,0 +1,159 @@
+"""Dead letters: runs that no retry will mend, until somebody redrives or purges them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from duly.model import Attempt, DeadLetter, ErrorInfo
+from duly.store import jobs
+from duly.store.pool import Executor
+
+#: Where one stands in the order of dead letters: buried_at, job_id, scheduled_at.
+Place = tuple[datetime, UUID, datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which dead letters of a tenant; None: any."""
+
+    tenant: str
+    job_id: UUID | None = None
+    name: str | None = None
+    queue: str | None = None
+    handler: str | None = None
+    error_type: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+    def arguments(self) -> tuple[Any, ...]:
+        return (
+            self.tenant, self.job_id, self.name, self.queue, self.handler, self.error_type, self.since, self.until,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Worked:
+    """What one batch came to. `last` is where the next one goes on, None when there are no more."""
+
+    done: int
+    refused: int
+    last: Place | None
+
+
+async def page(store: Executor, wanted: Filter, *, after: Place | None, limit: int) -> list[DeadLetter]:
+    """The newest first."""
+    rows = await store.fetch("dead_letters/list", *wanted.arguments(), *(after or (None, None, None)), limit)
+    return [_to_letter(row) for row in rows]
+
+
+async def get(store: Executor, *, tenant: str, job_id: UUID, scheduled_at: datetime) -> DeadLetter | None:
+    row = await store.row("dead_letters/get", tenant, job_id, scheduled_at)
+    return None if row is None else _to_letter(row)
+
+
+async def count(store: Executor, wanted: Filter) -> int:
+    row = await store.row("dead_letters/count", *wanted.arguments())
+    return int(row["letters"]) if row else 0
+
+
+async def redrive(
+    store: Executor,
+    wanted: Filter,
+    *,
+    scheduled_at: datetime | None,
+    until: datetime,
+    after: Place | None,
+    limit: int,
+) -> Worked:
+    """Send one batch again, all or nothing. Those of jobs that are cancelled or gone are refused and stay."""
+
+    async def send(within: Executor) -> Worked:
+        picked = await _pick(within, wanted, scheduled_at, until, after, limit)
+        if not picked:
+            return Worked(0, 0, None)
+        there = await jobs.lock(within, job_ids=[job_id for _, job_id, _ in picked], tenant=wanted.tenant)
+        able = [place for place in picked if there.get(place[1], "cancelled") != "cancelled"]
+        if able:
+            job_ids = [job_id for _, job_id, _ in able]
+            moments = [moment for _, _, moment in able]
+            await within.fetch("dead_letters/let_go", job_ids, moments)
+            await within.fetch("dead_letters/redrive", job_ids, moments)
+            await within.fetch("runs/line", sorted(set(job_ids)))
+        return Worked(len(able), len(picked) - len(able), picked[-1] if len(picked) == limit else None)
+
+    return await store.together(send)
+
+
+async def purge(
+    store: Executor,
+    wanted: Filter,
+    *,
+    scheduled_at: datetime | None,
+    until: datetime,
+    after: Place | None,
+    limit: int,
+) -> Worked:
+    async def forget(within: Executor) -> Worked:
+        picked = await _pick(within, wanted, scheduled_at, until, after, limit)
+        if not picked:
+            return Worked(0, 0, None)
+        row = await within.row(
+            "dead_letters/purge", [job_id for _, job_id, _ in picked], [moment for _, _, moment in picked]
+        )
+        assert row is not None
+        return Worked(row["purged"], 0, picked[-1] if len(picked) == limit else None)
+
+    return await store.together(forget)
+
+
+async def _pick(
+    within: Executor,
+    wanted: Filter,
+    scheduled_at: datetime | None,
+    until: datetime,
+    after: Place | None,
+    limit: int,
+) -> Sequence[Place]:
+    rows = await within.fetch(
+        "dead_letters/pick", *wanted.arguments(), scheduled_at, until, limit, *(after or (None, None, None))
+    )
+    return [(row["buried_at"], row["job_id"], row["scheduled_at"]) for row in rows]
+
+
+def _to_letter(row: Any) -> DeadLetter:
+    return DeadLetter(
+        job_id=row["job_id"],
+        scheduled_at=row["scheduled_at"],
+        buried_at=row["buried_at"],
+        attempt=row["attempt"],
+        tenant=row["tenant"],
+        name=row["name"],
+        queue=row["queue"],
+        handler=row["handler"] if row["target"] is None else json.loads(row["target"]),
+        payload=json.loads(row["payload"]),
+        payload_ref=row["payload_ref"],
+        error=_to_error(json.loads(row["error"])),
+        attempts=tuple(
+            Attempt(
+                attempt=one["attempt"],
+                started_at=_to_time(one["started_at"]),
+                finished_at=_to_time(one["finished_at"]),
+                worker=one["worker_id"],
+                error=_to_error(one["error"]),
+            )
+            for one in json.loads(row["attempts"])
+        ),
+    )
+
+
+def _to_error(error: dict[str, Any]) -> ErrorInfo:
+    return ErrorInfo(error["type"], error["message"], error.get("traceback"))
+
+
+def _to_time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)

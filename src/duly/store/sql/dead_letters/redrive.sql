@@ -1,0 +1,44 @@
+-- Send dead letters again: their attempts start anew, their idempotency key stays, because it follows from the job and
+-- the occurrence. The outcome `dead` is withdrawn from history; what was tried stays in duly.attempts.
+--   $1 job_ids  $2 scheduled_ats: locked by dead_letters/pick.sql, let go by dead_letters/let_go.sql, their jobs locked by
+--   jobs/lock.sql
+-- Unless runs of the job may overlap they begin as ones that wait; runs/line.sql comes next in this transaction.
+with clock as materialized (
+    select duly.now() as now
+),
+letter as (
+    delete from duly.dead_letters d
+    using unnest($1::uuid[], $2::timestamptz[]) as asked (job_id, scheduled_at)
+    where d.job_id = asked.job_id and d.scheduled_at = asked.scheduled_at
+    returning d.job_id, d.scheduled_at, d.buried_at, d.attempt, d.error
+),
+ended as (
+    delete from duly.history h
+    using unnest($1::uuid[], $2::timestamptz[]) as asked (job_id, scheduled_at)
+    where h.job_id = asked.job_id and h.scheduled_at = asked.scheduled_at and h.status = 'dead'
+    returning h.job_id, h.scheduled_at, h.fired_at, h.epoch, h.flags
+),
+live as (
+    insert into duly.runs
+        (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
+    select letter.job_id, letter.scheduled_at, case when serial.yes then 'infinity' else clock.now end,
+        coalesce(ended.fired_at, clock.now), ended.epoch, j.shard, j.priority, 0,
+        coalesce(ended.flags, 0) | case when serial.yes then 8 else 0 end,
+        case when serial.yes then 'waiting' else 'queued' end, j.queue
+    from letter
+    cross join clock
+    join duly.jobs j on j.job_id = letter.job_id
+    cross join lateral (select coalesce(j.policy ->> 'overlap', 'skip') <> 'parallel' as yes) serial
+    left join ended on ended.job_id = letter.job_id and ended.scheduled_at = letter.scheduled_at
+    on conflict do nothing
+    returning job_id, scheduled_at, queue, state
+),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select letter.job_id, clock.now, 'redriven', jsonb_build_object('scheduled_at', letter.scheduled_at,
+        'buried_at', letter.buried_at, 'attempts', letter.attempt, 'error', letter.error ->> 'type')
+    from letter cross join clock
+)
+select (select count(*) from live) as redriven,
+    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live where state = 'queued') q)
+        as told

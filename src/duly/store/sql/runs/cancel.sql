@@ -1,0 +1,35 @@
+-- Cancel one run: a waiting one ends here, a running one is asked to stop.
+--   $1 job_id, locked by jobs/lock.sql  $2 scheduled_at
+-- No row: it has ended, or it is on its way from one place to another this very moment; the caller looks again.
+with clock as materialized (
+    select duly.now() as now
+),
+gone as (
+    delete from duly.runs where job_id = $1 and scheduled_at = $2 returning *
+),
+recorded as (
+    insert into duly.history (job_id, scheduled_at, fired_at, finished_at, epoch, attempt, flags, status, note)
+    select job_id, scheduled_at, fired_at, clock.now, epoch, attempt, flags, 'cancelled',
+        jsonb_build_object('reason', 'the run was cancelled')
+    from gone cross join clock
+    on conflict do nothing
+    returning 1
+),
+asked as (
+    update duly.claims c
+    set cancelled = c.cancelled || one.ordinal
+    from (
+        select held.claim_id, one.ordinal::int as ordinal
+        from duly.claims held
+        cross join unnest(held.job_ids, held.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
+        where one.job_id = $1 and one.scheduled_at = $2 and not (one.ordinal = any (held.released))
+            and not duly.has_ended($1, $2)
+    ) one
+    where c.claim_id = one.claim_id
+    returning c.worker_id
+),
+told as (
+    select count(pg_notify('duly_cancel', worker_id::text)::text) as workers from asked
+)
+select case when exists (select from recorded) then 'cancelled' when told.workers > 0 then 'running' end as became
+from told

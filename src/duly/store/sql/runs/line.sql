@@ -1,0 +1,58 @@
+-- Put the lines of these jobs in order, after runs joined or left them out of turn (by hand, redriven, cancelled): the
+-- first that waits goes if nothing before it is unfinished, and the job notes who is last.
+--   $1 job_ids, locked earlier in this transaction (jobs/lock.sql), so that no fire decides at the same time
+with held as materialized (
+    select c.claim_id, one.job_id, one.scheduled_at, one.ordinal::int as ordinal
+    from duly.claims c
+    cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
+    where one.job_id = any ($1::uuid[]) and not (one.ordinal = any (c.released))
+        and not duly.has_ended(one.job_id, one.scheduled_at)
+),
+standing as materialized (
+    select job_id, scheduled_at, state from duly.runs where job_id = any ($1::uuid[])
+),
+line as materialized (
+    select job_id, bool_or(active) as active, min(scheduled_at) filter (where not active) as first,
+        coalesce(max(scheduled_at) filter (where not active), max(scheduled_at)) as last
+    from (
+        select job_id, scheduled_at, true as active from held
+        union all
+        select job_id, scheduled_at, state <> 'waiting' from standing
+    ) live
+    group by job_id
+),
+ordered as (
+    -- All that stand before one that waits are serial (8): whoever ends lets the next one go.
+    update duly.runs r
+    set flags = r.flags | 8,
+        state = case when not line.active and r.scheduled_at = line.first then 'queued' else r.state end,
+        run_at = case when not line.active and r.scheduled_at = line.first then duly.now() else r.run_at end
+    from line
+    where r.job_id = line.job_id and r.job_id = any ($1::uuid[]) and line.first is not null
+        and (r.flags & 8 = 0 or (not line.active and r.scheduled_at = line.first))
+    returning r.queue, r.state
+),
+marked as (
+    update duly.claims c
+    set flags = array(
+            select (case when one.ordinal = any (hit.ordinals) then one.flags | 8 else one.flags end)::smallint
+            from unnest(c.flags) with ordinality as one (flags, ordinal)
+            order by one.ordinal
+        )
+    from (
+        select held.claim_id, array_agg(held.ordinal) as ordinals
+        from held join line on line.job_id = held.job_id
+        where line.first is not null
+        group by held.claim_id
+    ) hit
+    where c.claim_id = hit.claim_id
+),
+noted as (
+    update duly.jobs j
+    set extra_at = line.last
+    from unnest($1::uuid[]) as asked (job_id)
+    left join line on line.job_id = asked.job_id
+    where j.job_id = asked.job_id
+)
+select count(pg_notify('duly_work', queue)::text) as told
+from (select distinct queue from ordered where state = 'queued') q

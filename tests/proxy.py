@@ -1,0 +1,340 @@
+"""A TCP proxy between Duly and PostgreSQL that fails on demand: what networks do, at a moment the test chooses.
+
+It runs in a thread with its own loop, so a test that blocks its loop does not stop it, and it knows enough of the
+protocol to hit one statement: a fault is armed for a piece of SQL text and strikes when that statement is executed,
+also when it was prepared long before.
+
+    with Proxy(database_url) as proxy:
+        fault = proxy.swallow("insert into duly.claims")    # executed by the server, never answered
+        ...                                                 # anything that connects to proxy.url
+        fault.wait()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from urllib.parse import parse_qs, urlsplit
+
+T = TypeVar("T")
+
+_READ = 64 * 1024
+# Untyped first messages by their code: the client asks for encryption (and sends another first message), or cancels.
+_ENCRYPTION = (80877103, 80877104)
+
+
+@dataclass(eq=False)
+class Fault:
+    """Something armed for the executions of a statement. `times` are left; `struck` counts those that happened."""
+
+    marker: bytes
+    kind: Literal["swallow", "cut"]
+    times: int
+    #: For a cut: how much of the statement's arguments still reaches the server.
+    after: int = 0
+    struck: int = 0
+    _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
+
+    def wait(self, times: int = 1, *, seconds: float = 20) -> None:
+        """Until it has struck that often."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self.struck >= times, seconds):
+                raise TimeoutError(f"{self.kind} of {self.marker!r} struck {self.struck} times, not {times}")
+
+    def _strike(self) -> None:
+        with self._changed:
+            self.struck += 1
+            self._changed.notify_all()
+
+
+class Proxy:
+    """Listens on a port of its own and forwards to the PostgreSQL of `upstream`. All methods may be called anywhere."""
+
+    def __init__(self, upstream: str) -> None:
+        self._upstream = upstream
+        self._address = _address(upstream)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
+        self._links: set[_Link] = set()
+        self._serving: set[asyncio.Task[None]] = set()
+        self._faults: list[Fault] = []
+        self._delay = 0.0
+        self._refusing = False
+        self._port = 0
+        self._flowing: asyncio.Event
+        #: Connections that were ever accepted.
+        self.accepted = 0
+
+    @property
+    def url(self) -> str:
+        """The upstream's URL, by way of this proxy."""
+        parts = urlsplit(self._upstream)
+        login = parts.netloc.rpartition("@")[0]
+        return f"postgresql://{login}@127.0.0.1:{self._port}{parts.path}?sslmode=disable"
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        self._on_loop(self._listen())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._on_loop(self._close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    # What it can do to everybody.
+
+    def passing(self) -> None:
+        """Whole again: nothing is delayed, held or refused, and no fault is armed. What was held flows on."""
+
+        async def heal() -> None:
+            self._delay, self._refusing = 0.0, False
+            self._faults.clear()
+            self._flowing.set()
+
+        self._on_loop(heal())
+
+    def delay(self, seconds: float) -> None:
+        """Everything takes this much longer, each way."""
+        self._delay = seconds
+
+    def cut(self, *, reset: bool = True) -> int:
+        """Cut every connection now, by RST or by FIN. Returns how many there were. New ones are welcome."""
+
+        async def cut_all() -> int:
+            links = list(self._links)
+            for link in links:
+                link.cut(reset=reset)
+            return len(links)
+
+        return self._on_loop(cut_all())
+
+    def refuse(self) -> None:
+        """Cut every connection, and every new one at once."""
+        self._refusing = True
+        self.cut()
+
+    def black_hole(self) -> None:
+        """Half-open: connections stay and new ones are accepted, but nothing passes either way."""
+
+        async def hold() -> None:
+            self._flowing.clear()
+
+        self._on_loop(hold())
+
+    # What it can do to one statement.
+
+    def swallow(self, marker: str, *, times: int = 1) -> Fault:
+        """The statement with this text reaches the server and is carried out; its answer reaches nobody."""
+        return self._arm(Fault(marker.encode(), "swallow", times))
+
+    def cut_within(self, marker: str, *, after: int = 0, times: int = 1) -> Fault:
+        """Of the statement's arguments only the first `after` bytes reach the server, then the connection is gone."""
+        return self._arm(Fault(marker.encode(), "cut", times, after))
+
+    def _arm(self, fault: Fault) -> Fault:
+        async def arm() -> None:
+            self._faults.append(fault)
+
+        self._on_loop(arm())
+        return fault
+
+    # The proxy's own side.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        self._loop.close()
+
+    def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+
+    async def _listen(self) -> None:
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
+        self._port = self._server.sockets[0].getsockname()[1]
+
+    async def _close(self) -> None:
+        self._server.close()
+        for link in list(self._links):
+            link.cut(reset=True)
+        await asyncio.gather(*self._serving, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
+        serving.add_done_callback(self._serving.discard)
+        if self._refusing:
+            _end(writer, reset=True)
+            return
+        try:
+            if isinstance(self._address, str):
+                far_reader, far_writer = await asyncio.open_unix_connection(self._address)
+            else:
+                far_reader, far_writer = await asyncio.open_connection(*self._address)
+        except OSError:
+            _end(writer, reset=True)
+            return
+        link = _Link(self, reader, writer, far_reader, far_writer)
+        self._links.add(link)
+        try:
+            await link.carry()
+        finally:
+            self._links.discard(link)
+
+    async def _gate(self) -> None:
+        await self._flowing.wait()
+        if self._delay:
+            await asyncio.sleep(self._delay)
+            await self._flowing.wait()
+
+    def _fault_for(self, text: bytes) -> Fault | None:
+        for fault in self._faults:
+            if fault.times and fault.marker in text:
+                fault.times -= 1
+                return fault
+        return None
+
+
+class _Link:
+    """One client's connection and the one to the server that was opened for it."""
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        far_reader: asyncio.StreamReader,
+        far_writer: asyncio.StreamWriter,
+    ) -> None:
+        self._proxy = proxy
+        self._reader, self._writer = reader, writer
+        self._far_reader, self._far_writer = far_reader, far_writer
+        self._statements: dict[bytes, bytes] = {}
+        self._swallowing: Fault | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+
+    async def carry(self) -> None:
+        """Until either side is gone, then end the other in the same way."""
+        self._pumps = [asyncio.create_task(self._to_server()), asyncio.create_task(self._to_client())]
+        try:
+            await asyncio.wait(self._pumps, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for pump in self._pumps:
+                pump.cancel()
+            await asyncio.gather(*self._pumps, return_exceptions=True)
+            for writer in (self._writer, self._far_writer):
+                _end(writer, reset=False)
+
+    def cut(self, *, reset: bool) -> None:
+        for writer in (self._writer, self._far_writer):
+            _end(writer, reset=reset)
+        for pump in self._pumps:
+            pump.cancel()
+
+    async def _to_server(self) -> None:
+        """Message by message, so that a fault strikes exactly where it was meant to."""
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                first = await self._reader.readexactly(4)
+                body = await self._reader.readexactly(_length(first) - 4)
+                await self._send(first + body)
+                if not (len(body) == 4 and struct.unpack("!i", body)[0] in _ENCRYPTION):
+                    break
+            while True:
+                head = await self._reader.readexactly(5)
+                message = head + await self._reader.readexactly(_length(head[1:]) - 4)
+                if (fault := self._fault_of(message)) is not None:
+                    if fault.kind == "cut":
+                        await self._send(message[: 5 + fault.after])
+                        fault._strike()
+                        self.cut(reset=True)
+                        return
+                    self._swallowing = fault
+                await self._send(message)
+
+    async def _to_client(self) -> None:
+        with contextlib.suppress(OSError):
+            answer = _Answer()
+            while data := await self._far_reader.read(_READ):
+                if self._swallowing is not None:
+                    # Only when the server is ready for the next statement is this one committed.
+                    if answer.complete(data):
+                        self._swallowing._strike()
+                        self.cut(reset=True)
+                        return
+                    continue
+                await self._proxy._gate()
+                self._writer.write(data)
+                await self._writer.drain()
+
+    async def _send(self, data: bytes) -> None:
+        await self._proxy._gate()
+        self._far_writer.write(data)
+        await self._far_writer.drain()
+
+    def _fault_of(self, message: bytes) -> Fault | None:
+        kind = message[:1]
+        if kind == b"P":
+            name, _, rest = message[5:].partition(b"\0")
+            self._statements[name] = rest.partition(b"\0")[0]
+        elif kind == b"B":
+            name = message[5:].split(b"\0", 2)[1]
+            return self._proxy._fault_for(self._statements.get(name, b""))
+        elif kind == b"Q":
+            return self._proxy._fault_for(message[5:])
+        return None
+
+
+class _Answer:
+    """Looks for the end of an answer in a stream of messages that may arrive in any pieces."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def complete(self, data: bytes) -> bool:
+        """Whether the server has said that it is ready for the next statement."""
+        self._pending += data
+        while len(self._pending) >= 5:
+            end = 1 + _length(self._pending[1:5])
+            if len(self._pending) < end:
+                return False
+            if self._pending[:1] == b"Z":
+                return True
+            del self._pending[:end]
+        return False
+
+
+def _length(data: bytes | bytearray) -> int:
+    return int(struct.unpack("!i", data)[0])
+
+
+def _end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
+    connection = writer.get_extra_info("socket")
+    if reset and connection is not None and connection.family != socket.AF_UNIX:
+        # Nothing lingers: the other side gets a reset, not an orderly end.
+        with contextlib.suppress(OSError):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    if reset:
+        writer.transport.abort()
+    else:
+        writer.close()
+
+
+def _address(url: str) -> str | tuple[str, int]:
+    """Where the PostgreSQL of this URL listens: the path of a Unix socket, or host and port."""
+    parts = urlsplit(url)
+    options = parse_qs(parts.query)
+    host = options.get("host", [parts.hostname or "127.0.0.1"])[0]
+    port = int(options.get("port", [str(parts.port or 5432)])[0])
+    return str(Path(host) / f".s.PGSQL.{port}") if host.startswith("/") else (host, port)

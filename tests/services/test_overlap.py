@@ -1,0 +1,344 @@
+"""Overlap holds whatever happens: random histories of fires, retries, rescues, cancels, triggers and redrives.
+
+The store is real; what the clients of it do is chosen at random, first one after the other against a model, then all at
+once. A failing seed is shown and can be run again: DULY_TEST_SEED=…
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from uuid import UUID
+
+import pytest
+
+from duly.errors import Conflict, NotFound
+from duly.model import Overlap, Policy, make_run_id
+from duly.operations import Operations
+from duly.store import fires, maintenance, runs
+from duly.store.jobs import NewJob
+from duly.store.pool import Pool
+from duly.store.runs import Buried, ClaimedRun, Requeued
+from support import count, due_job, fire_of, lead, put, succeeded, take
+
+START = datetime(2030, 1, 1, tzinfo=UTC)
+SECOND = timedelta(seconds=1)
+ERROR = '{"type": "Boom", "message": "no", "traceback": null}'
+HISTORIES = int(os.environ.get("DULY_TEST_HISTORIES", "40"))
+
+# Unfinished runs. Of those that do not wait, a job has at most one in any snapshot, unless its runs are parallel.
+UNFINISHED = """
+select job_id, scheduled_at, where_it_is from (
+    select job_id, scheduled_at, state as where_it_is from duly.runs
+    union all
+    select one.job_id, one.scheduled_at, 'running'
+    from duly.claims c
+    cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
+    where not (one.ordinal = any (c.released)) and not exists (
+        select from duly.history h where h.job_id = one.job_id and h.scheduled_at = one.scheduled_at)
+) run
+"""
+
+
+def seeds() -> list[int]:
+    if given := os.environ.get("DULY_TEST_SEED"):
+        return [int(given)]
+    return [random.randrange(2**32) for _ in range(HISTORIES)]
+
+
+class History:
+    """One job, and everything that can happen to its runs, one thing after the other."""
+
+    def __init__(self, pool: Pool, operations: Operations, overlap: Overlap, dice: random.Random) -> None:
+        self.pool = pool
+        self.operations = operations
+        self.overlap = overlap
+        self.dice = dice
+        self.max_queued = dice.choice((2, 100))
+        self.job: NewJob
+        self.next = START
+        self.held: list[ClaimedRun] = []
+        self.stale: list[ClaimedRun] = []
+        self.started: list[datetime] = []
+        self.log: list[str] = []
+
+    async def begin(self) -> None:
+        policy = Policy(overlap=self.overlap, max_queued=self.max_queued, max_retries=2)
+        self.job = due_job(self.pool, START, policy=policy.to_stored())
+        await put(self.pool, self.job)
+        self.epoch = await lead(self.pool, self.job.shard)
+
+    async def unfinished(self) -> dict[datetime, str]:
+        rows = await self.pool.query(UNFINISHED + "where job_id = $1", self.job.job_id)
+        found = {row["scheduled_at"]: row["where_it_is"] for row in rows}
+        assert len(found) == len(rows), f"a run is in two places: {rows}"
+        return found
+
+    async def fire(self) -> None:
+        before = await self.unfinished()
+        due = self.next
+        self.next += SECOND
+        done = await fires.fire(
+            self.pool,
+            shard=self.job.shard,
+            epoch=self.epoch,
+            batch=fire_of(
+                self.job._replace(next_run_at=due),
+                next_run_at=self.next,
+                overlap=self.overlap,
+                max_queued=self.max_queued,
+            ),
+        )
+        assert done.moved == {self.job.job_id}
+        after = await self.unfinished()
+        self.log.append(f"fire {due:%S} → {after.get(due, 'skipped')}")
+        waiting = sum(where == "waiting" for where in before.values())
+        if self.overlap == "parallel" or not before:
+            assert after.get(due) == "queued", "nothing stood in its way"
+        elif self.overlap == "skip" or waiting >= self.max_queued:
+            assert due not in after
+        else:
+            assert after[due] == "waiting"
+
+    async def claim(self) -> None:
+        claim = await take(self.pool, limit=self.dice.choice((1, 1, 5)))
+        self.held += claim.runs
+        self.started += [run.scheduled_at for run in claim.runs]
+        self.log.append(f"claim {[run.scheduled_at.second for run in claim.runs]}")
+
+    def _any_held(self) -> ClaimedRun | None:
+        return self.held.pop(self.dice.randrange(len(self.held))) if self.held else None
+
+    async def succeed(self) -> None:
+        if (run := self._any_held()) is not None:
+            assert await runs.complete(self.pool, [succeeded(run)]) == 1
+            self.log.append(f"succeed {run.scheduled_at:%S}")
+
+    async def retry(self) -> None:
+        if (run := self._any_held()) is not None:
+            state = self.dice.choice(("retrying", "queued"))
+            end = Requeued(run, state, 0.0, 1, 2, ERROR if state == "retrying" else None)
+            assert await runs.requeue(self.pool, [end]) == 1
+            self.log.append(f"{state} {run.scheduled_at:%S}")
+
+    async def bury(self) -> None:
+        if (run := self._any_held()) is not None:
+            assert await runs.bury(self.pool, [Buried(run, 1, 2, ERROR, self.dice.choice(("dead", "cancelled")))]) == 1
+            self.log.append(f"bury {run.scheduled_at:%S}")
+
+    async def lose_worker(self) -> None:
+        if (run := self._any_held()) is None:
+            return
+        lost = [other for other in self.held if other.claim_id == run.claim_id]
+        self.held = [other for other in self.held if other.claim_id != run.claim_id]
+        self.stale += [run, *lost]
+        await self.pool.query(
+            "update duly.claims set lease_until = duly.now() - interval '1 second' where claim_id = $1", run.claim_id
+        )
+        await maintenance.rescue(self.pool)
+        self.log.append(f"rescue {[one.scheduled_at.second for one in (run, *lost)]}")
+
+    async def wake_zombie(self) -> None:
+        if self.stale:
+            run = self.dice.choice(self.stale)
+            end = self.dice.randrange(3)
+            accepted = (
+                await runs.complete(self.pool, [succeeded(run)]) if end == 0
+                else await runs.requeue(self.pool, [Requeued(run, "queued", 0.0, 1, 2)]) if end == 1
+                else await runs.bury(self.pool, [Buried(run, 1, 2, ERROR)])
+            )  # fmt: skip
+            assert accepted == 0, "a worker that lost its lease changed something"
+            self.log.append(f"zombie {run.scheduled_at:%S}")
+
+    async def cancel_one(self) -> None:
+        there = await self.unfinished()
+        if not there:
+            return
+        moment = self.dice.choice(sorted(there))
+        run = await self.operations.cancel_run(make_run_id(self.job.job_id, moment))
+        assert run.status == ("running" if there[moment] == "running" else "cancelled")
+        self.log.append(f"cancel {moment:%S} ({there[moment]})")
+
+    async def trigger(self) -> None:
+        try:
+            await self.operations.trigger(str(self.job.job_id))
+            self.log.append("trigger")
+        except Conflict:
+            waiting = [where for where in (await self.unfinished()).values() if where == "waiting"]
+            assert len(waiting) >= self.max_queued
+            self.log.append("trigger refused")
+
+    async def redrive(self) -> None:
+        page = await self.operations.dead_letters(limit=1000)
+        if page.items:
+            letter = self.dice.choice(page.items)
+            await self.operations.redrive(letter.run_id)
+            self.log.append(f"redrive {letter.scheduled_at:%S}")
+
+    async def upkeep(self) -> None:
+        await maintenance.free_waiting(self.pool)
+
+    async def check(self) -> None:
+        there = await self.unfinished()
+        active = sorted(moment for moment, where in there.items() if where != "waiting")
+        if self.overlap != "parallel":
+            assert len(active) <= 1, f"two at once: {active}"
+            assert active or not there, f"all wait and nobody goes: {there}"
+
+    async def finish(self) -> None:
+        """Everything that was begun ends, and every occurrence has one outcome."""
+        for _ in range(1000):
+            while self.held:
+                await self.succeed()
+            await self.claim()
+            if not self.held:
+                break
+            await self.check()
+        assert await self.unfinished() == {}
+        recorded = await count(self.pool, "history", "job_id = $1 and flags & 16 = 0", self.job.job_id)
+        assert recorded == (self.next - START) // SECOND
+
+
+MOVES = ("fire",) * 6 + ("claim",) * 6 + ("succeed",) * 4 + ("retry",) * 3 + (
+    "bury", "bury", "lose_worker", "lose_worker", "wake_zombie", "cancel_one", "cancel_one", "trigger", "redrive",
+    "redrive", "upkeep",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue", "parallel"])
+async def test_overlap_holds_over_random_histories(pool: Pool, operations: Operations, overlap: Overlap) -> None:
+    moves: Counter[str] = Counter()
+    for seed in seeds():
+        await pool.query(
+            "truncate duly.jobs, duly.runs, duly.claims, duly.history, duly.attempts, duly.dead_letters, duly.nodes"
+        )
+        history = History(pool, operations, overlap, random.Random(seed))
+        await history.begin()
+        try:
+            for _ in range(60):
+                move = history.dice.choice(MOVES)
+                await getattr(history, move)()
+                moves[move] += 1
+                await history.check()
+            await history.finish()
+        except AssertionError as error:
+            story = "\n".join(history.log)
+            raise AssertionError(
+                f"seed {seed}, overlap {overlap}, max_queued {history.max_queued}: {error}\n{story}"
+            ) from None
+    print(f"{overlap}: {moves.total()} moves, {dict(moves)}")
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+async def test_overlap_holds_while_many_act_at_once(pool: Pool, operations: Operations, overlap: Overlap) -> None:
+    """Firer, workers, rescuer, upkeep and people on the same few jobs, as fast as they can; snapshots are checked."""
+    seconds = float(os.environ.get("DULY_TEST_OVERLAP_SECONDS", "8"))
+    seed = seeds()[0]
+    dice = random.Random(seed)
+    policy = Policy(overlap=overlap, max_queued=5, max_retries=1)
+    jobs = [due_job(pool, START, policy=policy.to_stored()) for _ in range(4)]
+    await put(pool, *jobs)
+    epochs = {job.job_id: await lead(pool, job.shard) for job in jobs}
+    stop = asyncio.Event()
+    done: Counter[str] = Counter()
+
+    async def fire(job: NewJob) -> None:
+        due = START
+        while not stop.is_set():
+            batch = fire_of(
+                job._replace(next_run_at=due), next_run_at=due + SECOND, overlap=overlap, max_queued=policy.max_queued
+            )
+            fired = await fires.fire(pool, shard=job.shard, epoch=epochs[job.job_id], batch=batch)
+            assert fired.led
+            if fired.moved:
+                due += SECOND
+                done["fired" if fired.live else "skipped"] += 1
+            else:
+                done["looked again"] += 1
+            await asyncio.sleep(dice.uniform(0, 0.01))
+        fires_made[job.job_id] = (due - START) // SECOND
+
+    async def work() -> None:
+        while not stop.is_set():
+            claim = await take(pool, limit=2, lease=60)
+            for run in claim.runs:
+                await asyncio.sleep(dice.uniform(0, 0.005))
+                end = dice.choice(("succeed", "succeed", "retry", "bury", "die"))
+                if end == "succeed":
+                    accepted = await runs.complete(pool, [succeeded(run)])
+                elif end == "retry":
+                    accepted = await runs.requeue(pool, [Requeued(run, "retrying", 0.0, 1, 2, ERROR)])
+                elif end == "bury":
+                    accepted = await runs.bury(pool, [Buried(run, 1, 2, ERROR)])
+                else:
+                    await pool.query(
+                        "update duly.claims set lease_until = duly.now() - interval '1 second' where claim_id = $1",
+                        run.claim_id,
+                    )
+                    continue
+                done[end] += accepted
+            await asyncio.sleep(0.001)
+
+    async def keep_up() -> None:
+        while not stop.is_set():
+            done["rescued"] += (await maintenance.rescue(pool)).requeued
+            done["freed"] += await maintenance.free_waiting(pool)
+            await asyncio.sleep(0.02)
+
+    async def meddle() -> None:
+        while not stop.is_set():
+            job = dice.choice(jobs)
+            try:
+                match dice.randrange(3):
+                    case 0:
+                        await operations.trigger(str(job.job_id))
+                        done["triggered"] += 1
+                    case 1:
+                        page = await operations.dead_letters(limit=5)
+                        if page.items:
+                            await operations.redrive(dice.choice(page.items).run_id)
+                            done["redriven"] += 1
+                    case 2:
+                        rows = await pool.query("select scheduled_at from duly.runs where job_id = $1", job.job_id)
+                        if rows:
+                            run_id = make_run_id(job.job_id, dice.choice(rows)["scheduled_at"])
+                            await operations.cancel_run(run_id)
+                            done["cancelled"] += 1
+            except (Conflict, NotFound):
+                done["refused"] += 1
+            await asyncio.sleep(dice.uniform(0, 0.01))
+
+    async def watch() -> None:
+        while not stop.is_set():
+            rows = await pool.query(
+                f"select job_id, count(*) as active, array_agg(scheduled_at || ' ' || where_it_is) as which from "
+                f"({UNFINISHED} where where_it_is <> 'waiting') active group by job_id having count(*) > 1"
+            )
+            assert not rows, f"seed {seed}: two at once: {rows[0]['which']}"
+            done["looks"] += 1
+            await asyncio.sleep(0.003)
+
+    fires_made: dict[UUID, int] = {}
+    async with asyncio.TaskGroup() as group:
+        for job in jobs:
+            group.create_task(fire(job))
+        for task in (work(), work(), work(), keep_up(), meddle(), meddle(), watch()):
+            group.create_task(task)
+        await asyncio.sleep(seconds)
+        stop.set()
+    print(f"{overlap}, seed {seed}: {dict(done)}")
+    assert min(done[what] for what in ("fired", "succeed", "retry", "bury", "rescued", "triggered", "redriven")) > 0
+    # The end: what is left is worked off by one after the other, and every occurrence has its one outcome.
+    await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
+    async with asyncio.timeout(30):
+        while await pool.query(UNFINISHED):
+            await maintenance.rescue(pool)
+            await maintenance.free_waiting(pool)
+            claim = await take(pool)
+            await runs.complete(pool, [succeeded(run) for run in claim.runs])
+    for job in jobs:
+        recorded = await count(pool, "history", "job_id = $1 and flags & 16 = 0", job.job_id)
+        assert recorded == fires_made[job.job_id]
