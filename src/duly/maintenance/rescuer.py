@@ -11,6 +11,8 @@ from duly.store.pool import Pool
 log = logging.getLogger("duly.maintenance")
 
 BATCH = 100
+# Between two looks when no worker holds anything. Still only seconds, because a worker may have a very short lease.
+IDLE_SECONDS = 2.5
 
 
 class Rescuer(LeaderService):
@@ -32,4 +34,6 @@ class Rescuer(LeaderService):
         if self._passes % 5 == 0:
             await maintenance.free_waiting(self._pool)
         self._passes += 1
-        return 0.0 if rescued.claims == BATCH else None
+        if rescued.claims == BATCH:
+            return 0.0
+        return None if rescued.held else IDLE_SECONDS

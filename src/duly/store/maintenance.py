@@ -17,6 +17,8 @@ class Rescued:
     claims: int = 0
     requeued: int = 0
     buried: int = 0
+    held: bool = True
+    """Whether workers hold anything at all: if not, nothing can expire before it has been claimed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,10 @@ async def rescue(store: Pool, *, limit: int = 100) -> Rescued:
     Two statements in one transaction on purpose: see `maintenance/expired.sql`.
     """
     # A claim that is not there needs no transaction: this is asked every second by an idle cluster.
-    if not await store.fetch("maintenance/any_expired"):
-        return Rescued()
+    look = await store.row("maintenance/any_expired")
+    assert look is not None
+    if not look["expired"]:
+        return Rescued(held=look["held"])
 
     async def take_back(within: Executor) -> tuple[Rescued, Sequence[UUID]]:
         expired = [row["claim_id"] for row in await within.fetch("maintenance/expired", limit)]
