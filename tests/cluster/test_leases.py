@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import subprocess
 import time
@@ -83,8 +84,6 @@ async def test_a_worker_stopped_for_two_leases_changes_nothing_when_it_goes_on_a
 
 
 async def _attempts(pool: Pool) -> list[dict[str, Any]]:
-    import json
-
     rows = await pool.query("select * from duly.attempts order by job_id, scheduled_at, attempt")
     return [dict(row) | {"error": json.loads(row["error"])} for row in rows]
 

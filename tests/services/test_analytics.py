@@ -10,6 +10,8 @@ import asyncio
 import os
 import time
 from dataclasses import dataclass
+from statistics import median
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -19,8 +21,11 @@ from duly.config import Settings
 from duly.model import JobRequest
 from duly.node import running_worker
 from duly.operations import Operations
+from duly.store import runs as store
 from duly.store.pool import Pool
-from support import count
+from duly.worker.claimer import Claimer
+from duly.worker.floors import LONGEST_PAUSE
+from support import count, put_now, take
 
 # Each query takes this long, and the next one begins when a third of it is over: at no moment is there none.
 QUERY_SECONDS = float(os.environ.get("DULY_TEST_ANALYTICS_SECONDS", "15"))
@@ -113,3 +118,59 @@ async def test_the_backlog_does_not_grow_beside_overlapping_analytics_queries(
     assert ended >= submitted - 2 * PER_SECOND
     last_half = [moment.waiting for moment in moments[len(moments) // 2 :]]
     assert sum(last_half) / len(last_half) <= PER_SECOND
+
+
+_GONE = """
+insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, state, queue)
+select lpad(to_hex(n), 32, '0')::uuid, now(), now() - (200000 - n) * interval '1 millisecond', now(), 0, 5, 'queued',
+    'default'
+from generate_series(1, 200000) n
+"""
+
+
+async def test_claims_begin_behind_what_is_gone_and_still_find_what_commits_late(pool: Pool) -> None:
+    """200,000 runs that were taken while a report holds its snapshot lie dead before the head of their lane."""
+    report = await asyncpg.connect(pool.url)
+    found: list[store.ClaimedRun] = []
+    claimer = Claimer(
+        pool, pool.clock, worker_id=uuid4(), queues=["default"], lease_seconds=60, poll_seconds=1, concurrency=100,
+        room=lambda: 100, started=lambda claim, _: found.extend(claim.runs),
+    )  # fmt: skip
+
+    async def looks(times: int) -> list[float]:
+        took = []
+        for _ in range(times):
+            started = time.perf_counter()
+            await claimer.run_once()
+            took.append(time.perf_counter() - started)
+        return took
+
+    try:
+        async with report.transaction(isolation="repeatable_read", readonly=True):
+            await report.fetchval("select count(*) from duly.runs")
+            await pool.query(_GONE)
+            await pool.query("delete from duly.runs")
+            whole = []
+            for _ in range(5):
+                started = time.perf_counter()
+                await take(pool)
+                whole.append(time.perf_counter() - started)
+            took = await looks(30)
+            print(f"the whole lane {median(whole) * 1000:.1f} ms, from its floor {median(took) * 1000:.1f} ms")
+            assert median(took) < median(whole) / 2
+
+            # One that was submitted in a transaction which took a minute to commit, and one of just now.
+            late, fresh = await put_now(pool, 2)
+            await pool.query(
+                "update duly.runs set run_at = run_at - interval '1 minute' where job_id = $1", late.job_id
+            )
+            await claimer.run_once()
+            assert fresh.job_id in {run.job_id for run in found}
+            began = time.monotonic()
+            while len(found) < 2:
+                await claimer.run_once()
+                await asyncio.sleep(0.02)
+                assert time.monotonic() - began < LONGEST_PAUSE + 5
+            assert late.job_id in {run.job_id for run in found}
+    finally:
+        await report.close()

@@ -16,7 +16,7 @@ import asyncpg
 from duly.bench.child import monotonic_us
 from duly.bench.server import connect
 from duly.clock import Clock
-from duly.model import DEFAULT_POLICY, DEFAULT_QUEUE, to_micros
+from duly.model import DEFAULT_POLICY, DEFAULT_QUEUE, from_micros, to_micros
 from duly.store import cluster, fires, stores
 from duly.store.pool import LARGE, Pool
 from duly.store.statements import statement
@@ -73,7 +73,7 @@ class RawWorker:
         claim = await connection.prepare(statement("runs/claim"))
         complete = await connection.prepare(statement("runs/complete"))
         while True:
-            rows = await claim.fetch(worker_id, _LEASE_SECONDS, CLAIM, *_LANES)
+            rows = await claim.fetch(worker_id, _LEASE_SECONDS, CLAIM, *_LANES, [None] * len(_LANES[0]))
             claim_id, count = rows[0]["claim_id"], len(rows) - 1
             if claim_id is None:
                 if self._bell is None:
@@ -111,9 +111,11 @@ class RawFirer:
         )
         self._epochs = await cluster.acquire(self._pool, node_id=node_id, shards=shards, epochs=[0] * len(shards))
         horizon = self._pool.clock.now() + _HORIZON
-        for shard in shards:
-            page = await fires.load(self._pool, shard=shard, horizon=horizon, after=None, page=10_000_000)
-            self._entries += [(due, shard, job_id) for job_id, due in page]
+        slices = [fires.Slice(shard, fires.LONG_AGO, horizon) for shard in shards]
+        for page in await fires.load(self._pool, slices=slices, page=10_000_000):
+            for place, due_us in enumerate(page.dues_us):
+                job_id = UUID(bytes=page.job_ids[16 * place : 16 * place + 16])
+                self._entries.append((from_micros(due_us), page.shard, job_id))
         self._entries.sort()
 
     async def fire(self) -> None:
