@@ -23,6 +23,8 @@ DulyError
 
 from __future__ import annotations
 
+_LONGEST = 10 * 365 * 86400
+
 
 class DulyError(Exception):
     """Base of everything Duly raises on purpose. Its text is one sentence that a user can act on."""
@@ -104,13 +106,20 @@ class RetryAfter(HandlerSignal):
     """The handler failed and knows when to try again. Counts as an attempt."""
 
     def __init__(self, seconds: float, message: str = "") -> None:
+        self.seconds = _duration(seconds)
         super().__init__(message or f"retry after {seconds:g} s")
-        self.seconds = float(seconds)
 
 
 class Snooze(HandlerSignal):
     """Not now: run again after `seconds`. Does not count as an attempt."""
 
     def __init__(self, seconds: float, message: str = "") -> None:
+        self.seconds = _duration(seconds)
         super().__init__(message or f"snoozed for {seconds:g} s")
-        self.seconds = float(seconds)
+
+
+def _duration(seconds: float) -> float:
+    """A delay that somebody can wait for."""
+    if not 0 <= seconds <= _LONGEST:
+        raise ValueError(f"seconds must be 0 to {_LONGEST}, not {seconds!r}")
+    return float(seconds)

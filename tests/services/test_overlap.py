@@ -139,6 +139,8 @@ class History:
             "update duly.claims set lease_until = duly.now() - interval '1 second' where claim_id = $1", run.claim_id
         )
         await maintenance.rescue(self.pool)
+        # They come back a little apart from each other; here nobody waits.
+        await self.pool.query("update duly.runs set run_at = least(run_at, duly.now()) where state = 'queued'")
         self.log.append(f"rescue {[one.scheduled_at.second for one in (run, *lost)]}")
 
     async def wake_zombie(self) -> None:

@@ -5,7 +5,7 @@ with clock as materialized (
     select duly.now() as now
 ),
 run as materialized (
-    select c.claim_id, c.worker_id, c.claimed_at, one.*,
+    select c.claim_id, c.worker_id, c.claimed_at, one.*, count(*) over (partition by c.claim_id) as lost_together,
         j.shard, j.priority, j.queue, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref, j.status,
         coalesce((j.policy ->> 'max_retries')::int, $2) as max_retries,
         jsonb_build_object('type', 'LeaseLost', 'message', format(
@@ -31,7 +31,12 @@ tried as (
 queued as (
     insert into duly.runs
         (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
-    select job_id, scheduled_at, clock.now, fired_at, epoch, shard, priority, attempt, flags, 'queued', queue
+    select job_id, scheduled_at,
+        -- One of them may be what killed the worker. If they came back together they would meet it together again, until
+        -- all had used up their attempts.
+        clock.now + case when lost_together > 1
+            then random() * least(30, 2 * power(4, attempt - 1)) * interval '1 second' else interval '0' end,
+        fired_at, epoch, shard, priority, attempt, flags, 'queued', queue
     from run cross join clock
     where attempt <= max_retries and status <> 'cancelled'
     on conflict do nothing
