@@ -59,7 +59,8 @@ class Claim:
     emptied_to: datetime
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, unlike all other values: that would double the cost of making one, and one is made for every run.
+@dataclass(slots=True)
 class Succeeded:
     run: ClaimedRun
     started_us: int
@@ -70,7 +71,7 @@ class Succeeded:
     """An idempotency key of the job's own, to be remembered in the ledger."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Recorded(Succeeded):
     """It succeeded, and the handler's own transaction has written that already."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
@@ -14,10 +13,11 @@ from uuid import UUID
 
 from duly.clock import Clock
 from duly.errors import Permanent, Snooze, StoreUnavailable, Unable
-from duly.model import DEFAULT_KEY_TEMPLATE, to_micros
+from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, to_micros
 from duly.states import RunFlag
 from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
 from duly.worker.context import Context, Host, key_of
+from duly.worker.drivers import Drivers
 from duly.worker.errors import error_text, exception_text, result_text
 from duly.worker.retry import next_attempt_in
 from duly.worker.targets import Isolated, Target
@@ -50,7 +50,7 @@ class Stop(Enum):
 
 
 class _Running:
-    __slots__ = ("abandoned", "context", "run", "started_us", "stop", "task")
+    __slots__ = ("abandoned", "context", "deadline", "run", "started_us", "stop", "task")
 
     def __init__(self, run: ClaimedRun) -> None:
         self.run = run
@@ -58,11 +58,12 @@ class _Running:
         self.started_us: int | None = None
         self.stop: Stop | None = None
         self.abandoned = False
-        self.task: asyncio.Task[None]
+        self.deadline = float("inf")
+        self.task: asyncio.Task[None] | None = None
 
 
 class Executor:
-    """Starts a task per run and reports exactly one outcome for each; None for a run whose lease is lost."""
+    """Executes runs side by side and reports exactly one outcome for each; None for a run whose lease is lost."""
 
     def __init__(
         self,
@@ -84,9 +85,9 @@ class Executor:
         self._clock = clock
         self._report = report
         self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="duly-handler")
-        self._running: dict[tuple[UUID, int], _Running] = {}
-        # Per timeout length, in order of starting and so of ending.
-        self._deadlines: dict[float, deque[tuple[float, _Running]]] = {}
+        # All that were started and have not been reported, whether their handler has begun or not.
+        self._running: set[_Running] = set()
+        self._drivers = Drivers(self._take_turn)
         self._watch: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -94,19 +95,23 @@ class Executor:
 
     def start(self, run: ClaimedRun) -> None:
         running = _Running(run)
-        self._running[run.claim_id, run.ordinal] = running
-        running.task = asyncio.create_task(self._execute(running))
+        self._running.add(running)
+        self._drivers.add(running)
+        if self._watch is None:
+            self._watch = asyncio.get_running_loop().call_later(_WATCH_SECONDS, self._check_deadlines)
 
     def stop_run(self, claim_id: UUID, ordinal: int, why: Stop) -> None:
-        if (running := self._running.get((claim_id, ordinal))) is not None:
-            self._stop(running, why)
+        for running in list(self._running):
+            if running.run.ordinal == ordinal and running.run.claim_id == claim_id:
+                self._stop(running, why)
 
     def stop_claim(self, claim_id: UUID, why: Stop) -> None:
-        for running in [running for key, running in self._running.items() if key[0] == claim_id]:
-            self._stop(running, why)
+        for running in list(self._running):
+            if running.run.claim_id == claim_id:
+                self._stop(running, why)
 
     def stop_all(self, why: Stop) -> None:
-        for running in list(self._running.values()):
+        for running in list(self._running):
             self._stop(running, why)
 
     def close(self) -> None:
@@ -120,14 +125,22 @@ class Executor:
             running.stop = why
             if running.context is not None:
                 running.context._cancel()
-            running.task.cancel()
+            if running.task is not None:  # else it stands in line, and finds this when its turn comes
+                running.task.cancel()
             asyncio.get_running_loop().call_later(ABANDON_SECONDS, self._abandon, running)
 
     def _abandon(self, running: _Running) -> None:
         run = running.run
-        if self._running.get((run.claim_id, run.ordinal)) is running:
+        if running in self._running:
             log.warning("run of %s was told to stop (%s) and goes on: it is given up", run.name, running.stop)
             running.abandoned = True
+            self._end(running, self._stopped(running, asyncio.CancelledError()))
+
+    async def _take_turn(self, running: _Running) -> None:
+        if running.stop is None:
+            await self._execute(running)
+        elif not running.abandoned:
+            # It was told to stop while it stood in line.
             self._end(running, self._stopped(running, asyncio.CancelledError()))
 
     async def _execute(self, running: _Running) -> None:
@@ -161,7 +174,7 @@ class Executor:
 
     def _end(self, running: _Running, outcome: Outcome | None) -> None:
         run = running.run
-        del self._running[run.claim_id, run.ordinal]
+        self._running.discard(running)
         if run.policy_text is not None:
             outcome = self._with_key(running, outcome)
         if (context := running.context) is not None and context._recorded:
@@ -183,7 +196,8 @@ class Executor:
             if target is None:
                 raise Unable(f"this worker does not call {run.handler} targets")
         running.context = context = Context(run, self._host, started_us)
-        self._watch_deadline(running, run.policy.timeout_seconds)
+        policy = DEFAULT_POLICY if run.policy_text is None else run.policy
+        running.deadline = asyncio.get_running_loop().time() + policy.timeout_seconds
         if self._ledger is not None and run.policy_text is not None and _has_own_key(run):
             await self._check_ledger(run)
         if target is not None:
@@ -253,23 +267,13 @@ class Executor:
                 # The handler cancelled itself.
                 return self._failed(running, error)
 
-    def _watch_deadline(self, running: _Running, timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        self._deadlines.setdefault(timeout, deque()).append((loop.time() + timeout, running))
-        if self._watch is None:
-            self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines)
-
     def _check_deadlines(self) -> None:
+        """One timer looks after all running handlers."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for timeout, line in list(self._deadlines.items()):
-            while line and (line[0][0] <= now or line[0][1].task.done()):
-                _, running = line.popleft()
-                if not running.task.done():
-                    self._stop(running, Stop.TIMEOUT)
-            if not line:
-                del self._deadlines[timeout]
-        self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines) if self._deadlines else None
+        for running in [running for running in self._running if running.deadline <= now]:
+            self._stop(running, Stop.TIMEOUT)
+        self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines) if self._running else None
 
 
 class _AlreadyDone(Exception):
