@@ -19,7 +19,8 @@ demo: $(VENV)/.ready ## run Duly with its dashboard and a few sample jobs
 
 test: check ## check everything and run all tests
 	@./scripts/test-services
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile -m "not alone"
+	$(BIN)/pytest -m alone
 
 check: $(VENV)/.ready ## format, lint, types, import direction
 	$(BIN)/ruff format --check .

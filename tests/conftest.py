@@ -104,6 +104,24 @@ async def operations(pool: Pool, settings: Settings) -> Operations:
     return await Operations.open(pool, settings)
 
 
+# What measures time, or keeps both cores busy with processes of its own, must not have others beside it.
+_ALONE = (
+    "cluster/",
+    "services/test_analytics.py",
+    "store/test_claim_depth.py",
+    "unit/test_planner_speed.py",
+    "unit/timing/test_speed.py",
+    "unit/timing/test_wheel.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(here).as_posix().startswith(_ALONE):
+            item.add_marker("alone")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """What was skipped was not tested: in CI that is a failure."""

@@ -1,4 +1,4 @@
-"""Real servers for tests: etcd and ZooKeeper, each in a folder and on a port of its own.
+"""Real servers for tests: etcd, ZooKeeper and PgBouncer, each in a folder and on a port of its own.
 
 They can be killed, stopped (SIGSTOP) and started again with what they had on disk. `Wire` is a plain TCP forwarder, so
 that one node alone loses its way to a server.
@@ -17,9 +17,12 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+# Debian keeps servers where not every account's path leads.
+_PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
 _ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")
 
 
@@ -134,6 +137,53 @@ class ZooKeeperServer(RegistryServer):
         options = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return ["java", *options, "-cp", str(_ZOOKEEPER_JAR), main, str(settings)]
+
+
+class PgBouncerServer(RegistryServer):
+    """A pooler in transaction mode before a PostgreSQL, with few connections to it for many clients."""
+
+    scheme = "pgbouncer"
+
+    def __init__(self, database_url: str, *, pool_size: int = 4) -> None:
+        super().__init__()
+        parts = urlsplit(database_url)
+        options = parse_qs(parts.query)
+        self._user = parts.username or "duly"
+        self._database = parts.path.lstrip("/")
+        self._host = options["host"][0] if "host" in options else parts.hostname or "127.0.0.1"
+        self._port = options["port"][0] if "port" in options else str(parts.port or 5432)
+        self._pool_size = pool_size
+
+    @classmethod
+    def missing(cls) -> str | None:
+        there = shutil.which("pgbouncer", path=_PATH)
+        return None if there else "PgBouncer is not installed: run scripts/test-services as root"
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://{self._user}@127.0.0.1:{self.port}/{self._database}"
+
+    @property
+    def console_url(self) -> str:
+        """PgBouncer's own database: `show pools` and the like, in the simple protocol only."""
+        return f"postgresql://{self._user}@127.0.0.1:{self.port}/pgbouncer"
+
+    def _command(self) -> list[str]:
+        settings = self.folder / "pgbouncer.ini"
+        settings.write_text(
+            f"[databases]\n* = host={self._host} port={self._port} user={self._user}\n"
+            f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
+            f"admin_users = {self._user}\npool_mode = transaction\ndefault_pool_size = {self._pool_size}\n"
+            "max_client_conn = 500\nserver_reset_query =\n"
+        )
+        program = str(shutil.which("pgbouncer", path=_PATH))
+        if os.getuid() != 0:
+            return [program, str(settings)]
+        # It refuses to be root, and only the server's own account may pass to the socket of an embedded PostgreSQL.
+        self.folder.chmod(0o755)
+        owner = os.stat(self._host) if self._host.startswith("/") else None
+        account = [f"--reuid={owner.st_uid if owner else 65534}", f"--regid={owner.st_gid if owner else 65534}"]
+        return ["setpriv", *account, "--clear-groups", program, str(settings)]
 
 
 SERVERS: dict[str, type[RegistryServer]] = {"etcd": EtcdServer, "zookeeper": ZooKeeperServer}

@@ -18,11 +18,14 @@ from uuid import uuid4
 from duly.cluster.coordinator import Term
 from duly.cluster.making import make_coordinator
 from duly.config import Settings
+from duly.maintenance.guardian import Guardian
 from duly.maintenance.leader import LeaderService
+from duly.maintenance.newcomers import Newcomers
 from duly.maintenance.partitions import Partitions
 from duly.maintenance.rescuer import Rescuer
 from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
+from duly.operations.adopting import plan_newcomer
 from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
 from duly.scheduler.governor import Governor
@@ -88,18 +91,22 @@ class SchedulerNode:
             changed=self.firer.wake,
             standing=self.firer.standing,
         )
+        self.notifier = make_notifier(pool, settings)
+        newcomers = Newcomers(pool, plan=lambda job: plan_newcomer(job, settings), told=self.notifier is not None)
         self.upkeep: list[LeaderService] = [
             Rescuer(pool),
             Partitions(pool),
             Unparker(pool),
             Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
+            Guardian(pool),
+            newcomers,
         ]
         self.coordinator = make_coordinator(
             self, pool, settings, node_id=self.node_id, name=node_name(), version=duly_version()
         )
-        self.notifier = make_notifier(pool, settings)
         if self.notifier is not None:
             self.notifier.listen("duly_due", self.loader.heard)
+            self.notifier.listen("duly_submitted", lambda _: newcomers.wake())
             self.notifier.listen("duly_shards", lambda _: self.coordinator.wake())
         self._services: list[Service] = [*self.upkeep, self.firer, self.catching_up, self.loader, self.coordinator]
         if self.notifier is not None:

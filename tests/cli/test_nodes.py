@@ -117,6 +117,38 @@ def test_a_scheduler_fires_what_is_due_and_leaves_its_shards_when_it_stops(duly:
     assert {shard["alive"] for shard in duly("status", "--json").document["shards"]} == {False}
 
 
+def test_status_shows_who_leads_what_by_which_coordinator_who_works_and_how_late_firing_is(
+    duly: Run, start: Start
+) -> None:
+    # Due, and nobody there to fire it.
+    submit(duly, "greet", "--schedule", "2020-01-01T00:00:00Z")
+    before = duly("status", "--json").document
+    assert before["counts"]["overdue"] == 1
+    assert before["lag_seconds"] > 365 * 86400
+    assert re.search(r"1 overdue, the oldest by \d+", duly("status").out)
+    worker = start("worker", *APP, "--queue", "slow", "--concurrency", "3")
+    worker.wait_for("is running")
+    scheduler = start("scheduler")
+    scheduler.wait_for("leading 64 of 64 shards")
+    submit(duly, "slow", "--queue", "slow", "--payload", '{"seconds": 30}')
+    worker.wait_for("slow began")
+    deadline = time.monotonic() + PATIENCE
+    while (found := duly("status", "--json").document)["counts"]["overdue"]:
+        assert time.monotonic() < deadline
+    assert found["lag_seconds"] == 0
+    nodes = {node["kind"]: node for node in found["nodes"]}
+    assert (nodes["scheduler"]["info"]["coordinator"], nodes["scheduler"]["shards"]) == ("postgres", 64)
+    assert (nodes["worker"]["info"]["queues"], nodes["worker"]["info"]["concurrency"]) == (["slow"], 3)
+    assert nodes["worker"]["held"] == 1
+    assert {(shard["node"], shard["alive"]) for shard in found["shards"]} == {(nodes["scheduler"]["name"], True)}
+    assert all(shard["epoch"] >= 1 for shard in found["shards"])
+    shown = duly("status", "--shards").out
+    assert re.search(r"scheduler .* alive +64 +\d.* postgres ", shown)
+    assert re.search(r"worker .* alive +1 of 3 +slow ", shown)
+    assert len(re.findall(r"^ *\d+ +\d+ +\S+ +alive ", shown, re.MULTILINE)) == 64
+    assert "0 overdue" in shown
+
+
 def test_a_flag_chooses_the_store_for_the_app_as_well(
     duly: Run, start: Start, project: Path, environment: dict[str, str]
 ) -> None:

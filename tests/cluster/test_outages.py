@@ -106,6 +106,12 @@ async def test_workers_survive_restarts_and_crashes_of_the_database_and_lose_not
     try:
         async with store_at(database.url) as (pool, operations):
             processes = [spawn("scheduler"), *(spawn("worker", "--concurrency", "50") for _ in range(2))]
+
+            # One that is only starting when the database goes away says so and ends: that is another promise.
+            async def all_there() -> bool:
+                return await count(pool, "nodes") == 3
+
+            await eventually(all_there, seconds=60)
             for turn, how in enumerate(("fast", "immediate", "one backend")):
                 await submit(operations, batch, seconds=0.02)
                 await until_recorded(pool, turn * batch + 300)

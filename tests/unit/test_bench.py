@@ -142,6 +142,7 @@ async def test_a_count_that_is_wrong_is_a_failure(outcome: Outcome, monkeypatch:
     "options",
     [
         {"only": ["nap"]},
+        {"jobs": 0},
         {"rounds": 0},
         {"scale": 0.0},
         {"scale": float("nan")},
@@ -173,3 +174,15 @@ def test_a_small_bench_from_end_to_end(tmp_path: Path, capfd: pytest.CaptureFixt
     assert "drain, 1 process" in told.out
     assert "drain: round 1 of 1, raw SQL in 2 processes" in told.err
     assert not (tmp_path / "home" / "postgres" / "data" / "postmaster.pid").exists()
+
+
+def test_what_registered_jobs_cost_is_measured(tmp_path: Path) -> None:
+    results = tmp_path / "results.json"
+    code = run_bench(
+        only=["registered"], rounds=1, scale=0.01, json_path=results, database_url=None, home=None, jobs=5_000
+    )
+    assert code == 0
+    figures = {figure["what"]: figure["duly"] for figure in json.loads(results.read_text())["figures"]}
+    assert 0 < figures["start to first fire, 5,000 jobs"] < 60
+    assert figures["fired of 500 due at once, 1,000 jobs"] > 0
+    assert 10 < figures["scheduler's memory, 5,000 jobs"] < 400

@@ -15,6 +15,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}")
     parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="more or less work than usual (default 1)")
+    parser.add_argument("--jobs", type=int, help="how many jobs `registered` registers (default 1,000,000)")
     parser.add_argument("--json", type=Path, default=Path(DEFAULT_JSON), metavar="PATH", help="where results go")
     parser.add_argument("--database-url", help="a PostgreSQL to measure on; default: an embedded one")
     parser.add_argument("--home", type=Path, help="home of the embedded PostgreSQL; default: a temporary one")
@@ -34,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
         home=options.home,
         quiet=options.quiet,
         profile=options.profile,
+        jobs=options.jobs,
     )
 
 

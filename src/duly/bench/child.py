@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -21,6 +22,12 @@ _LOOK_SECONDS = 0.005
 def monotonic_us() -> int:
     """Comparable between the processes of one machine."""
     return time.monotonic_ns() // 1000
+
+
+def _memory() -> int:
+    """Bytes that this process holds in memory, at its most."""
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else most * 1024
 
 
 class Parent:
@@ -59,7 +66,7 @@ class Parent:
             teller.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await teller
-            self.tell(cpu_us=(time.process_time_ns() - before_ns) // 1000)
+            self.tell(cpu_us=(time.process_time_ns() - before_ns) // 1000, memory=_memory())
 
     async def _tell_counts(self, count: Callable[[], int]) -> None:
         last = 0

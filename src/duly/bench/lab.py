@@ -28,6 +28,8 @@ class Lab:
     scale: float
     say: Callable[[str], None]
     profile: Path | None = None
+    registered: int | None = None
+    """How many jobs the `registered` measurement registers; None: by the scale."""
 
     def scaled(self, count: int, *, least: int = 1) -> int:
         return max(least, round(count * self.scale))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from duly.bench import drain, hot_second, lag, latency, planning, submit
+from duly.bench import api, drain, hot_second, lag, latency, planning, registered, submit
 from duly.bench.figures import Figure
 from duly.bench.lab import Lab, Measure
 from duly.bench.processes import BenchFailed
@@ -27,6 +27,8 @@ MEASURES: Mapping[str, Measure] = {
     "lag": lag.measure,
     "hot-second": hot_second.measure,
     "planning": planning.measure,
+    "api": api.measure,
+    "registered": registered.measure,
 }
 NAMES = tuple(MEASURES)
 DEFAULT_JSON = "bench-results.json"
@@ -45,6 +47,7 @@ def run_bench(
     home: Path | None,
     quiet: bool = False,
     profile: Path | None = None,
+    jobs: int | None = None,
 ) -> int:
     """Measure, print a table, write JSON. 0 if every count was right, else 1; a slow figure only shows as such."""
     names = _chosen(only)
@@ -52,6 +55,8 @@ def run_bench(
         raise InvalidInput("rounds", "must be at least 1")
     if not 0 < scale <= 1000:
         raise InvalidInput("scale", "must be more than 0 and at most 1000")
+    if jobs is not None and not 1 <= jobs <= 1_000_000_000:
+        raise InvalidInput("jobs", "must be between 1 and 1,000,000,000")
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise InvalidInput("json", f"cannot be written: there is no folder {json_path.parent}")
     told = Console(stderr=True, quiet=quiet)
@@ -61,7 +66,7 @@ def run_bench(
         failures: list[str] = []
         async with running_server(database_url, home) as server:
             facts = await server.facts()
-            lab = Lab(server, rounds, scale, lambda text: told.print(text, style="dim", highlight=False), profile)
+            lab = Lab(server, rounds, scale, lambda text: told.print(text, style="dim", highlight=False), profile, jobs)
             for name in names:
                 try:
                     figures += await MEASURES[name](lab)

@@ -32,10 +32,15 @@ class Process:
         self.count = 0
         self.counted_at_us = 0
         self.cpu_us = 0
+        self.memory = 0
         self.stamps: list[tuple[int, int]] = []
         self._process = process
         self._ready = asyncio.Event()
         self._reader = asyncio.create_task(self._read())
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     async def ready(self) -> None:
         waiting = asyncio.create_task(self._ready.wait())
@@ -84,6 +89,8 @@ class Process:
                 self.count, self.counted_at_us = told["count"], told["at_us"]
             if "cpu_us" in told:
                 self.cpu_us = told["cpu_us"]
+            if "memory" in told:
+                self.memory = told["memory"]
             if "stamps" in told:
                 self.stamps = [(mark, at_us) for mark, at_us in told["stamps"]]
             if "ready" in told:

@@ -11,7 +11,7 @@ from rich.table import Table
 from duly.bench.figures import Bar, Figure
 
 _MARKS = {"goal": "[green]yes[/]", "bar": "[yellow]bar only[/]", "below": "[red]no[/]", "": ""}
-_SUFFIX = {"/s": "/s", "µs": " µs", "ms": " ms", "s": " s", "×": " ×"}
+_SUFFIX = {"/s": "/s", "µs": " µs", "ms": " ms", "s": " s", "×": " ×", "MB": " MB"}
 
 
 def shown(value: float | None, unit: str) -> str:

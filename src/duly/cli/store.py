@@ -10,12 +10,13 @@ from uuid import UUID
 
 import typer
 
-from duly.cli.output import away, print_json, print_table
+from duly.cli.output import away, print_json, print_table, span
 from duly.cli.session import session_of, with_operations
 
 if TYPE_CHECKING:
+    from duly.cli.backend import Backend
     from duly.config import Settings
-    from duly.operations import ClusterStatus, Operations
+    from duly.operations import ClusterStatus
     from duly.store.cluster import NodeStatus
     from duly.store.migrate import Migration
 
@@ -63,11 +64,12 @@ async def _migrate(settings: Settings, *, dry_run: bool) -> list[Migration]:
 def status(
     context: typer.Context,
     everyone: Annotated[bool, typer.Option("--all", help="Also nodes that stopped within the last hour.")] = False,
+    shards: Annotated[bool, typer.Option("--shards", help="Also who leads which shard, and since when.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Nodes, shards and counts as a JSON document.")] = False,
 ) -> None:
-    """Show the cluster: schedulers with their shards, workers, what waits and what is overdue."""
+    """Show the cluster: schedulers with their shards, workers with their runs, what waits and how late firing is."""
 
-    async def look(operations: Operations) -> tuple[ClusterStatus, datetime]:
+    async def look(operations: Backend) -> tuple[ClusterStatus, datetime]:
         return await operations.status(), operations.now()
 
     found, now = with_operations(context, look)
@@ -78,7 +80,7 @@ def status(
     if nodes:
         epochs = _epochs(found)
         print_table(
-            ("KIND", "NAME", "STATE", "SHARDS", "EPOCHS", "RUNNING", "QUEUES", "STARTED"),
+            ("KIND", "NAME", "STATE", "SHARDS", "EPOCHS", "COORDINATOR", "RUNNING", "QUEUES", "STARTED"),
             [
                 (
                     node.kind,
@@ -86,7 +88,8 @@ def status(
                     _state(node),
                     str(node.shards) if node.kind == "scheduler" else "",
                     epochs.get(node.node_id, ""),
-                    str(node.held) if node.kind == "worker" else "",
+                    str(node.info.get("coordinator", "")),
+                    _running(node),
                     ", ".join(node.info.get("queues", ())),
                     away(node.started_at, now),
                 )
@@ -97,6 +100,21 @@ def status(
     else:
         typer.echo("no scheduler and no worker is running; start them with: duly up")
     typer.echo()
+    if shards:
+        print_table(
+            ("SHARD", "EPOCH", "LEADER", "STATE", "SINCE"),
+            [
+                (
+                    str(shard.shard),
+                    str(shard.epoch),
+                    shard.node or "",
+                    "alive" if shard.alive else "lost" if shard.node else "nobody",
+                    away(shard.since, now),
+                )
+                for shard in found.shards
+            ],
+        )
+        typer.echo()
     led = sum(shard.alive for shard in found.shards)
     typer.echo(f"shards   {led} of {len(found.shards)} led by a live scheduler")
     counts = found.counts
@@ -104,7 +122,7 @@ def status(
         f"runs     {counts.queued} queued, {counts.running} running, {counts.retrying} retrying, "
         f"{counts.waiting} waiting; {counts.dead_letters} in the dead letters"
     )
-    oldest = f", the oldest was due {away(counts.oldest_overdue_at, now)}" if counts.oldest_overdue_at else ""
+    oldest = f", the oldest by {span(found.lag_seconds)}" if counts.oldest_overdue_at else ""
     # The number is PostgreSQL's estimate, which a young store does not have yet.
     about = f"about {counts.jobs}, " if counts.jobs else ""
     typer.echo(f"jobs     {about}{counts.overdue} overdue{oldest}")
@@ -115,6 +133,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
         "nodes": [_plain(asdict(node)) for node in status.nodes],
         "shards": [_plain(asdict(shard)) for shard in status.shards],
         "counts": _plain(asdict(status.counts)),
+        "lag_seconds": status.lag_seconds,
     }
 
 
@@ -133,6 +152,14 @@ def _state(node: NodeStatus) -> str:
     if node.alive:
         return "alive"
     return "stopped" if node.stopped_at is not None else "lost"
+
+
+def _running(node: NodeStatus) -> str:
+    """How many runs a worker holds, and how many it would hold at most."""
+    if node.kind != "worker":
+        return ""
+    most = node.info.get("concurrency")
+    return str(node.held) if most is None else f"{node.held} of {most}"
 
 
 def _epochs(status: ClusterStatus) -> dict[UUID, str]:

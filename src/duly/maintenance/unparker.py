@@ -42,7 +42,7 @@ class Unparker(LeaderService):
             for job in page:
                 if job.ours and job.timezone not in missing:
                     try:
-                        able.append((job, _next_run_at(job, now)))
+                        able.append((job, resumed_at(job, now)))
                     except InvalidInput as error:
                         if error.field == "timezone":
                             missing.add(job.timezone)
@@ -56,7 +56,8 @@ class Unparker(LeaderService):
         return None
 
 
-def _next_run_at(job: Parked, now: datetime) -> datetime | None:
+def resumed_at(job: Parked, now: datetime) -> datetime | None:
+    """When a job that stood still goes on: at its next future occurrence; a one-off that never fired, now."""
     timetable = make_timetable(
         kind=job.kind,
         schedule=job.schedule,

@@ -20,7 +20,7 @@ from duly.store.changes import Change
 from duly.timing import Occurrence, Timetable, load_zone, make_timetable
 
 _STOPS = ("paused", "parked", "cancelled")
-_STARTS = ("resumed", "unparked")
+_STARTS = ("resumed", "unparked", "repaired")
 _MICROSECOND = timedelta(microseconds=1)
 _BEGINNING, _END = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 

@@ -26,6 +26,8 @@ class ClusterStatus:
     nodes: list[cluster.NodeStatus]
     shards: list[cluster.ShardStatus]
     counts: stores.Counts
+    lag_seconds: float = 0.0
+    """How late the oldest job is that is due and has not fired; 0 when none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,13 @@ class Looking(Base):
         return found
 
     async def status(self) -> ClusterStatus:
+        """Who is there, who leads which shard under which epoch, what waits, and how late firing is."""
         nodes, shards, counts = await asyncio.gather(
             cluster.node_statuses(self._pool), cluster.shard_statuses(self._pool), stores.counts(self._pool)
         )
-        return ClusterStatus(nodes, shards, counts)
+        oldest = counts.oldest_overdue_at
+        lag = 0.0 if oldest is None else max(0.0, (self.now() - oldest).total_seconds())
+        return ClusterStatus(nodes, shards, counts, lag)
 
     async def ready(self) -> bool:
         """Whether the store answers."""

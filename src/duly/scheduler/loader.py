@@ -1,87 +1,229 @@
-"""Reads the near future of this node's shards from the store: at the start of a term, and again every minute.
+"""Keeps the near future of this node's shards in memory, at a cost that follows what falls due and not what is held.
 
-Notifications keep it current in between. One that is lost costs at most until the next re-read.
+With ten million jobs and 2,800 fires a second the horizon holds 1.7 million entries. They are read once, when a term
+begins. After that an entry comes in by one of four ways:
+
+1. The node's own fires: whoever moves a job knows where to.
+2. Announcements (`NOTIFY duly_due`) of what was submitted, changed or resumed. Few jobs are named one by one; a bulk
+   submit names the range of its ids, which ascend with the time they were made, and that range of the primary key is
+   read; more than that is `*`, and is found by the next two.
+3. The horizon moves on: only the slice between its old and its new end is read. Every occurrence is read once this way.
+4. The re-read, for what an announcement lost: everything due before now + two intervals, again. So each entry is read
+   again twice before its time, whenever it was lost, and one such look may fail without anything being late. A job
+   whose announcement was lost less than an interval before its time fires at the next look. What lies further ahead
+   need not be read again: its turn comes. What is known is not held twice: a look only adds what was missing.
+
+So an interval's work is (3 × what falls due in an interval) rows read from an index range, in bytes that Python never
+takes apart unless a slot of the wheel holds something already. An index of jobs by the time of their last change would
+find lost announcements with less reading, but every fire would have to write to it.
+
+A term is rebuilt, never merged: what was known of a shard is dropped when a new term begins, and read in pages, all
+shards side by side, soonest first, so that firing begins with the first page. What is long overdue (after an outage:
+perhaps everything) is read beside what is coming, not before it.
+
+An entry that is no longer true (its job was moved, paused, cancelled) stays until its time comes, and costs one probe.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable
+from datetime import datetime, timedelta
 from uuid import UUID
 
 from duly.model import from_micros, to_micros
 from duly.scheduler.near_future import NearFuture
 from duly.service import Service
 from duly.store import fires
+from duly.store.fires import LONG_AGO, Slice
 from duly.store.pool import Pool
 
 log = logging.getLogger("duly.scheduler")
 
-PAGE = 10_000
+# Entries per statement over all shards: a few milliseconds of the event loop, so that fires beside it stay on time.
+PAGE = 8_000
+# And of one shard: enough to be worth a statement, few enough that the planner walks the index to them.
+SHARD_PAGE = 1_000
+# Slices per statement: both of each of 64 shards.
+TOGETHER = 128
+# A range of ids with more pages than this is no bulk submit of this moment.
+_RANGE_PAGES = 25
+_RANGES = 50
+# Overdue jobs of a shard with so many standing in line are not read again: they would be the same ones.
+_LONG_LINE = 1_000
+# What is later than this when a term begins is read beside what is coming, not before it.
+_OVERDUE = timedelta(seconds=10)
+
+
+def _nobody_stands(_shard: int) -> int:
+    return 0
 
 
 class Loader(Service):
-    def __init__(self, pool: Pool, future: NearFuture, *, interval: float, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        future: NearFuture,
+        *,
+        interval: float,
+        changed: Callable[[], None],
+        standing: Callable[[int], int] = _nobody_stands,
+    ) -> None:
+        """`standing`: how many jobs of a shard have been taken from the near future and wait to be fired."""
         super().__init__()
         self._pool = pool
         self._future = future
         self._changed = changed
+        self._standing = standing
         self._shards: set[int] = set()
+        # Up to where each shard was read.
+        self._until: dict[int, datetime] = {}
         self._fresh: set[int] = set()
-        self.interval = interval
+        self._ranges: set[tuple[UUID, UUID]] = set()
+        self._asked = False
+        # The horizon must not be used up before it moves on, however rarely somebody wants a re-read.
+        self.interval = min(interval, future.horizon_us / 4e6)
+        self._next_look = time.monotonic() + self.interval
+        self._reach = timedelta(seconds=2 * self.interval)
 
     def lead(self, shard: int) -> None:
-        """A term began: its shard is loaded at once."""
+        """A term began: its shard is loaded at once, from nothing."""
         self._shards.add(shard)
+        self._until.pop(shard, None)
         self._fresh.add(shard)
         self._future.lead(shard)
         self.wake()
 
     def drop(self, shard: int) -> None:
         self._shards.discard(shard)
+        self._until.pop(shard, None)
         self._fresh.discard(shard)
         self._future.drop(shard)
 
-    def heard(self, payload: str | None) -> None:
-        """A notification: `shard:job_id:due_us`, several of them, or `*` for more than could be named."""
-        if payload is None or payload == "*":
-            self._fresh |= self._shards
+    def doubt(self, shard: int) -> None:
+        """An answer was lost: jobs of this shard may have been moved by ourselves, and nobody announces where to."""
+        if shard in self._shards:
+            self._fresh.add(shard)
             self.wake()
+
+    def heard(self, payload: str | None) -> None:
+        """A notification: `shard:job_id:due_us` (several by commas), `*:first_id:last_id`, or `*` for anything."""
+        if payload is None or payload == "*":
+            self._look_now()
             return
         for entry in payload.split(","):
             try:
-                shard, job_id, due_us = entry.split(":")
-                self._future.add(int(shard), UUID(job_id), int(due_us))
+                shard, job_id, due = entry.split(":")
+                if shard == "*":
+                    self._heard_range(UUID(job_id), UUID(due))
+                else:
+                    self._future.add(int(shard), UUID(job_id), int(due))
             except ValueError:
                 log.warning("a notification could not be read: %r", entry[:100])
-                self._fresh |= self._shards
-                self.wake()
+                self._look_now()
         self._changed()
+
+    def _heard_range(self, first: UUID, last: UUID) -> None:
+        if not self._shards:
+            return
+        self._ranges.add((first, last))
+        if len(self._ranges) > _RANGES:
+            # Faster than they can be read one by one: what is due soon is found by when it is due.
+            self._ranges.clear()
+            self._asked = True
+        self.wake()
+
+    def _look_now(self) -> None:
+        self._asked = True
+        self.wake()
 
     async def run_once(self) -> float | None:
-        # Woken for new shards: those alone. At the interval: all of them.
-        shards, self._fresh = (self._fresh or set(self._shards)), set()
-        for shard in sorted(shards):
-            if shard in self._shards:
-                try:
-                    await self._load(shard)
-                except BaseException:
-                    self._fresh |= shards & self._shards
-                    raise
-        if shards:
+        """What it was woken for; at the interval, or when nobody asked for anything, the regular look."""
+        woken = bool(self._fresh or self._ranges or self._asked)
+        regular = not woken or time.monotonic() >= self._next_look
+        if self._fresh:
+            await self._fill()
+        while self._ranges:
+            await self._load_range(*next(iter(self._ranges)))
+        if self._asked or regular:
+            await self._look()
+        if regular:
             await self._pool.measure_clock()
-        self._changed()
-        return 0.0 if self._fresh else None
+            self._next_look = time.monotonic() + self.interval
+        if self._fresh or self._ranges or self._asked:
+            return 0.0
+        return None if regular else max(0.0, self._next_look - time.monotonic())
 
-    async def _load(self, shard: int) -> None:
-        self._future.begin_load(shard)
-        horizon = from_micros(self._future.horizon_end_us)
-        entries: list[tuple[UUID, int]] = []
-        last = None
-        while True:
-            page = await fires.load(self._pool, shard=shard, horizon=horizon, after=last, page=PAGE)
-            entries.extend((job_id, to_micros(due)) for job_id, due in page)
+    async def _fill(self) -> None:
+        """All of the horizon, for shards whose term began."""
+        shards, self._fresh = self._fresh, set()
+        upto = from_micros(self._future.horizon_end_us)
+        overdue = from_micros(self._future.now_us) - _OVERDUE
+        try:
+            coming = [Slice(shard, overdue, upto) for shard in sorted(shards)]
+            await self._read(coming + [Slice(shard, LONG_AGO, overdue) for shard in sorted(shards)])
+        except BaseException:
+            self._fresh |= shards & self._shards
+            raise
+        self._has_read(shards, upto)
+
+    async def _look(self) -> None:
+        """The horizon moves on, and the nearest part of it is read again."""
+        self._asked = False
+        upto = from_micros(self._future.horizon_end_us)
+        now = from_micros(self._future.now_us)
+        slices = []
+        for shard, until in sorted(self._until.items()):
+            # Read further ahead than the horizon is now: this node's idea of the time was wrong, and was corrected.
+            known = self._until[shard] = min(until, upto)
+            after = LONG_AGO if self._standing(shard) < _LONG_LINE else now
+            slices.append(Slice(shard, after, min(now + self._reach, known)))
+            if known < upto:
+                slices.append(Slice(shard, known, upto))
+        shards = set(self._until)
+        try:
+            await self._read(slices)
+        except BaseException:
+            self._asked = True
+            raise
+        self._has_read(shards, upto)
+
+    def _has_read(self, shards: Iterable[int], upto: datetime) -> None:
+        for shard in shards:
+            # One that began anew meanwhile waits in `_fresh`, whatever an older term has read.
+            if shard in self._shards and shard not in self._fresh:
+                self._until[shard] = upto
+
+    async def _read(self, slices: list[Slice]) -> None:
+        """A page of every slice, then the next page of those that have more."""
+        waiting = deque(slices)
+        while waiting:
+            slices = [waiting.popleft() for _ in range(min(TOGETHER, len(waiting)))]
+            pages = await fires.load(self._pool, slices=slices, page=min(SHARD_PAGE, max(1, PAGE // len(slices))))
+            new = sum([self._future.load(page.shard, page.job_ids, page.dues_us) for page in pages])
+            if new:
+                self._changed()
+            waiting.extend(page.rest for page in pages if page.rest is not None and page.shard in self._shards)
+
+    async def _load_range(self, first: UUID, last: UUID) -> None:
+        horizon_us = self._future.horizon_end_us
+        after = UUID(int=max(0, first.int - 1))
+        for _ in range(_RANGE_PAGES):
+            page = await fires.load_range(self._pool, after=after, upto=last, page=PAGE)
+            by_shard: dict[int, list[tuple[UUID, int]]] = {}
+            for job_id, shard, due in page:
+                if due is not None and (due_us := to_micros(due)) <= horizon_us:
+                    by_shard.setdefault(shard, []).append((job_id, due_us))
+            for shard, entries in by_shard.items():
+                ids = b"".join([job_id.bytes for job_id, _ in entries])
+                self._future.load(shard, ids, array("q", [due_us for _, due_us in entries]))
+            self._changed()
             if len(page) < PAGE:
                 break
-            last = (page[-1][1], page[-1][0])
-        self._future.end_load(shard, entries)
+            after = page[-1][0]
+        else:
+            self._asked = True
+        self._ranges.discard((first, last))

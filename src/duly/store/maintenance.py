@@ -1,14 +1,15 @@
-"""Upkeep: expired leases, waiting runs, partitions, parked jobs."""
+"""Upkeep: expired leases, waiting runs, partitions, parked jobs, and what should never be."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 from duly.model import DEFAULT_POLICY, ScheduleKind
-from duly.store import runs
+from duly.store import jobs, runs
 from duly.store.pool import Executor, Pool
 
 
@@ -35,6 +36,15 @@ class Parked:
     end_at: datetime | None
     policy: str | None
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Something that should not be. `unplanned`: an active job without a next run. `lost`: a run in no place."""
+
+    problem: Literal["unplanned", "lost"]
+    job_id: UUID
+    scheduled_at: datetime | None
 
 
 async def rescue(store: Pool, *, limit: int = 100) -> Rescued:
@@ -104,3 +114,62 @@ async def unpark(store: Pool, *, able: Sequence[tuple[Parked, datetime | None]],
     )
     assert row is not None
     return int(row["unparked"])
+
+
+async def suspects(
+    store: Executor, *, after: UUID | None, grace_seconds: float, page: tuple[int, int], pages: int
+) -> tuple[list[Suspect], UUID | None]:
+    """What is wrong with one page of jobs, by id, and where the next page begins: None at the end.
+
+    So large that the whole store has about so many `pages`, within the limits of `page`.
+    """
+    rows = await store.fetch("maintenance/suspects", after or UUID(int=0), grace_seconds, *page, pages)
+    return [Suspect(*row) for row in rows if row["problem"] is not None], rows[-1]["job_id"]
+
+
+async def unplanned(store: Executor, *, job_ids: Sequence[UUID]) -> list[Parked]:
+    """Those of these jobs that are active and have nothing planned."""
+    return [Parked(*row) for row in await store.fetch("maintenance/unplanned", job_ids)]
+
+
+async def replan(store: Executor, planned: Sequence[tuple[Parked, datetime | None, str | None]]) -> list[UUID]:
+    """Let unplanned jobs go on from the given time, or park them for the given reason."""
+    rows = await store.fetch(
+        "maintenance/replan",
+        [job.job_id for job, _, _ in planned],
+        [job.version for job, _, _ in planned],
+        [next_run_at for _, next_run_at, _ in planned],
+        [reason for _, _, reason in planned],
+    )
+    return [row["job_id"] for row in rows]
+
+
+async def restore_runs(store: Pool, lost: Sequence[tuple[UUID, datetime]]) -> list[tuple[UUID, datetime]]:
+    """Put runs back that are in no place. Returns those that it did so with."""
+
+    async def restore(within: Executor) -> list[tuple[UUID, datetime]]:
+        await jobs.lock(within, job_ids=sorted({job_id for job_id, _ in lost}), tenant=None)
+        rows = await within.fetch(
+            "maintenance/restore_runs", [job_id for job_id, _ in lost], [scheduled_at for _, scheduled_at in lost]
+        )
+        restored = [(row["job_id"], row["scheduled_at"]) for row in rows]
+        if restored:
+            await within.fetch("runs/line", sorted({job_id for job_id, _ in restored}))
+        return restored
+
+    return await store.together(restore)
+
+
+async def unattended_claims(store: Executor, *, ahead_seconds: float, limit: int) -> dict[UUID, datetime]:
+    """Claims that nobody can be extending, each with its lease as it stands."""
+    rows = await store.fetch("maintenance/unattended", ahead_seconds, limit)
+    return {row["claim_id"]: row["lease_until"] for row in rows}
+
+
+async def expire_claims(store: Executor, seen: Mapping[UUID, datetime]) -> list[UUID]:
+    """End those leases that are still as they were seen."""
+    return [row["claim_id"] for row in await store.fetch("maintenance/expire", list(seen), list(seen.values()))]
+
+
+async def restore_shards(store: Executor) -> list[int]:
+    return [row["shard"] for row in await store.fetch("maintenance/restore_shards")]

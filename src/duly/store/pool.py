@@ -127,8 +127,12 @@ class InTransaction:
 class Pool:
     """Connections to one store. Every call is one statement and one transaction, unless `transaction` is used."""
 
-    def __init__(self, pool: asyncpg.Pool[asyncpg.Record], url: str, command_timeout: float = 60) -> None:
+    def __init__(
+        self, pool: asyncpg.Pool[asyncpg.Record], url: str, command_timeout: float = 60, *, pooled: bool = False
+    ) -> None:
+        """`pooled`: there is a pooler in transaction mode behind the address."""
         self._pool = pool
+        self._pooled = pooled
         self.url = url
         self._cancel_seconds = min(_CANCEL_SECONDS, command_timeout)
         self.clock = DatabaseClock()
@@ -163,7 +167,7 @@ class Pool:
                     max_inactive_connection_lifetime=300,
                     **connection_options(pgbouncer=pgbouncer, for_handlers=for_handlers),
                 )
-                self = cls(pool, url, command_timeout)
+                self = cls(pool, url, command_timeout, pooled=pgbouncer)
                 try:
                     for _ in range(3):
                         await self.measure_clock()
@@ -189,6 +193,9 @@ class Pool:
         return rows[0] if rows else None
 
     async def fetch_planned(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        if self._pooled:
+            # No statement is kept there: each is planned for its arguments anyway, and needs no transaction for it.
+            return await self.fetch(name, *args)
         return await self.together(lambda within: within.fetch_planned(name, *args))
 
     async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
@@ -261,12 +268,28 @@ class Pool:
         return self._clock_known
 
 
+class _PooledConnection(asyncpg.Connection):
+    """Leaves the session as it was: asyncpg itself turns JIT off for its look at array types, and on again afterwards,
+    in statements of their own, which behind a pooler reach different sessions."""
+
+    __slots__ = ()
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        mine: Any = self
+        mine._server_caps = mine._server_caps._replace(jit=False)
+
+
 def connection_options(*, pgbouncer: bool, for_handlers: bool = False) -> dict[str, Any]:
     """What every connection of ours is opened with."""
     if pgbouncer:
         # Behind a transaction-mode pooler a prepared statement may not be there next time, and start-up parameters
         # other than the application's name are refused.
-        return {"statement_cache_size": 0, "server_settings": {"application_name": "duly"}}
+        return {
+            "statement_cache_size": 0,
+            "server_settings": {"application_name": "duly"},
+            "connection_class": _PooledConnection,
+        }
     if for_handlers:
         return {"server_settings": {"application_name": "duly handler"}}
     # A process that is stopped in the middle of a transaction must not keep its row locks: a shard's next leader waits

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from duly.errors import StoreMismatch
+from duly.model import from_micros
 from duly.store.pool import Executor
 
 
@@ -14,7 +16,7 @@ from duly.store.pool import Executor
 class Counts:
     """Figures for people. `jobs` is the planner's estimate: counting millions of rows is not for a status line."""
 
-    jobs: int
+    jobs: int | None
     queued: int
     retrying: int
     waiting: int
@@ -33,6 +35,17 @@ class Facts:
     partitions_until: datetime | None
 
 
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """What a submit in a caller's transaction must know. `limited`: a tenant of its jobs has a limit of its own."""
+
+    store_id: UUID
+    shard_count: int
+    now: datetime
+    version: int
+    limited: bool
+
+
 async def shard_count(store: Executor) -> int:
     return (await facts(store)).shard_count
 
@@ -44,10 +57,30 @@ async def facts(store: Executor) -> Facts:
     return Facts(**row)
 
 
+async def joining(store: Executor, *, tenants: Collection[str]) -> Joining:
+    row = await store.row("store/joining", sorted(tenants))
+    if row is None:
+        raise StoreMismatch("the store is empty; run: duly migrate")
+    return Joining(
+        UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), row["version"], row["limited"]
+    )
+
+
 async def counts(store: Executor) -> Counts:
     row = await store.row("store/counts")
     assert row is not None
     return Counts(**row)
+
+
+# Counting a tenant's runs looks each one's job up.
+_COUNTED = 20_000
+
+
+async def tenant_counts(store: Executor, *, tenant: str) -> Counts:
+    """The same for one tenant, as far as that many runs tell. Its jobs are not counted: there is no index for it."""
+    row = await store.row("store/tenant_counts", tenant, _COUNTED)
+    assert row is not None
+    return Counts(jobs=None, **row)
 
 
 async def webhook_secret(store: Executor) -> bytes:

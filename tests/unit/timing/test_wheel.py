@@ -76,6 +76,21 @@ def test_a_job_due_soon_after_a_load_is_not_lost_in_the_slot_at_hand() -> None:
     assert [job_id for _, job_id, _ in flat(wheel.advance(NOW + SECOND))] == [job(4), job(3), job(2)]
 
 
+def test_what_is_loaded_again_is_not_held_twice() -> None:
+    wheel = Wheel()
+    ids, dues = b"".join(job(n) for n in range(100)), array("q", [NOW + n * 100_000 for n in range(100)])
+    assert wheel.load(0, ids, dues) == 100
+    assert wheel.load(0, ids, dues) == 0
+    wheel.add(0, job(1000), NOW + 950_000)
+    # Half of them have come out; of those at hand and of those ahead, only what was not there is new.
+    assert len(flat(wheel.advance(NOW + 5 * SECOND))) == 52
+    again = ids[16 * 51 :] + job(2000) + job(2001)
+    assert wheel.load(0, again, array("q", [*dues[51:], NOW + 5_050_000, NOW + 9_950_000])) == 2
+    # The same job at another time is another entry: nobody knows which of the two is true.
+    assert wheel.load(0, job(99), [dues[99] + 1]) == 1
+    assert len(wheel) == 49 + 3 == len(flat(wheel.advance(NOW + 100 * SECOND)))
+
+
 def test_a_dropped_shard_is_forgotten_and_can_come_back() -> None:
     wheel = Wheel()
     wheel.load(1, job(1) + job(2), [NOW, NOW + 60 * SECOND])

@@ -28,7 +28,7 @@ alter table duly.store add column webhook_secret bytea not null
 
 alter table duly.job_changes drop constraint job_changes_what_check;
 alter table duly.job_changes add constraint job_changes_what_check check (what in ('submitted', 'paused', 'resumed',
-    'redefined', 'changed', 'cancelled', 'parked', 'unparked', 'triggered', 'redriven')) not valid;
+    'redefined', 'changed', 'cancelled', 'parked', 'unparked', 'triggered', 'redriven', 'repaired')) not valid;
 
 -- Dead letters are listed by tenant, newest first, and found by their job.
 create index dead_letters_tenant on duly.dead_letters (tenant, buried_at desc, job_id, scheduled_at);

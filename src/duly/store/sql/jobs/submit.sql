@@ -54,5 +54,5 @@ soon as (
 announced as (
     select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
 )
-select stored.job_id
+select stored.job_id, stored.last_run_at
 from stored cross join told cross join announced

@@ -1,0 +1,98 @@
+"""The API as users serve it, or a bare endpoint that does one insert: the same server around both.
+
+`python -m duly.bench.api_process duly|bare --database-url … --port …`, started by the bench.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import asyncpg
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from duly.api.server import create_app, serve
+from duly.bench.child import Parent
+from duly.bench.server import bench_settings
+from duly.bench.statements import bench_statement
+from duly.bench.worker_process import profiled
+from duly.node import run
+from duly.operations import Operations
+from duly.store.pool import Pool, connection_options
+
+
+class Item(BaseModel):
+    """What the bare endpoint takes."""
+
+    name: str
+    payload: dict[str, Any]
+
+
+@asynccontextmanager
+async def bare(url: str, connections: int) -> AsyncIterator[FastAPI]:
+    """What anybody would write in ten lines."""
+    pool = await asyncpg.create_pool(
+        url, min_size=connections, max_size=connections, **connection_options(pgbouncer=False)
+    )
+    insert = bench_statement("api_insert")
+    app = FastAPI(openapi_url=None)
+
+    # Not `async with app.state`: serve() asks for it before it binds beyond loopback, which this never does.
+    @app.post("/items", status_code=201)
+    async def create(item: Item) -> dict[str, str]:
+        item_id = uuid4()
+        await pool.execute(insert, item_id, item.name, json.dumps(item.payload))
+        return {"id": str(item_id)}
+
+    try:
+        yield app
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def ours(url: str, connections: int) -> AsyncIterator[FastAPI]:
+    pool = await Pool.connect(url, size=connections)
+    try:
+        yield create_app(await Operations.open(pool, bench_settings(url), local_handlers=["noop"]))
+    finally:
+        await pool.close()
+
+
+async def answer(kind: str, url: str, port: int, connections: int, profile: Path | None) -> None:
+    parent = await Parent.connect()
+    stop = asyncio.Event()
+    async with (ours if kind == "duly" else bare)(url, connections) as app:
+        serving = asyncio.create_task(
+            serve(app, host="127.0.0.1", port=port, started=lambda _: parent.tell(ready=True), stop=stop)
+        )
+        with profiled(profile):
+            ended = asyncio.create_task(parent.ended())
+            await asyncio.wait([serving, ended], return_when=asyncio.FIRST_COMPLETED)
+        stop.set()
+        ended.cancel()
+        with suppress(asyncio.CancelledError):
+            await ended
+        await serving
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("kind", choices=("duly", "bare"))
+    parser.add_argument("--database-url", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--connections", type=int, default=bench_settings("").pool_size)
+    parser.add_argument("--profile", type=Path)
+    options = parser.parse_args()
+    run(lambda: answer(options.kind, options.database_url, options.port, options.connections, options.profile))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Repairs what should never be, and counts what it repaired: a count above zero is a fault of ours, or somebody's hand.
+
+| what is wrong | how it is put right |
+| --- | --- |
+| an active job with nothing planned | planned anew from its next future occurrence; parked if it cannot be |
+| a run in neither queue, lease nor history | back into the queue, with the attempts it has had |
+| a lease far ahead that nobody extends | ended; the rescuer takes its runs back |
+| a shard without a row | the row comes back with the last epoch it had |
+
+(A run that waits behind nobody is no fault, only a race, and the rescuer lets it go.)
+
+The first two are looked for by walking over all jobs in the order of their ids, a page a minute: no index has to be
+kept for a state that never is. A page is a 720th of the jobs, between 5,000 and 20,000 of them: a small store is seen
+whole every minute, ten million jobs twice a day, at 13 µs a job.
+
+Nothing is repaired at first sight. What was wrong once is looked at again after the grace, by the statement that
+repairs it and under the lock of whoever could be at work on it; so a run is never doubled.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from uuid import UUID
+
+from duly.errors import InvalidInput
+from duly.maintenance.leader import LeaderService
+from duly.maintenance.unparker import resumed_at
+from duly.store import maintenance
+from duly.store.maintenance import Parked, Suspect
+from duly.store.pool import Pool
+
+log = logging.getLogger("duly.maintenance")
+
+PAGE = (5_000, 20_000)
+PAGES = 720
+# At most so many at once; whatever went so wrong is repaired in portions.
+BATCH = 500
+_SHOWN = 10
+
+
+class Guardian(LeaderService):
+    interval = 60.0
+
+    def __init__(self, pool: Pool, *, grace_seconds: float = 30.0) -> None:
+        super().__init__()
+        self._pool = pool
+        self._grace = grace_seconds
+        self._after: UUID | None = None
+        # What was found wrong, and when, by this machine's monotonic clock.
+        self._suspects: dict[Suspect, float] = {}
+        self._unattended: dict[tuple[UUID, datetime], float] = {}
+        #: How much was repaired since the start, by what was wrong.
+        self.repaired: Counter[str] = Counter()
+
+    async def run_once(self) -> float | None:
+        # By every node: without its row nobody leads a shard, not even the one whose leader does the upkeep.
+        shards = await maintenance.restore_shards(self._pool)
+        self._count("shard", "repaired: shards without a row (%d): %s", shards)
+        return await super().run_once() if self.leading else None
+
+    async def work(self) -> float | None:
+        await self._repair_jobs()
+        await self._repair_claims()
+        await self._walk()
+        return None
+
+    async def _walk(self) -> None:
+        found, self._after = await maintenance.suspects(
+            self._pool, after=self._after, grace_seconds=self._grace, page=PAGE, pages=PAGES
+        )
+        for suspect in found:
+            self._suspects.setdefault(suspect, time.monotonic())
+
+    def _ripe(self) -> list[Suspect]:
+        """Those that were found wrong long enough ago. From here on they are judged by what they are now."""
+        latest = time.monotonic() - self._grace
+        ripe = [suspect for suspect, seen in self._suspects.items() if seen <= latest][:BATCH]
+        for suspect in ripe:
+            del self._suspects[suspect]
+        return ripe
+
+    async def _repair_jobs(self) -> None:
+        ripe = self._ripe()
+        unplanned = [suspect.job_id for suspect in ripe if suspect.problem == "unplanned"]
+        if unplanned:
+            jobs = [
+                _plan(job, self._pool.clock.now()) for job in await maintenance.unplanned(self._pool, job_ids=unplanned)
+            ]
+            replanned = await maintenance.replan(self._pool, jobs) if jobs else []
+            self._count("unplanned", "repaired: active jobs with nothing planned (%d), planned anew: %s", replanned)
+        lost = [(suspect.job_id, suspect.scheduled_at) for suspect in ripe if suspect.scheduled_at is not None]
+        if lost:
+            restored = await maintenance.restore_runs(self._pool, lost)
+            shown = [f"{job_id}@{scheduled_at.isoformat()}" for job_id, scheduled_at in restored]
+            self._count("lost", "repaired: runs with neither lease nor queue place (%d), queued again: %s", shown)
+
+    async def _repair_claims(self) -> None:
+        now = time.monotonic()
+        found = await maintenance.unattended_claims(self._pool, ahead_seconds=self._grace, limit=BATCH)
+        # One that was extended since it was seen has another lease now, and is new here.
+        before, self._unattended = self._unattended, {key: self._unattended.get(key, now) for key in found.items()}
+        ripe = dict([key for key in found.items() if key in before and before[key] <= now - self._grace])
+        if ripe:
+            expired = await maintenance.expire_claims(self._pool, ripe)
+            self._count("claim", "repaired: leases of workers that are gone (%d), ended: %s", expired)
+
+    def _count(self, what: str, message: str, repaired: Sequence[object]) -> None:
+        if repaired:
+            self.repaired[what] += len(repaired)
+            more = ", …" if len(repaired) > _SHOWN else ""
+            log.warning(message, len(repaired), ", ".join(str(one) for one in repaired[:_SHOWN]) + more)
+
+
+def _plan(job: Parked, now: datetime) -> tuple[Parked, datetime | None, str | None]:
+    try:
+        return job, resumed_at(job, now), None
+    except InvalidInput as error:
+        return job, None, f"cannot be planned: {error}"[:500]

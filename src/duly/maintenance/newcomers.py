@@ -1,0 +1,40 @@
+"""Plans what came in through SQL: the function `duly.submit` stores, and cannot read a schedule.
+
+It is told by `NOTIFY duly_submitted` at the caller's commit, and looks for itself now and then. A job that is wrong
+stays paused and says why; so does one that nobody has planned yet, for want of a scheduler.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from duly.maintenance.leader import LeaderService
+from duly.model import Job
+from duly.store import newcomers
+from duly.store.newcomers import Adoption
+from duly.store.pool import Pool
+
+log = logging.getLogger("duly.maintenance")
+
+PAGE = 500
+
+
+class Newcomers(LeaderService):
+    def __init__(self, pool: Pool, *, plan: Callable[[Job], Adoption], told: bool) -> None:
+        """`plan` is what checks and plans jobs of the other interfaces. `told`: notifications reach this node."""
+        super().__init__()
+        self._pool = pool
+        self._plan = plan
+        self.interval = 5.0 if told else 1.0
+
+    async def work(self) -> float | None:
+        jobs, gone = await newcomers.read(self._pool, page=PAGE)
+        if not jobs and not gone:
+            return None
+        written = await newcomers.adopt(self._pool, [self._plan(job) for job in jobs], gone=gone)
+        for job_id, reason in written.items():
+            if reason is not None:
+                log.warning("job %s that came in through SQL is paused: %s", job_id, reason)
+        # One that somebody changed meanwhile is still there.
+        return 0.0 if len(jobs) + len(gone) == PAGE or len(written) < len(jobs) else None

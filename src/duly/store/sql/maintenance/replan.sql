@@ -1,0 +1,47 @@
+-- Jobs that were active with nothing planned go on from their next future occurrence; one that has none left has ended,
+-- and one that cannot be planned is parked, for maintenance/unpark.sql.
+--   $1 job_ids  $2 versions they were read with  $3 next_run_at  $4 why not, where it cannot be planned
+with able as materialized (
+    -- A one-off that has fired is over: planned anew it would run twice.
+    select j.job_id, case when j.kind <> 'once' or j.last_run_at is null then f.next_run_at end as next_run_at, f.reason
+    from unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::text[]) as f (job_id, version, next_run_at, reason)
+    cross join lateral (
+        select job_id, kind, last_run_at
+        from duly.jobs
+        where job_id = f.job_id and version = f.version and status = 'active' and next_run_at is null
+        limit 1
+        for no key update
+    ) j
+),
+repaired as (
+    update duly.jobs j
+    set status = case
+            when able.reason is not null then 'paused' when able.next_run_at is null then 'ended' else 'active'
+        end,
+        status_reason = able.reason, next_run_at = able.next_run_at, updated_at = duly.now(), version = version + 1
+    from able
+    where j.job_id = able.job_id and j.job_id = any (array(select job_id from able))
+    returning j.job_id, j.shard, j.next_run_at, j.updated_at, j.version, able.reason
+),
+parked as (
+    insert into duly.parked (job_id, version, parked_at)
+    select job_id, version, updated_at from repaired where reason is not null
+    on conflict (job_id) do update set version = excluded.version, parked_at = excluded.parked_at
+),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select job_id, updated_at, case when reason is null then 'repaired' else 'parked' end,
+        jsonb_build_object('reason', coalesce(reason, 'it was active and nothing was planned'), 'next_run_at', next_run_at)
+    from repaired
+),
+soon as (
+    select case when count(*) > 50 then '*' else
+            string_agg(shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint, ',')
+        end as jobs
+    from repaired
+    where next_run_at is not null
+),
+announced as (
+    select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
+)
+select repaired.job_id from repaired cross join announced

@@ -1,0 +1,4 @@
+-- These jobs, as far as they are active and have nothing planned.   $1 job_ids
+select job_id, version, true as ours, kind, schedule, timezone, start_at, end_at, policy, created_at
+from duly.jobs
+where job_id = any ($1::uuid[]) and status = 'active' and next_run_at is null

@@ -1,0 +1,9 @@
+-- What a submit in a transaction of the caller's must know of the store it has come to. Numbers and texts only: drivers
+-- differ in what they make of other types.   $1 tenants of the jobs
+select s.store_id::text as store_id, s.shard_count::int as shard_count,
+    (extract(epoch from duly.now()) * 1000000)::bigint as now_us,
+    (select max(version) from duly.migrations) as version,
+    exists (
+        select from duly.tenants t where t.tenant = any ($1::text[]) and t.max_jobs is not null
+    ) as limited
+from duly.store s

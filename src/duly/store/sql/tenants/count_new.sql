@@ -1,0 +1,9 @@
+-- How many of these jobs would be new: a submit that is sent again, or whose dedupe_key is known, needs no place.
+--   $1 tenant  $2 job_ids  $3 dedupe_keys
+select count(distinct coalesce(asked.dedupe_key, asked.job_id::text)) as new
+from unnest($2::uuid[], $3::text[]) as asked (job_id, dedupe_key)
+where not exists (select from duly.jobs j where j.job_id = asked.job_id)
+    and not exists (
+        select from duly.jobs j
+        where asked.dedupe_key is not null and j.tenant = $1::text and j.dedupe_key = asked.dedupe_key
+    )

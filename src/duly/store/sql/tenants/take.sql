@@ -1,0 +1,11 @@
+-- These new jobs take their places.   $1 tenant  $2 job_ids
+with taken as (
+    insert into duly.tenant_jobs (tenant, job_id)
+    select $1::text, job_id from unnest($2::uuid[]) as new (job_id)
+    on conflict do nothing
+    returning job_id
+)
+update duly.tenants t
+set jobs = t.jobs + (select count(*) from taken)
+where t.tenant = $1::text
+returning t.jobs
