@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import fields, replace
 from datetime import datetime
+from functools import cached_property
 from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -16,6 +17,7 @@ from duly.config import Settings, load_settings
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, JobRequest, Policy
 from duly.operations import Operations
+from duly.operations.joining import Joining
 from duly.store.opening import open_store
 from duly.worker.task import Handler, Isolation, Task
 
@@ -165,27 +167,45 @@ class Duly:
         run_at: datetime | None = None,
         schedule: str | datetime | None = None,
         allow_unknown_handler: bool = False,
+        connection: object = None,
         **options: Any,
     ) -> str:
         """Register a job and return its id. Without `run_at` or `schedule` it runs now.
 
         `options` are the fields of a job: `name`, `timezone`, `queue`, `dedupe_key`, `max_retries`, `overlap`, …
+        `connection`: your own, with a transaction open, so that the job is there if you commit and not if you roll
+        back. It may be asyncpg's, psycopg's, psycopg2's, SQLAlchemy's (also a session) or Django's.
         """
         request = self.request(task, payload, run_at=run_at, schedule=schedule, **options)
+        if connection is not None:
+            joined = await self._joining.submit_many(connection, [request], allow_unknown_handler=allow_unknown_handler)
+            return str(joined[0].job_id)
         operations = await self.operations()
         return str((await operations.submit(request, allow_unknown_handler=allow_unknown_handler)).job_id)
 
-    async def submit_many(self, requests: Sequence[JobRequest]) -> list[str]:
+    async def submit_many(self, requests: Sequence[JobRequest], *, connection: object = None) -> list[str]:
         """Register many jobs (made with `request`) in few statements. All are checked before any is stored."""
-        operations = await self.operations()
-        return [str(submitted.job_id) for submitted in await operations.submit_many(requests)]
+        if connection is not None:
+            submitted = await self._joining.submit_many(connection, requests, allow_unknown_handler=False)
+        else:
+            submitted = await (await self.operations()).submit_many(requests)
+        return [str(one.job_id) for one in submitted]
 
-    def submit_sync(self, task: Callee, payload: Any = None, **options: Any) -> str:
+    def submit_sync(self, task: Callee, payload: Any = None, *, connection: object = None, **options: Any) -> str:
         """`submit` for code without an event loop."""
+        if connection is not None:
+            allow = options.pop("allow_unknown_handler", False)
+            requests = [self.request(task, payload, **options)]
+            joined = self._joining.submit_many_sync(connection, requests, allow_unknown_handler=allow)
+            return str(joined[0].job_id)
         with self._bridge_lock:
             if self._bridge is None:
                 self._bridge = _Bridge()
         return str(self._bridge.call(self.submit(task, payload, **options)))
+
+    @cached_property
+    def _joining(self) -> Joining:
+        return Joining(self.settings, self.tasks.keys())
 
     async def declare(self) -> list[UUID]:
         """Register the jobs that the code declares, and bring changed ones up to date."""

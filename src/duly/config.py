@@ -77,7 +77,16 @@ class Settings(BaseSettings):
         description="signs calls of HTTP targets (whsec_…; several by commas while rotating); default: the store's",
     )
 
+    tenant_max_jobs: int | None = Field(
+        None, ge=0, description="active and paused jobs a tenant may have, where `duly tenant set` says nothing"
+    )
+    requests_per_second: float | None = Field(
+        None, gt=0, description="API requests a second and key, where `duly tenant set` says nothing"
+    )
     payload_max_bytes: int = Field(256 * 1024, ge=1, description="largest payload")
+    batch_max_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest body of a bulk submit")
+    require_keys: bool = Field(False, description="the API needs keys even while there are none, and on loopback")
+    api_hosts: str = Field("", description="names the API is reached by, by commas, where keys are needed; empty: any")
     host: str = Field("127.0.0.1", description="address the API binds to")
     port: int = Field(8080, ge=0, le=65535, description="port the API binds to; 0: any free one")
     log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")

@@ -7,9 +7,13 @@ DulyError
 │   └── UnknownHandler    no worker or app knows a task of that name
 ├── NotFound              no such job, run or dead letter (HTTP 404, exit code 4)
 ├── Conflict              it contradicts what is stored (HTTP 409, exit code 5)
+├── LimitReached          a tenant has as many jobs as it may have (HTTP 403, exit code 6)
 ├── ConfigError           a setting is missing, contradictory or unusable (exit code 2)
 ├── MissingExtra          an optional part of Duly is not installed (exit code 2)
+├── Unauthorized          the API wants a key, or does not know this one (HTTP 401, exit code 7)
+├── Forbidden             the API key may not do that (HTTP 403, exit code 7)
 ├── StoreUnavailable      PostgreSQL cannot be reached (HTTP 503, exit code 3)
+│   └── ApiUnavailable    raised by clients: the REST API cannot be reached (exit code 3)
 ├── CoordinatorUnavailable   etcd or ZooKeeper cannot be reached (exit code 3)
 ├── StoreMismatch         the store's schema is newer or older than this Duly (exit code 3)
 ├── LeaseLost             this worker no longer holds the run; nothing it writes counts
@@ -62,6 +66,10 @@ class Conflict(DulyError):
     """The request contradicts what is stored."""
 
 
+class LimitReached(DulyError):
+    """It would go past a limit of the tenant's. Nothing was stored."""
+
+
 class ConfigError(DulyError):
     """A setting is missing, contradictory or unusable."""
 
@@ -76,6 +84,22 @@ class MissingExtra(DulyError):
 
 class StoreUnavailable(DulyError):
     """PostgreSQL cannot be reached."""
+
+
+class ApiUnavailable(StoreUnavailable):
+    """The REST API cannot be reached, or what answers is not Duly. `sent`: the request may have been carried out."""
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Unauthorized(DulyError):
+    """The API wants a key and got none, or one that it does not know."""
+
+
+class Forbidden(DulyError):
+    """The API knows the key, which may not do that."""
 
 
 class CoordinatorUnavailable(DulyError):

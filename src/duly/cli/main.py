@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import dead, doctor, jobs, measuring, run, store, submit, times, up, webhooks
+from duly.cli import dead, doctor, importing, jobs, keys, measuring, run, serving, store, submit, times, up, webhooks
 from duly.cli.output import examples
 from duly.cli.session import Session
 from duly.errors import (
@@ -20,16 +20,19 @@ from duly.errors import (
     Conflict,
     CoordinatorUnavailable,
     DulyError,
+    Forbidden,
     InvalidInput,
+    LimitReached,
     MissingExtra,
     NotFound,
     StoreMismatch,
     StoreUnavailable,
+    Unauthorized,
 )
 
 log = logging.getLogger("duly.cli")
 
-OK, UNEXPECTED, USAGE, STORE, NOT_FOUND, CONFLICT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+OK, UNEXPECTED, USAGE, STORE, NOT_FOUND, CONFLICT, LIMIT, REFUSED, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 7, 130
 _EXIT_CODES: tuple[tuple[type[DulyError], int], ...] = (
     (InvalidInput, USAGE),
     (ConfigError, USAGE),
@@ -39,6 +42,9 @@ _EXIT_CODES: tuple[tuple[type[DulyError], int], ...] = (
     (StoreMismatch, STORE),
     (NotFound, NOT_FOUND),
     (Conflict, CONFLICT),
+    (LimitReached, LIMIT),
+    (Unauthorized, REFUSED),
+    (Forbidden, REFUSED),
 )
 # The click inside typer is a package of its own in older versions and a private part in newer ones; what it raises
 # over a wrong command line is found in both as the bases of the one error that typer shows.
@@ -55,8 +61,8 @@ app = typer.Typer(
         "duly doctor",
         title="Try",
     )
-    + "\n\nExit codes: 0 done, 1 unexpected error, 2 wrong input or setting, 3 store unreachable or mismatched, "
-    "4 not found, 5 conflict, 130 interrupted.",
+    + "\n\nExit codes: 0 done, 1 unexpected error, 2 wrong input or setting, 3 store or API unreachable or mismatched, "
+    "4 not found, 5 conflict, 6 a limit is reached, 7 the API key is not accepted, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -87,6 +93,13 @@ def _global_options(
     home: Annotated[
         Path | None, typer.Option(help="Folder of the embedded PostgreSQL (DULY_HOME).", metavar="FOLDER")
     ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Address of an API (DULY_URL; the key in DULY_API_KEY). Commands about jobs then go through it.",
+            metavar="URL",
+        ),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR (DULY_LOG_LEVEL).", metavar="LEVEL")
     ] = None,
@@ -94,15 +107,18 @@ def _global_options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    context.obj = Session(database_url, home, log_level)
+    context.obj = Session(database_url, home, log_level, url)
 
 
 up.register(app)
+serving.register(app)
 run.register(app)
 submit.register(app)
 jobs.register(app)
 dead.register(app)
+keys.register(app)
 times.register(app)
+importing.register(app)
 store.register(app)
 webhooks.register(app)
 doctor.register(app)
@@ -150,7 +166,7 @@ def _explain_usage(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         return USAGE  # the help has been shown
     path = context.command_path if context is not None else "duly"
-    for option in ("--database-url", "--home", "--log-level"):
+    for option in ("--database-url", "--home", "--log-level", "--url"):
         if path != "duly" and option in message:
             return _fail(f"{option} goes before the command: duly {option} … {path.removeprefix('duly ')}", USAGE)
     return _fail(f"{message.rstrip('.')}; see: {path} --help", USAGE)

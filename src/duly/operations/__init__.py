@@ -1,28 +1,38 @@
 """What API, CLI, dashboard and SDK all call. None of them speaks SQL; this layer speaks neither HTTP nor terminal."""
 
+from duly.operations.batching import Batching, Refused
 from duly.operations.changing import Changing
 from duly.operations.dead_letters import DeadLetterFilter, DeadLetters, Swept
 from duly.operations.explaining import Explaining
+from duly.operations.forecasting import Forecast, Forecasting
+from duly.operations.keys import CreatedKey, Key, Keys, Principal
 from duly.operations.looking import ClusterStatus, Page
 from duly.operations.previewing import Preview, preview
-from duly.operations.submitting import Submitted, Submitting
+from duly.operations.submitting import Submitted
+from duly.operations.tenants import Tenant, Tenants
 from duly.operations.verdicts import Explanation, Verdict
 
 __all__ = [
     "ClusterStatus",
+    "CreatedKey",
     "DeadLetterFilter",
     "Explanation",
+    "Forecast",
+    "Key",
     "Operations",
     "Page",
     "Preview",
+    "Principal",
+    "Refused",
     "Submitted",
     "Swept",
+    "Tenant",
     "Verdict",
     "preview",
 ]
 
 
-class Operations(Submitting, Changing, DeadLetters, Explaining):
+class Operations(Batching, Changing, DeadLetters, Explaining, Forecasting, Keys, Tenants):
     """Everything a client can do with the jobs of one store."""
 
     # It needs no store; here for those who have one.

@@ -26,6 +26,8 @@ class Base:
         self._shard_count = shard_count
         self._local_handlers = local_handlers
         self._store_handlers: frozenset[str] = frozenset()
+        # Tenants that have no limit, and until when that is believed.
+        self._unlimited: dict[str, float] = {}
 
     @classmethod
     async def open(cls, pool: Pool, settings: Settings, *, local_handlers: Collection[str] = ()) -> Self:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import TypeVar
 from uuid import UUID
 
 from duly import checks
-from duly.errors import Conflict, InvalidInput, StoreUnavailable, UnknownHandler
+from duly.config import Settings
+from duly.errors import Conflict, InvalidInput, LimitReached, StoreUnavailable, UnknownHandler
 from duly.handlers import check_handler
 from duly.model import JobRequest
 from duly.operations.base import Base
-from duly.store import cluster, ids, jobs
+from duly.store import cluster, ids, jobs, tenants
 from duly.store.jobs import NewJob
 from duly.store.pool import Executor
 
+T = TypeVar("T")
+
 # One statement's worth of new jobs: large enough to amortise the round trip, small enough to stay short.
 SUBMIT_BATCH = 2_500
+# How long it is believed that a tenant has no limit, and of how many tenants.
+_UNLIMITED_SECONDS = 2.0
+_MOST_UNLIMITED = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +62,16 @@ class Submitting(Base):
                     raise InvalidInput(f"jobs[{index}].{error.field}", error.message) from error
                 raise
         batches = [rows[start : start + SUBMIT_BATCH] for start in range(0, len(rows), SUBMIT_BATCH)]
-        # One at a time inside a caller's transaction; else two, so that one is encoded while the other is stored.
-        room = asyncio.Semaphore(1 if within is not None else 2)
+        if limited := await self._limited({row.tenant for row in rows}):
+            return await self._store_within_limits(batches, now, within, limited)
+        if within is not None:
+            return [one for batch in batches for one in await self._store(batch, now, within)]
+        # Two at a time, so that one is encoded while the other is stored.
+        room = asyncio.Semaphore(2)
 
         async def store(batch: Sequence[NewJob]) -> list[Submitted]:
             async with room:
-                return await self._store(batch, now, within)
+                return await self._store(batch, now, None)
 
         return [one for stored in await asyncio.gather(*map(store, batches)) for one in stored]
 
@@ -68,9 +80,85 @@ class Submitting(Base):
             created = await jobs.submit(within, rows, created_at=now)
         else:
             created = await self._submit_surely(rows, now)
+        return await self._results(rows, created, now, within or self._pool)
+
+    async def _results(
+        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Executor
+    ) -> list[Submitted]:
         if len(created) == len(rows):
             return [Submitted(row.job_id, created=True) for row in rows]
-        return await self._resolve_duplicates(rows, created, now, within or self._pool)
+        return await self._resolve_duplicates(rows, created, now, store)
+
+    async def _limited(self, asked: Collection[str]) -> set[str]:
+        """Those of these tenants whose jobs are counted. Who has no limit is not asked about for every submit."""
+        if self._settings.tenant_max_jobs is not None:
+            return set(asked)
+        now = time.monotonic()
+        unsure = {tenant for tenant in asked if self._unlimited.get(tenant, 0.0) <= now}
+        limited = await tenants.limited(self._pool, unsure) if unsure else set()
+        if len(self._unlimited) > _MOST_UNLIMITED:
+            self._unlimited.clear()
+        self._unlimited |= dict.fromkeys(unsure - limited, now + _UNLIMITED_SECONDS)
+        return limited
+
+    async def _store_within_limits(
+        self, batches: Sequence[Sequence[NewJob]], now: datetime, within: Executor | None, limited: Collection[str]
+    ) -> list[Submitted]:
+        """All of it or nothing, in one transaction."""
+
+        async def store(within: Executor) -> list[Submitted]:
+            await self._check_room(within, [row for batch in batches for row in batch], limited)
+            results = []
+            for batch in batches:
+                created = await jobs.submit(within, batch, created_at=now)
+                await self._take_places(within, batch, created, limited)
+                results += await self._results(batch, created, now, within)
+            return results
+
+        if within is not None:
+            return await store(within)
+        return await self._together(store, [row for batch in batches for row in batch], limited)
+
+    async def _together(
+        self, store: Callable[[Executor], Awaitable[T]], rows: Sequence[NewJob], limited: Collection[str]
+    ) -> T:
+        """One transaction, sent again if its answer was lost: the ids are the same, so the second finds the first."""
+        try:
+            return await self._pool.together(store)
+        except StoreUnavailable:
+            await asyncio.sleep(0.2)
+            return await self._pool.together(store)
+        except LimitReached:
+            # What it found out about ended jobs was undone with the rest. This is kept, so that the next look goes on
+            # from there, or need not be.
+            for tenant in sorted(limited):
+                wanted = sum(row.tenant == tenant for row in rows)
+                most = self._settings.tenant_max_jobs
+                await tenants.room(self._pool, tenant=tenant, wanted=wanted, default_max=most)
+            raise
+
+    async def _check_room(self, within: Executor, rows: Sequence[NewJob], limited: Collection[str]) -> None:
+        """Refuse the jobs if they are more than their tenants may have. Locks those tenants: others of theirs wait."""
+        # In one order, so that two such submits never wait for each other.
+        for tenant in sorted(limited):
+            wanted = [row for row in rows if row.tenant == tenant]
+            most = self._settings.tenant_max_jobs
+            room = await tenants.room(within, tenant=tenant, wanted=len(wanted), default_max=most)
+            if room is None or len(wanted) <= room:
+                continue
+            new = await tenants.count_new(within, tenant=tenant, rows=wanted)
+            if new > room:
+                raise LimitReached(
+                    f"tenant {tenant!r} may have {room} more active or paused jobs, and {new} were submitted: cancel "
+                    "some, or raise the limit with: duly tenant set"
+                )
+
+    async def _take_places(
+        self, within: Executor, rows: Sequence[NewJob], created: Collection[UUID], limited: Collection[str]
+    ) -> None:
+        for tenant in sorted(limited):
+            if taking := [row.job_id for row in rows if row.tenant == tenant and row.job_id in created]:
+                await tenants.take(within, tenant=tenant, job_ids=taking)
 
     async def _submit_surely(self, rows: Sequence[NewJob], now: datetime) -> set[UUID]:
         """An answer that was lost says nothing about the statement; ids made here make sending it again safe."""
@@ -132,58 +220,8 @@ class Submitting(Base):
         raise Conflict(f"job {request.name or request.handler!r} is being redefined by others; try again")
 
     def _prepare(self, job_id: UUID, request: JobRequest, now: datetime, *, anchor: datetime | None = None) -> NewJob:
-        handler = request.handler
-        target = None
-        if isinstance(handler, Mapping):
-            handler, target, default_name = check_handler(handler)
-        else:
-            default_name = checks.check_text("handler", handler, longest=200)
-        name = default_name if request.name is None else checks.check_text("name", request.name, longest=200)
-        payload = checks.payload_text(request.payload, limit=self._settings.payload_max_bytes)
-        if request.payload_ref is not None:
-            checks.check_text("payload_ref", request.payload_ref, longest=2048)
-        checks.check_text("queue", request.queue, longest=100)
-        checks.check_text("tenant", request.tenant, longest=100)
-        checks.check_integer("priority", request.priority, 0, 9)
-        if request.max_runs is not None:
-            checks.check_integer("max_runs", request.max_runs, 1, 2**31 - 1)
-        policy = checks.check_policy(request.policy)
-        labels = checks.check_labels(request.labels) if request.labels else None
-        if request.start_at is not None or request.end_at is not None:
-            start_at = checks.check_moment("start_at", request.start_at)
-            end_at = checks.check_moment("end_at", request.end_at)
-            if start_at is not None and end_at is not None and end_at <= start_at:
-                raise InvalidInput("end_at", "must be after start_at")
-            request = replace(request, start_at=start_at, end_at=end_at)
-        plan = checks.plan_schedule(request, now=now, job_id=job_id, anchor=anchor or now)
-        fingerprint = None
-        if request.dedupe_key is not None:
-            checks.check_text("dedupe_key", request.dedupe_key, longest=200)
-            fingerprint = checks.fingerprint(request, payload, labels, plan.canonical)
-        return NewJob(
-            job_id,
-            ids.shard_of(job_id, self._shard_count),
-            name,
-            payload,
-            request.payload_ref,
-            request.dedupe_key,
-            fingerprint,
-            plan.first,
-            request.tenant,
-            handler,
-            target,
-            plan.kind,
-            plan.canonical,
-            request.timezone,
-            request.start_at,
-            request.end_at,
-            request.max_runs,
-            request.queue,
-            request.priority,
-            policy.to_stored(),
-            labels,
-            plan.first is None,
-        )
+        shard = ids.shard_of(job_id, self._shard_count)
+        return prepare(job_id, request, now, settings=self._settings, shard=shard, anchor=anchor)
 
     async def _check_handlers(self, requests: Sequence[JobRequest]) -> None:
         """A misspelt task is refused while it is still on the screen of whoever misspelt it."""
@@ -200,3 +238,67 @@ class Submitting(Base):
                 f"no worker has a task {min(unknown)!r} (known: {shown}); "
                 "start a worker that has it, or allow unknown handlers"
             )
+
+
+def prepare(
+    job_id: UUID,
+    request: JobRequest,
+    now: datetime,
+    *,
+    settings: Settings,
+    shard: int,
+    anchor: datetime | None = None,
+) -> NewJob:
+    """Check every field and plan the first occurrence."""
+    handler = request.handler
+    target = None
+    if isinstance(handler, Mapping):
+        handler, target, default_name = check_handler(handler)
+    else:
+        default_name = checks.check_text("handler", handler, longest=200)
+    name = default_name if request.name is None else checks.check_text("name", request.name, longest=200)
+    payload = checks.payload_text(request.payload, limit=settings.payload_max_bytes)
+    if request.payload_ref is not None:
+        checks.check_text("payload_ref", request.payload_ref, longest=2048)
+    checks.check_text("queue", request.queue, longest=100)
+    checks.check_text("tenant", request.tenant, longest=100)
+    checks.check_integer("priority", request.priority, 0, 9)
+    if request.max_runs is not None:
+        checks.check_integer("max_runs", request.max_runs, 1, 2**31 - 1)
+    policy = checks.check_policy(request.policy)
+    labels = checks.check_labels(request.labels) if request.labels else None
+    if request.start_at is not None or request.end_at is not None:
+        start_at = checks.check_moment("start_at", request.start_at)
+        end_at = checks.check_moment("end_at", request.end_at)
+        if start_at is not None and end_at is not None and end_at <= start_at:
+            raise InvalidInput("end_at", "must be after start_at")
+        request = replace(request, start_at=start_at, end_at=end_at)
+    plan = checks.plan_schedule(request, now=now, job_id=job_id, anchor=anchor or now)
+    fingerprint = None
+    if request.dedupe_key is not None:
+        checks.check_text("dedupe_key", request.dedupe_key, longest=200)
+        fingerprint = checks.fingerprint(request, payload, labels, plan.canonical)
+    return NewJob(
+        job_id,
+        shard,
+        name,
+        payload,
+        request.payload_ref,
+        request.dedupe_key,
+        fingerprint,
+        plan.first,
+        request.tenant,
+        handler,
+        target,
+        plan.kind,
+        plan.canonical,
+        request.timezone,
+        request.start_at,
+        request.end_at,
+        request.max_runs,
+        request.queue,
+        request.priority,
+        policy.to_stored(),
+        labels,
+        plan.first is None,
+    )

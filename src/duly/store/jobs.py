@@ -54,6 +54,18 @@ async def submit(store: Executor, jobs: Sequence[NewJob], *, created_at: datetim
     return {row["job_id"] for row in rows}
 
 
+async def submit_one(store: Executor, job: NewJob, *, created_at: datetime) -> Job | None:
+    """Insert one job and say what it is now, without asking again; None if it, or its dedupe_key, was there."""
+    row = await store.row("jobs/submit", *submit_columns([job]), created_at)
+    if row is None:
+        return None
+    # A job that runs now has ended, and its run is live: `active` to its readers.
+    new = {"status": "active", "status_reason": None, "run_count": int(job.immediate), "version": 1}
+    return to_job(
+        {**job._asdict(), **new, "last_run_at": row["last_run_at"], "created_at": created_at, "updated_at": created_at}
+    )
+
+
 def submit_columns(jobs: Sequence[NewJob]) -> list[Sequence[object]]:
     """The arrays that `jobs/submit.sql` takes."""
     shapes: dict[tuple[object, ...], int] = {}
@@ -170,6 +182,9 @@ class ChangedJob(NamedTuple):
 async def change(store: Executor, changed: ChangedJob) -> Job | None:
     """None if the job is not what it was when the change was worked out."""
     row = await store.row("jobs/change", *changed)
+    if row is not None and row["status"] == "ended":
+        # Whether that is `active` or `completed` to its readers is for the view to say.
+        return await get(store, job_id=changed.job_id, tenant=changed.tenant)
     return None if row is None else to_job(row)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from importlib import resources
 
 import asyncpg
@@ -114,6 +115,14 @@ async def check_version(pool: Pool) -> None:
     if missing := [migration for migration in known_migrations() if migration.version not in done]:
         names = ", ".join(f"{migration.version:04d}_{migration.name}" for migration in missing)
         raise StoreMismatch(f"the store is older than this Duly (missing {names}); run: duly migrate")
+
+
+@cache
+def check_newest(version: int) -> None:
+    """Like `check_version`, where only the newest migration of the store is known."""
+    _refuse_newer({version})
+    if version < known_migrations()[-1].version:
+        raise StoreMismatch(f"the store is older than this Duly (it has migration {version:04d}); run: duly migrate")
 
 
 def _refuse_newer(done: set[int]) -> None:

@@ -1,0 +1,238 @@
+"""`duly key …` and `duly tenant …`: who may use the API, and how much."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duly.cli.output import away, coloured, examples, moment, print_json, print_json_lines, print_table
+from duly.cli.session import with_store
+from duly.errors import InvalidInput, InvalidSchedule
+from duly.model import DEFAULT_TENANT
+
+if TYPE_CHECKING:
+    from duly.operations import Key, Operations
+    from duly.operations.keys import Role
+    from duly.operations.tenants import Tenant
+
+JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
+JsonLinesOption = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
+
+key = typer.Typer(
+    help="Make, list and revoke the keys of the API.",
+    epilog=examples(
+        "duly key create --tenant acme --role write --name deploys --expires 90d",
+        "duly key list",
+        "duly key revoke KEY_ID",
+    ),
+    no_args_is_help=True,
+)
+tenant = typer.Typer(
+    help="Say how much each tenant may have and ask.",
+    epilog=examples("duly tenant set acme --max-jobs 10000 --requests-per-second 50", "duly tenant list"),
+    no_args_is_help=True,
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(key, name="key")
+    app.add_typer(tenant, name="tenant")
+
+
+@key.command()
+def create(
+    context: typer.Context,
+    role: Annotated[
+        str,
+        typer.Option(
+            help="read: look. write: that, and change jobs. admin: that, and the whole store's figures.",
+            metavar="read|write|admin",
+        ),
+    ],
+    of_tenant: Annotated[str, typer.Option("--tenant", help="Whose jobs it is for.", metavar="T")] = DEFAULT_TENANT,
+    name: Annotated[str | None, typer.Option(help="What it is for, so that you know it again.")] = None,
+    expires: Annotated[
+        str | None, typer.Option(help="How long it works: 90d, 12h, P30D. Default: until revoked.", metavar="DURATION")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a key and show it, this one time.
+
+    The key alone goes to stdout, so it can be piped to where it is kept. From the first key on, the API needs one.
+    """
+    life = None if expires is None else _duration(expires)
+
+    async def make(operations: Operations) -> tuple[str, Key]:
+        created = await operations.create_key(tenant=of_tenant, role=_role(role), name=name, expires_in=life)
+        return created.text, created.key
+
+    text, made = with_store(context, make)
+    if as_json:
+        print_json({"key": text, **_key_document(made)})
+        return
+    typer.echo(text)
+    until = "until it is revoked" if made.expires_at is None else f"until {moment(made.expires_at)}"
+    typer.echo(
+        f"key {made.key_id} of tenant {made.tenant!r}, role {made.role}, good {until}; it is not shown again", err=True
+    )
+
+
+@key.command("list")
+def list_keys(
+    context: typer.Context,
+    of_tenant: Annotated[str | None, typer.Option("--tenant", help="Only of this tenant.", metavar="T")] = None,
+    as_json: JsonLinesOption = False,
+) -> None:
+    """List keys, newest first, also those that were revoked or have expired."""
+
+    async def look(operations: Operations) -> tuple[list[Key], datetime]:
+        return await operations.list_keys(tenant=of_tenant), operations.now()
+
+    found, now = with_store(context, look)
+    if as_json:
+        print_json_lines({**_key_document(one), "status": one.status(now)} for one in found)
+    elif found:
+        print_table(
+            ("ID", "NAME", "TENANT", "ROLE", "STATUS", "CREATED", "LAST USED", "EXPIRES", "REVOKED"),
+            [
+                (
+                    one.key_id,
+                    one.name or "",
+                    one.tenant,
+                    one.role,
+                    one.status(now),
+                    away(one.created_at, now),
+                    away(one.last_used_at, now) or "never",
+                    away(one.expires_at, now) or "never",
+                    away(one.revoked_at, now),
+                )
+                for one in found
+            ],
+            whole=("ID", "ROLE", "STATUS"),
+        )
+    else:
+        typer.echo("no keys; without one the API serves this machine only", err=True)
+
+
+@key.command()
+def revoke(
+    context: typer.Context,
+    key_id: Annotated[str, typer.Argument(help="The key's id, as the list shows it, or the key.", metavar="KEY")],
+    as_json: JsonOption = False,
+) -> None:
+    """Revoke a key. Servers that are running refuse it within seconds."""
+    revoked = with_store(context, lambda operations: operations.revoke_key(key_id))
+    if as_json:
+        print_json(_key_document(revoked))
+    else:
+        typer.echo(f"{revoked.key_id} {coloured('revoked', like='cancelled')}")
+
+
+@tenant.command("set")
+def set_tenant(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The tenant.", metavar="NAME")],
+    max_jobs: Annotated[
+        str | None, typer.Option(help="Active and paused jobs it may have; 'default': as set up.", metavar="N")
+    ] = None,
+    requests_per_second: Annotated[
+        str | None, typer.Option(help="API requests a second and key; 'default': as set up.", metavar="N")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Set a tenant's limits. What is not given stays as it is; running processes follow within seconds."""
+    if max_jobs is None and requests_per_second is None:
+        raise InvalidInput("--max-jobs", "or --requests-per-second must be given")
+    changes: dict[str, Any] = {}
+    if max_jobs is not None:
+        changes["max_jobs"] = None if max_jobs == "default" else _number("--max-jobs", max_jobs, int)
+    if requests_per_second is not None:
+        changes["requests_per_second"] = (
+            None if requests_per_second == "default" else _number("--requests-per-second", requests_per_second, float)
+        )
+    changed = with_store(context, lambda operations: operations.set_tenant(name, **changes))
+    if as_json:
+        print_json(_tenant_document(changed))
+    else:
+        rate = _limit(changed.requests_per_second)
+        typer.echo(f"{changed.tenant}: {_limit(changed.max_jobs)} jobs, {rate} requests a second")
+
+
+@tenant.command("list")
+def list_tenants(context: typer.Context, as_json: JsonLinesOption = False) -> None:
+    """List the tenants whose limits were set, each with what it may have."""
+    found = with_store(context, lambda operations: operations.list_tenants())
+    if as_json:
+        print_json_lines(map(_tenant_document, found))
+    elif found:
+        print_table(
+            ("TENANT", "MAX JOBS", "REQUESTS/S"),
+            [(one.tenant, _limit(one.max_jobs), _limit(one.requests_per_second)) for one in found],
+            whole=("TENANT",),
+        )
+    else:
+        typer.echo("no tenant has limits of its own; see: duly tenant set --help", err=True)
+
+
+def _duration(text: str) -> timedelta:
+    """As in a schedule: 90d, 1h30m, PT15M."""
+    from duly.timing.interval import read_interval
+
+    try:
+        seconds, _ = read_interval(text if text.startswith("P") else f"every {text}")
+    except InvalidSchedule as error:
+        raise InvalidInput(
+            "expires", f"{text[:40]!r} is not a length of time, use for example 90d, 12h or P30D"
+        ) from error
+    return timedelta(seconds=seconds)
+
+
+def _role(text: str) -> Role:
+    from duly.operations.keys import ROLES
+
+    for role in ROLES:
+        if text == role:
+            return role
+    raise InvalidInput("role", f"must be one of {', '.join(ROLES)}, not {text[:40]!r}")
+
+
+def _number(option: str, text: str, kind: type[int] | type[float]) -> float:
+    try:
+        return kind(text)
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput(option, f"must be a number or 'default', not {text[:40]!r}") from error
+
+
+def _limit(value: float | None) -> str:
+    return "unlimited" if value is None else f"{value:,.12g}"
+
+
+def _key_document(one: Key) -> dict[str, object]:
+    return {
+        "key_id": one.key_id,
+        "name": one.name,
+        "tenant": one.tenant,
+        "role": one.role,
+        "created_at": _stamp(one.created_at),
+        "last_used_at": _stamp(one.last_used_at),
+        "expires_at": _stamp(one.expires_at),
+        "revoked_at": _stamp(one.revoked_at),
+    }
+
+
+def _tenant_document(one: Tenant) -> dict[str, object]:
+    return {
+        "tenant": one.tenant,
+        "max_jobs": one.max_jobs,
+        "requests_per_second": one.requests_per_second,
+        "created_at": _stamp(one.created_at),
+        "updated_at": _stamp(one.updated_at),
+    }
+
+
+def _stamp(value: datetime | None) -> str | None:
+    from duly.api.documents import time_text
+
+    return time_text(value)

@@ -1,0 +1,179 @@
+"""Forecasting: how many fires are coming, so that a midnight herd is seen before it comes.
+
+The work is bounded, however many jobs there are. Only those that fall due within the horizon are read; jobs that go on
+alike are one group with a count; and where even that is too much, some shards stand for all of them, because a job's
+shard is a hash of its id. What is still too much is cut off in time, and the answer says where.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from duly import checks
+from duly.errors import InvalidInput
+from duly.model import DEFAULT_TENANT
+from duly.operations.base import timetable_of
+from duly.operations.looking import Looking
+from duly.store import forecasts, stores
+from duly.store.forecasts import Group
+from duly.timing import Occurrence, load_zone, make_timetable
+
+MAX_MINUTES = 24 * 60
+MAX_OCCURRENCES = 1000
+# Jobs read for one forecast: half a second of the database on an idle machine with cold pages.
+_MOST_JOBS = 100_000
+# Occurrences worked out for one forecast: about half a second of this process, in turns with others.
+_MOST_STEPS = 50_000
+_MOST_ITEMS = 20_000
+# After so many of them others get a turn on the event loop.
+_TURN = 500
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """So many fires in the minute that begins at `minute`."""
+
+    minute: datetime
+    queue: str
+    handler: str
+    fires: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`estimated`: some shards stand for all. `cut`: only what lies before `complete_until` is all there."""
+
+    start: datetime
+    until: datetime
+    items: list[Expected]
+    estimated: bool
+    cut: bool
+    complete_until: datetime
+
+    @property
+    def total(self) -> int:
+        return sum(item.fires for item in self.items)
+
+
+class Forecasting(Looking):
+    async def forecast(self, *, minutes: int = 60, tenant: str = DEFAULT_TENANT) -> Forecast:
+        """The fires of the coming minutes as everything is planned now; what is overdue counts for this minute."""
+        checks.check_integer("minutes", minutes, 1, MAX_MINUTES)
+        start = self._pool.clock.now()
+        until = start + timedelta(minutes=minutes)
+        groups, shards_read, complete_until = await self._near(tenant, until)
+        share = self._shard_count / shards_read
+        counts: Counter[tuple[datetime, str, str]] = Counter()
+        coming = _in_order(groups, start, min(until, complete_until or until))
+        for steps, (moment, group) in enumerate(coming, start=1):
+            counts[moment.replace(second=0, microsecond=0), group.queue, group.handler] += group.jobs
+            if steps % _TURN == 0:
+                await asyncio.sleep(0)
+            if steps == _MOST_STEPS or len(counts) > _MOST_ITEMS:
+                # They come in the order of time, so everything before this minute is counted.
+                complete_until = moment.replace(second=0, microsecond=0)
+                break
+        items = [
+            Expected(minute, queue, handler, round(fires * share))
+            for (minute, queue, handler), fires in sorted(counts.items())
+            if complete_until is None or minute < complete_until
+        ]
+        cut = complete_until is not None and complete_until < until
+        return Forecast(start, until, items, share > 1, cut, complete_until if cut and complete_until else until)
+
+    async def _near(self, tenant: str, until: datetime) -> tuple[list[Group], int, datetime | None]:
+        """The groups, how many shards they were read from, and up to where they are all there."""
+        shards = list(range(self._shard_count))
+        # The first says how full they are. The limit holds for each shard, and so for all that are read after it too.
+        first = await forecasts.near(self._pool, shards=shards[:1], tenant=tenant, until=until, limit=_MOST_JOBS)
+        afforded = min(len(shards), max(1, _MOST_JOBS // max(1, first.jobs_seen)))
+        if afforded == 1:
+            return first.groups, 1, first.complete_until
+        limit = 2 * _MOST_JOBS // afforded
+        rest = await forecasts.near(
+            self._pool, shards=shards[1:afforded], tenant=tenant, until=until, limit=limit
+        )  # fmt: skip
+        return first.groups + rest.groups, afforded, rest.complete_until
+
+    async def counts(self, *, tenant: str | None = None) -> stores.Counts:
+        """Figures of the whole store, or of one tenant."""
+        return await (stores.counts(self._pool) if tenant is None else stores.tenant_counts(self._pool, tenant=tenant))
+
+    async def occurrences(self, job_id: str, *, count: int = 10, tenant: str = DEFAULT_TENANT) -> list[Occurrence]:
+        """A job's next occurrences with their local times; what DST drops between them is there too, marked.
+
+        None for a job that is paused or has ended: nothing is planned for it.
+        """
+        checks.check_integer("count", count, 1, MAX_OCCURRENCES)
+        job = await self.get_job(job_id, tenant=tenant)
+        if job.next_run_at is None:
+            return []
+        left = count if job.max_runs is None else min(count, job.max_runs - job.run_count)
+        if job.kind == "once":
+            return [Occurrence(job.next_run_at, job.next_run_at.astimezone(load_zone(job.timezone)))][:left]
+        found: list[Occurrence] = []
+        for occurrence in timetable_of(job).walk(job.next_run_at - _MICROSECOND):
+            if left <= 0 or len(found) >= 2 * count + 10:
+                break
+            found.append(occurrence)
+            left -= not occurrence.dropped
+        return found
+
+
+def _in_order(groups: Sequence[Group], start: datetime, until: datetime) -> Iterator[tuple[datetime, Group]]:
+    """Every occurrence of every group before `until`, the earliest first."""
+    order = itertools.count()
+    waiting: list[tuple[datetime, int, Group, Iterator[datetime]]] = []
+    for group in groups:
+        moments = _moments(group, start)
+        if (first := next(moments, None)) is not None and first < until:
+            waiting.append((first, next(order), group, moments))
+    heapq.heapify(waiting)
+    while waiting:
+        moment, number, group, moments = waiting[0]
+        yield moment, group
+        following = next(moments, None)
+        if following is None or following >= until:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, (following, number, group, moments))
+
+
+def _moments(group: Group, start: datetime) -> Iterator[datetime]:
+    moment: datetime | None = max(group.next_run_at, start)
+    left = group.runs_left
+    if left is not None and left <= 0:
+        return
+    assert moment is not None
+    yield moment
+    if group.kind == "once":
+        return
+    jitter = timedelta(seconds=group.policy.jitter_seconds)
+    try:
+        timetable = make_timetable(
+            kind=group.kind,
+            schedule=group.schedule,
+            timezone=group.timezone,
+            # An interval goes on from where it is, which holds its jitter already.
+            anchor=group.anchor or group.next_run_at,
+            start_at=None,
+            end_at=group.end_at,
+            policy=replace(group.policy, jitter_seconds=0),
+            job_id=UUID(int=0),
+        )
+    except InvalidInput:  # its zone is gone; nobody knows how it goes on
+        return
+    if jitter and group.kind != "interval":
+        nominal = timetable.next(group.next_run_at - jitter)
+        timetable = replace(timetable, offset=max(group.next_run_at - (nominal or group.next_run_at), timedelta(0)))
+    while (left is None or left > 1) and (moment := timetable.next(moment)) is not None:
+        left = None if left is None else left - 1
+        yield moment

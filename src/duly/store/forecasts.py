@@ -1,0 +1,62 @@
+"""Reading what is to come: jobs that fall due soon, in groups that go on alike."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from duly.model import Policy, ScheduleKind, policy_from_stored
+from duly.store.pool import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """`jobs` of them are next due at `next_run_at` and then go on alike, at most `runs_left` times."""
+
+    kind: ScheduleKind
+    schedule: str
+    timezone: str
+    policy: Policy
+    queue: str
+    handler: str
+    next_run_at: datetime
+    anchor: datetime | None
+    end_at: datetime | None
+    runs_left: int | None
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """What was seen. `complete_until` is None when that was everything."""
+
+    groups: list[Group]
+    jobs_seen: int
+    complete_until: datetime | None
+
+
+async def near(store: Executor, *, shards: Sequence[int], tenant: str, until: datetime, limit: int) -> Near:
+    """At most `limit` jobs of each shard, the earliest."""
+    rows = await store.fetch("jobs/forecast", list(shards), tenant, until, limit)
+    return Near(
+        [
+            Group(
+                kind=row["kind"],
+                schedule=row["schedule"],
+                timezone=row["timezone"],
+                policy=policy_from_stored(row["policy"]),
+                queue=row["queue"],
+                handler=row["handler"],
+                next_run_at=row["next_run_at"],
+                anchor=row["anchor"],
+                end_at=row["end_at"],
+                runs_left=row["runs_left"],
+                jobs=row["jobs"],
+            )
+            for row in rows
+            if row["kind"] is not None
+        ],
+        rows[0]["jobs_seen"],
+        rows[0]["complete_until"],
+    )

@@ -1,0 +1,49 @@
+"""Jobs that the SQL function `duly.submit` has stored and Python has yet to check and plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+from duly.model import Job, ScheduleKind
+from duly.store.jobs import to_job
+from duly.store.pool import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """What became of a newcomer: its plan, or the `reason` why there is none."""
+
+    job_id: UUID
+    version: int
+    kind: ScheduleKind | None = None
+    schedule: str | None = None
+    target: str | None = None
+    next_run_at: datetime | None = None
+    reason: str | None = None
+
+
+async def read(store: Executor, *, page: int) -> tuple[list[Job], list[UUID]]:
+    """Jobs to plan, and the ids of those that need no plan any more."""
+    rows = await store.fetch("newcomers/read", page)
+    return [to_job(row) for row in rows if row["kind"] is not None], [
+        row["newcomer"] for row in rows if row["kind"] is None
+    ]
+
+
+async def adopt(store: Executor, adoptions: Sequence[Adoption], *, gone: Sequence[UUID]) -> dict[UUID, str | None]:
+    """Write plans and refusals. Returns those that were written, each with its reason if it was refused."""
+    rows = await store.fetch(
+        "newcomers/adopt",
+        [one.job_id for one in adoptions],
+        [one.version for one in adoptions],
+        [one.kind for one in adoptions],
+        [one.schedule for one in adoptions],
+        [one.target for one in adoptions],
+        [one.next_run_at for one in adoptions],
+        [one.reason for one in adoptions],
+        gone,
+    )
+    return {row["job_id"]: row["reason"] for row in rows}
