@@ -7,42 +7,59 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from duly.app import Duly
+    from duly.client import AsyncClient, Client
     from duly.errors import (
+        ApiUnavailable,
         ConfigError,
         Conflict,
         DulyError,
+        Forbidden,
         InvalidInput,
         InvalidSchedule,
         LeaseLost,
+        LimitReached,
         NotFound,
         Permanent,
         RetryAfter,
         Snooze,
         StoreMismatch,
         StoreUnavailable,
+        Unauthorized,
         UnknownHandler,
     )
     from duly.model import JobRequest
     from duly.worker.context import Context
 
-_HOMES = {"Duly": "duly.app", "Context": "duly.worker.context", "JobRequest": "duly.model"}
+_HOMES = {
+    "AsyncClient": "duly.client",
+    "Client": "duly.client",
+    "Context": "duly.worker.context",
+    "Duly": "duly.app",
+    "JobRequest": "duly.model",
+}
 
 __all__ = [
+    "ApiUnavailable",
+    "AsyncClient",
+    "Client",
     "ConfigError",
     "Conflict",
     "Context",
     "Duly",
     "DulyError",
+    "Forbidden",
     "InvalidInput",
     "InvalidSchedule",
     "JobRequest",
     "LeaseLost",
+    "LimitReached",
     "NotFound",
     "Permanent",
     "RetryAfter",
     "Snooze",
     "StoreMismatch",
     "StoreUnavailable",
+    "Unauthorized",
     "UnknownHandler",
 ]
 

@@ -119,7 +119,7 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
     ("end_at", "9998-12-31T23:59:59-24:00"),
     ("max_runs", 0),
     ("max_runs", 10**4000),
-    ("max_runs", 1.0),
+    ("max_runs", 1.5),
     ("max_runs", "3"),
     ("queue", "q" * 101),
     ("queue", "a\u0000"),
@@ -133,7 +133,7 @@ WRONG_FIELDS: list[tuple[str, Any]] = [
     ("overlap", "SKIP"),
     ("max_queued", None),
     ("max_retries", [3]),
-    ("max_retries", 3.0),
+    ("max_retries", 3.5),
     ("max_retries", True),
     ("retry_backoff", "patient"),
     ("retry_delay_seconds", "30"),
@@ -304,7 +304,10 @@ async def test_a_method_that_does_not_exist_is_405_and_says_which_do(client: htt
     response = await client.put(JOBS, json=MINIMAL)
     assert response.status_code == 405
     assert response.headers["content-type"] == "application/problem+json"
-    assert response.headers["allow"]
+    assert response.headers["allow"] == "GET, POST"
+    assert (await client.put(f"{JOBS}/x")).headers["allow"] == "DELETE, GET, PATCH"
+    assert (await client.put(f"{JOBS}/batch")).headers["allow"] == "POST"
+    assert (await client.post("/healthz")).headers["allow"] == "GET, HEAD"
 
 
 async def test_an_unknown_handler_is_422_once_some_are_known(pool: Pool, settings: Settings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -14,6 +15,8 @@ import pytest
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 LONG_RUNNING = ("up", "scheduler", "worker")
+# Where the README says that an API is.
+API = "http://127.0.0.1:8080"
 
 
 def blocks(language: str) -> list[str]:
@@ -30,6 +33,7 @@ def duly_commands() -> list[list[str]]:
 def project(tmp_path: Path, database_url: str) -> dict[str, str]:
     """The reader's project, and the environment its commands run in."""
     (tmp_path / "reports.py").write_text(blocks("python")[0])
+    (tmp_path / "my.crontab").write_text("MAILTO=ops\n30 2 * * * backup --all\n")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
     return {**kept, "DULY_DATABASE_URL": database_url, "DULY_PORT": "0", "PWD": str(tmp_path)}
 
@@ -46,7 +50,9 @@ def test_every_command_and_the_program_in_the_readme_work(project: dict[str, str
     background: list[subprocess.Popen[bytes]] = []
     submitted = False
     try:
-        for command in commands:
+        api = _serve(project, background)
+        for written in commands:
+            command = [word.replace(API, api) for word in written]
             if command[0] in LONG_RUNNING:
                 background.append(
                     subprocess.Popen(
@@ -57,12 +63,17 @@ def test_every_command_and_the_program_in_the_readme_work(project: dict[str, str
                 continue
             if command[0] == "doctor":
                 _wait_until_healthy(project)
+            if "RUN" in command:
+                command = [_waiting_run(project) if word == "RUN" else word for word in command]
             done = run(project, "-m", "duly.cli", *command)
             assert done.returncode == 0, f"duly {shlex.join(command)}\n{done.stdout}\n{done.stderr}"
             if command[0] == "doctor" and not submitted:
                 submitted = True
                 program = run(project, "-c", "import asyncio, reports; asyncio.run(reports.main())")
                 assert program.returncode == 0, program.stderr
+        program = run({**project, "DULY_URL": api}, "-c", next(one for one in blocks("python") if "Client" in one))
+        assert program.returncode == 0, program.stderr
+        assert "backup --all 20" in program.stdout
         listed = run(project, "-m", "duly.cli", "job", "list", "--json").stdout
         assert listed.count('"handler"') >= 5
     finally:
@@ -70,6 +81,27 @@ def test_every_command_and_the_program_in_the_readme_work(project: dict[str, str
             process.terminate()
         for process in background:
             process.wait(30)
+
+
+def _waiting_run(project: dict[str, str]) -> str:
+    """The id of a run that nobody claims."""
+    job = run(project, "-m", "duly.cli", "submit", "send_report", "--queue", "unserved", "--json").stdout
+    runs = run(project, "-m", "duly.cli", "job", "runs", json.loads(job)["job_id"], "--json").stdout
+    return str(json.loads(runs)["run_id"])
+
+
+def _serve(project: dict[str, str], background: list[subprocess.Popen[bytes]]) -> str:
+    """An API on a port of its own; returns its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "duly.cli", "api", "--port", "0"],
+        cwd=project["PWD"], env=project, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    background.append(process)
+    assert process.stdout is not None
+    with process.stdout as output:
+        found = re.search(rb"http://[0-9.:]+", output.readline())
+    assert found is not None
+    return found[0].decode()
 
 
 def _wait_until_healthy(project: dict[str, str]) -> None:

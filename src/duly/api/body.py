@@ -7,7 +7,7 @@ import json
 import math
 import re
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -34,39 +34,96 @@ class _Unusable:
         self.message = message
 
 
+JSON = ("application/json",)
+# The first is the usual name, the others are met as well.
+NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
+
+
 async def read_object(request: Request, *, limit: int) -> dict[str, Any]:
     """The JSON object that a request carries, or a `Problem`."""
-    body = await _read(request, limit)
-    return parse_object(body)
+    return parse_object((await read_bytes(request, limit=limit))[1])
+
+
+async def read_optional_object(request: Request, *, limit: int) -> dict[str, Any]:
+    """The same for a call whose body may be left out: no bytes are no fields."""
+    if "content-type" not in request.headers:
+        async for chunk in request.stream():
+            if chunk:
+                raise Problem(415, "the body must be JSON in UTF-8: Content-Type: application/json")
+        return {}
+    body = (await read_bytes(request, limit=limit))[1]
+    return parse_object(body) if body.strip() else {}
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
     _check_depth(body)
+    value, clean = parse_json(body)
+    if not isinstance(value, dict):
+        raise _invalid("body", "must be a JSON object")
+    if not clean:
+        refuse_unusable(value)
+    return value
+
+
+def parse_json(body: bytes) -> tuple[Any, bool]:
+    """What the bytes say, and whether all of it can be kept; if not, `refuse_unusable` names the field.
+
+    As deep as it may be: a parser that runs out of stack says so, and what is deeper than a payload may be is refused
+    with the payload.
+    """
+    clean = True
+
+    def integer(text: str) -> int | _Unusable:
+        nonlocal clean
+        try:
+            return int(text)
+        except ValueError:
+            clean = False
+            return _Unusable("holds a number with too many digits")
+
+    def number(text: str) -> float | _Unusable:
+        nonlocal clean
+        value = float(text)
+        if math.isfinite(value):
+            return value
+        clean = False
+        return _Unusable("holds a number that is too large")
+
+    def constant(text: str) -> _Unusable:
+        nonlocal clean
+        clean = False
+        return _Unusable(f"must be JSON: {text} is not")
+
     try:
-        value = json.loads(body.decode(), parse_int=_integer, parse_float=_float, parse_constant=_constant)
+        value = json.loads(body.decode(), parse_int=integer, parse_float=number, parse_constant=constant)
     except json.JSONDecodeError as error:
         raise _invalid("body", f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}") from error
     except UnicodeDecodeError as error:
         raise _invalid("body", "is not JSON: it is not UTF-8") from error
-    except (RecursionError, ValueError) as error:
+    except RecursionError as error:
+        raise _invalid("body", f"is nested too deeply: at most {MAX_DEPTH} levels") from error
+    except ValueError as error:
         raise _invalid("body", "is not JSON that can be read") from error
-    if not isinstance(value, dict):
-        raise _invalid("body", "must be a JSON object")
-    for field, content in value.items():
+    return value, clean
+
+
+def refuse_unusable(document: dict[str, Any]) -> None:
+    for field, content in document.items():
         if (unusable := _find_unusable(content)) is not None:
             raise _invalid(field, unusable.message)
-    return value
 
 
 def _invalid(field: str, message: str) -> Problem:
     return Problem.invalid([FieldError(field, message)])
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def read_bytes(request: Request, *, limit: int, media_types: Sequence[str] = JSON) -> tuple[str, bytes]:
+    """The whole body and its media type, which must be one of these."""
     media_type, _, parameters = request.headers.get("content-type", "").partition(";")
+    media_type = media_type.strip().lower()
     charset = re.fullmatch(r'\s*charset\s*=\s*"?([^";]*)"?\s*', parameters.lower())
-    if media_type.strip().lower() != "application/json" or (charset and charset[1].strip() not in ("utf-8", "utf8")):
-        raise Problem(415, "the body must be JSON in UTF-8: Content-Type: application/json")
+    if media_type not in media_types or (charset and charset[1].strip() not in ("utf-8", "utf8")):
+        raise Problem(415, f"the body must be JSON in UTF-8: Content-Type: {' or '.join(media_types[:2])}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
         raise Problem(415, "the body may be compressed with gzip only", headers={"Accept-Encoding": "gzip"})
@@ -93,7 +150,7 @@ async def _read(request: Request, limit: int) -> bytes:
         raise _invalid("body", "is not gzip, though Content-Encoding says so") from error
     if unpack is not None and (not unpack.eof or unpack.unused_data):
         raise _invalid("body", "is not one whole gzip stream")
-    return bytes(body)
+    return media_type, bytes(body)
 
 
 async def _linger(stream: AsyncIterator[bytes]) -> None:
@@ -110,6 +167,8 @@ async def _linger(stream: AsyncIterator[bytes]) -> None:
 
 def _check_depth(body: bytes) -> None:
     """Count brackets before parsing: a parser that recurses would be out of stack before it could name the field."""
+    if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
+        return
     depth = 0
     field = b"body"
     for token in _STRUCTURE.finditer(body):
@@ -123,22 +182,6 @@ def _check_depth(body: bytes) -> None:
                 raise _invalid(field.decode(errors="replace"), f"is nested too deeply: at most {MAX_DEPTH} levels")
         else:
             depth -= 1
-
-
-def _integer(text: str) -> int | _Unusable:
-    try:
-        return int(text)
-    except ValueError:
-        return _Unusable("holds a number with too many digits")
-
-
-def _float(text: str) -> float | _Unusable:
-    value = float(text)
-    return value if math.isfinite(value) else _Unusable("holds a number that is too large")
-
-
-def _constant(text: str) -> _Unusable:
-    return _Unusable(f"must be JSON: {text} is not")
 
 
 def _find_unusable(value: Any) -> _Unusable | None:

@@ -7,7 +7,10 @@ from typing import Any
 
 from duly.handlers import shown_target
 from duly.model import Attempt, DeadLetter, ErrorInfo, Job, Run
-from duly.operations import Explanation, Preview
+from duly.operations import ClusterStatus, Explanation, Forecast, Preview
+from duly.store.cluster import NodeStatus
+from duly.store.stores import Counts
+from duly.timing import Occurrence
 
 
 def time_text(moment: datetime | None) -> str | None:
@@ -104,11 +107,12 @@ def preview_document(preview: Preview) -> dict[str, Any]:
     return {
         "kind": preview.kind,
         "canonical": preview.canonical,
-        "occurrences": [
-            {"scheduled_at": time_text(one.scheduled_at), "local": one.local.isoformat(), "note": one.note}
-            for one in preview.occurrences
-        ],
+        "occurrences": [occurrence_document(one) for one in preview.occurrences],
     }
+
+
+def occurrence_document(one: Occurrence) -> dict[str, Any]:
+    return {"scheduled_at": time_text(one.scheduled_at), "local": one.local.isoformat(), "note": one.note}
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:
@@ -125,6 +129,76 @@ def explanation_document(explanation: Explanation) -> dict[str, Any]:
         },
         "run": None if explanation.run is None else run_document(explanation.run),
         "related": None if explanation.related is None else explanation_document(explanation.related),
+    }
+
+
+def forecast_document(forecast: Forecast) -> dict[str, Any]:
+    return {
+        "start": time_text(forecast.start),
+        "until": time_text(forecast.until),
+        "total": forecast.total,
+        "items": [
+            {"minute": time_text(item.minute), "queue": item.queue, "handler": item.handler, "fires": item.fires}
+            for item in forecast.items
+        ],
+        "estimated": forecast.estimated,
+        "cut": forecast.cut,
+        "complete_until": time_text(forecast.complete_until),
+    }
+
+
+def cluster_document(status: ClusterStatus) -> dict[str, Any]:
+    return {
+        "nodes": [{**_node_document(node), "shards": node.shards} for node in status.nodes if node.kind == "scheduler"],
+        "shards": [
+            {
+                "shard": shard.shard,
+                "epoch": shard.epoch,
+                "leader": None if shard.node_id is None else str(shard.node_id),
+                "leader_name": shard.node,
+                "alive": shard.alive,
+                "since": time_text(shard.since),
+            }
+            for shard in status.shards
+        ],
+        "workers": [
+            {
+                **_node_document(node),
+                "held": node.held,
+                "queues": node.info.get("queues", []),
+                "concurrency": node.info.get("concurrency"),
+            }
+            for node in status.nodes
+            if node.kind == "worker"
+        ],
+    }
+
+
+def _node_document(node: NodeStatus) -> dict[str, Any]:
+    return {
+        "node_id": str(node.node_id),
+        "name": node.name,
+        "version": node.version,
+        "started_at": time_text(node.started_at),
+        "lease_until": time_text(node.lease_until),
+        "stopped_at": time_text(node.stopped_at),
+        "alive": node.alive,
+    }
+
+
+def stats_document(counts: Counts, tenant: str, *, scope: str | None) -> dict[str, Any]:
+    """`scope` is the tenant that was counted, None: the whole store."""
+    return {
+        "scope": "store" if scope is None else "tenant",
+        "tenant": tenant,
+        "jobs": counts.jobs,
+        "queued": counts.queued,
+        "retrying": counts.retrying,
+        "waiting": counts.waiting,
+        "running": counts.running,
+        "dead_letters": counts.dead_letters,
+        "overdue": counts.overdue,
+        "oldest_overdue_at": time_text(counts.oldest_overdue_at),
     }
 
 

@@ -3,6 +3,9 @@
 Duly serves loopback without authentication, so the one stranger who can reach it is a web page in the user's own
 browser. Two doors are closed to it. A page whose host name was made to resolve to 127.0.0.1 (DNS rebinding) is told
 by its `Host`; a page that sends requests across sites is told by its `Origin`.
+
+Where keys are needed neither is looked at: a browser does not send a key by itself, so a foreign page has none, and the
+names under which a server is reached are the proxy's to know. `api_hosts` narrows them for those who want that.
 """
 
 from __future__ import annotations
@@ -10,12 +13,15 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
+from collections.abc import Collection
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from duly.api.access import Access
 from duly.api.problems import Problem
+from duly.errors import DulyError
 
 log = logging.getLogger("duly.api")
 
@@ -29,6 +35,9 @@ SECURITY_HEADERS = {
     # Otherwise another site could still load an answer as a script or an image and learn from how that goes.
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+# What is the same for everybody, and needs no key: probes, pages, the description of the API. All else does.
+_PUBLIC = frozenset({"/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"})
+_PUBLIC_FOLDER = "/static/"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:\[\]@/]+)(?::[0-9]{1,5})?")
 
@@ -53,8 +62,7 @@ def is_loopback_host(header: str) -> bool:
     return host == "localhost" or host.endswith(".localhost") or is_loopback_address(host)
 
 
-def _refusal(scope: Scope) -> Problem | None:
-    headers = Headers(scope=scope)
+def _refusal(scope: Scope, headers: Headers) -> Problem | None:
     hosts = headers.getlist("host")
     if len(hosts) != 1 or not is_loopback_host(hosts[0]):
         return Problem(421, "only loopback names are served here, such as localhost or 127.0.0.1")
@@ -63,17 +71,25 @@ def _refusal(scope: Scope) -> Problem | None:
     origins = headers.getlist("origin")
     same_origin = f"{scope['scheme']}://{hosts[0]}".lower()
     if any(origin.lower() != same_origin for origin in origins):
-        return Problem(403, "a request that changes something must not come from another site")
+        return Problem(403, "a request that changes something must not come from another site", kind="cross-site")
     if not origins and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
-        return Problem(403, "a request that changes something must not come from another site")
+        return Problem(403, "a request that changes something must not come from another site", kind="cross-site")
     return None
+
+
+def _is_named(headers: Headers, names: frozenset[str]) -> bool:
+    hosts = headers.getlist("host")
+    match = _HOST.fullmatch(hosts[0].lower()) if len(hosts) == 1 else None
+    return match is not None and (match[1] in names or is_loopback_host(hosts[0]))
 
 
 class Guard:
     """Outermost but for Starlette's own: refuses strangers, adds the headers, and is the last to catch an error."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, access: Access, *, hosts: Collection[str] = ()) -> None:
         self._app = app
+        self._access = access
+        self._hosts = frozenset(host.lower() for host in hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -90,10 +106,15 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        if (refusal := _refusal(scope)) is not None:
-            await refusal.response()(scope, receive, send_guarded)
-            return
         try:
+            try:
+                await self._let_in(scope)
+            except Problem as refusal:
+                await refusal.response()(scope, receive, send_guarded)
+                return
+            except DulyError as error:
+                await Problem.of(error).response()(scope, receive, send_guarded)
+                return
             await self._app(scope, receive, send_guarded)
         except ClientDisconnect:
             return
@@ -103,3 +124,18 @@ class Guard:
                 raise
             failed = Problem(500, "the request failed for a reason on this side; the server's log says which")
             await failed.response()(scope, receive, send_guarded)
+
+    async def _let_in(self, scope: Scope) -> None:
+        """Raises a `Problem` for who may not ask, and notes who does."""
+        headers = Headers(scope=scope)
+        path = scope["path"]
+        private = path not in _PUBLIC and not path.startswith(_PUBLIC_FOLDER)
+        # Probes and pages must answer without the store.
+        needed = await self._access.is_needed() if private else self._access.known_to_be_needed
+        if not needed:
+            if (refusal := _refusal(scope, headers)) is not None:
+                raise refusal
+        elif self._hosts and not _is_named(headers, self._hosts):
+            raise Problem(421, "this name is not served here; the setting api_hosts says which are")
+        if private:
+            scope["duly.principal"] = await self._access.admit(headers)

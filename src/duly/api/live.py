@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from importlib.resources import files
 from typing import Any
 
@@ -13,11 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from duly.api.access import principal_of
 from duly.api.documents import time_text
 from duly.api.problems import json_response
 from duly.errors import DulyError, StoreUnavailable
 from duly.model import Job, Run
-from duly.operations import ClusterStatus, Operations
+from duly.operations import ClusterStatus, Operations, Principal
 
 SHOWN = 50
 UPCOMING = 3
@@ -26,7 +28,9 @@ _LONGEST_ERROR = 500
 _FRESH_SECONDS = 0.8
 _READY_SECONDS = 5
 
-_MEDIA_TYPES = {"index.html": "text/html", "page.js": "text/javascript", "page.css": "text/css"}
+_PAGES = {"index.html": "/", "docs.html": "/docs"}
+_MEDIA_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
+_FILES = ("index.html", "page.js", "page.css", "docs.html", "docs.js", "docs.css")
 _ICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 32 32"><circle cx="16" cy="16" r="13" fill="none" '
     'stroke="#3b6fd6" stroke-width="4"/><path d="M16 8v8l6 4" fill="none" stroke="#3b6fd6" stroke-width="4" '
@@ -56,8 +60,8 @@ def make_routes(operations: Operations) -> list[Route]:
             raise StoreUnavailable(str(error)) from error
         return json_response({"status": "ready"})
 
-    async def show_live(_: Request) -> Response:
-        return json_response(await live.document())
+    async def show_live(request: Request) -> Response:
+        return json_response(await live.document(principal_of(request)))
 
     static = files("duly.api") / "static"
     routes = [
@@ -66,9 +70,9 @@ def make_routes(operations: Operations) -> list[Route]:
         Route("/live", show_live),
         Route("/static/icon.svg", _file(_ICON.encode(), "image/svg+xml")),
     ]
-    for name, media_type in _MEDIA_TYPES.items():
-        path = "/" if name == "index.html" else f"/static/{name}"
-        routes.append(Route(path, _file((static / name).read_bytes(), media_type)))
+    for name in _FILES:
+        media_type = _MEDIA_TYPES["." + name.rpartition(".")[2]]
+        routes.append(Route(_PAGES.get(name, f"/static/{name}"), _file((static / name).read_bytes(), media_type)))
     return routes
 
 
@@ -85,28 +89,33 @@ def _file(content: bytes, media_type: str) -> Endpoint:
 
 
 class Live:
-    """One look at the store, shared by all pages that ask within the same second."""
+    """One look at the store, shared by all pages of a tenant that ask within the same second."""
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
         self._looking = asyncio.Lock()
-        self._document: dict[str, Any] = {}
-        self._fresh_until = 0.0
+        # By what may be seen; each with the moment until which it is fresh.
+        self._looks: dict[tuple[str, bool], tuple[float, dict[str, Any]]] = {}
 
-    async def document(self) -> dict[str, Any]:
+    async def document(self, who: Principal) -> dict[str, Any]:
+        kind = who.tenant, who.role == "admin"
         async with self._looking:
-            if time.monotonic() >= self._fresh_until:
-                self._document = await self._look()
-                self._fresh_until = time.monotonic() + _FRESH_SECONDS
+            if time.monotonic() >= self._looks.get(kind, (0.0, {}))[0]:
+                document = await self._look(*kind)
+                now = time.monotonic()
+                self._looks = {other: look for other, look in self._looks.items() if now < look[0]}
+                self._looks[kind] = now + _FRESH_SECONDS, document
             # Countdowns need the time of this answer, not that of the look.
-            return {"now": time_text(self._operations.now()), **self._document}
+            return {"now": time_text(self._operations.now()), **self._looks[kind][1]}
 
-    async def _look(self) -> dict[str, Any]:
+    async def _look(self, tenant: str, whole_store: bool) -> dict[str, Any]:
         page, runs, status = await asyncio.gather(
-            self._operations.list_jobs(status="active", limit=SHOWN),
-            self._operations.recent_runs(limit=SHOWN),
+            self._operations.list_jobs(tenant=tenant, status="active", limit=SHOWN),
+            self._operations.recent_runs(tenant=tenant, limit=SHOWN),
             self._operations.status(),
         )
+        if not whole_store:
+            status = replace(status, counts=await self._operations.counts(tenant=tenant))
         return {
             "jobs": [self._job(job) for job in page.items],
             "runs": [_run(run) for run in runs],

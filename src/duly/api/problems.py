@@ -13,8 +13,9 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 
-from duly.errors import Conflict, DulyError, InvalidInput, NotFound, StoreUnavailable
+from duly.errors import Conflict, DulyError, InvalidInput, LimitReached, NotFound, StoreUnavailable
 
 log = logging.getLogger("duly.api")
 
@@ -25,16 +26,25 @@ _MOST_ERRORS = 50
 
 _TITLES = {
     400: ("bad-request", "The request cannot be read"),
-    403: ("cross-site", "Cross-site request refused"),
+    401: ("unauthenticated", "An API key is needed"),
+    403: ("forbidden", "Not allowed"),
     404: ("not-found", "Not found"),
     405: ("method-not-allowed", "Method not allowed"),
     409: ("conflict", "Conflict with what is stored"),
+    412: ("precondition-failed", "Changed since it was read"),
     413: ("too-large", "Request body too large"),
     415: ("unsupported-media-type", "Unsupported media type"),
     421: ("misdirected", "Not a host that is served here"),
     422: ("invalid-input", "Invalid input"),
+    429: ("too-many-requests", "Too many requests"),
     500: ("internal", "Internal error"),
     503: ("store-unavailable", "The store cannot be reached"),
+}
+
+# Where one status has several reasons, a client can tell them apart.
+_KINDS = {
+    "cross-site": "Cross-site request refused",
+    "limit-reached": "A limit of this tenant is reached",
 }
 
 # pydantic's words for a value of the wrong type, in ours.
@@ -47,29 +57,8 @@ _TYPE_MESSAGES = {
     "int_parsing_size": "must be a whole number, and not that large",
     "float_type": "must be a number",
     "dict_type": "must be an object",
+    "bool_parsing": "must be true or false",
     "datetime_type": "must be a time such as 2026-03-08T09:30:00Z",
-}
-
-# For the OpenAPI description.
-PROBLEM_SCHEMA: dict[str, Any] = {
-    "title": "Problem",
-    "type": "object",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {
-        "type": {"type": "string", "format": "uri"},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "field": {"type": "string", "description": "what in the request is wrong"},
-        "errors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "required": ["field", "message"],
-                "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
-            },
-        },
-    },
 }
 
 
@@ -91,9 +80,11 @@ class Problem(Exception):
         *,
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
+        kind: str | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
+        self.kind = kind
         self.detail = detail
         self.errors = errors
         self.headers = headers
@@ -114,6 +105,9 @@ class Problem(Exception):
             return cls(404, str(error))
         if isinstance(error, Conflict):
             return cls(409, str(error))
+        if isinstance(error, LimitReached):
+            # Not 429: that says "later", and clients obey. This limit stays until somebody removes jobs or raises it.
+            return cls(403, str(error), kind="limit-reached")
         if isinstance(error, StoreUnavailable):
             # Its text names the database's address, which is for the log and not for the client. Nodes warn of it
             # themselves; a page that polls would repeat it every second.
@@ -122,8 +116,10 @@ class Problem(Exception):
         log.error("a request failed: %s", error, exc_info=error)
         return cls(500, "the request failed for a reason on this side; the server's log says which")
 
-    def response(self) -> Response:
+    def document(self) -> dict[str, Any]:
         kind, title = _TITLES.get(self.status) or (str(self.status), HTTPStatus(self.status).phrase)
+        if self.kind is not None:
+            kind, title = self.kind, _KINDS[self.kind]
         document: dict[str, Any] = {
             "type": f"urn:duly:problem:{kind}",
             "title": title,
@@ -135,7 +131,10 @@ class Problem(Exception):
             document["errors"] = [
                 {"field": error.field[:_LONGEST_NAME], "message": error.message} for error in self.errors[:_MOST_ERRORS]
             ]
-        return json_response(document, status=self.status, headers=self.headers, media_type=MEDIA_TYPE)
+        return document
+
+    def response(self) -> Response:
+        return json_response(self.document(), status=self.status, headers=self.headers, media_type=MEDIA_TYPE)
 
 
 def json_response(
@@ -188,14 +187,31 @@ async def _handle_http(request: Request, error: Exception) -> Response:
     """What the router raises: no such path, no such method."""
     assert isinstance(error, HTTPException)
     detail = str(error.detail)
+    headers = error.headers
     if error.status_code == 404:
         detail = f"there is nothing at {request.url.path[:_LONGEST_NAME]}"
     elif error.status_code == 405:
         detail = f"{request.method[:_LONGEST_NAME]} is not possible here"
-    return Problem(error.status_code, detail, headers=error.headers).response()
+        headers = {"Allow": ", ".join(sorted(_allowed(request)))}
+    return Problem(error.status_code, detail, headers=headers).response()
 
 
-def install(app: FastAPI) -> None:
+def _allowed(request: Request) -> set[str]:
+    """The methods of all routes at this path, of which the router itself names only the first's.
+
+    A path that is a route's own is not taken for the id that another has in its place.
+    """
+    path = request.scope["path"]
+    routes: Sequence[Route] = request.app.state.routes
+    here = [route for route in routes if route.path == path] or [
+        route for route in routes if route.path_regex.match(path)
+    ]
+    return {method for route in here for method in route.methods or ()}
+
+
+def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
+    """`routes` are all there are: the app itself may hold them in groups."""
+    app.state.routes = [route for route in routes if isinstance(route, Route)]
     app.add_exception_handler(Problem, _handle_problem)
     app.add_exception_handler(DulyError, _handle_duly_error)
     app.add_exception_handler(RequestValidationError, _handle_validation)

@@ -1,19 +1,22 @@
 """The shape of requests and answers: what a job's fields are called and of which type, as OpenAPI tells it too.
 
 Only types are checked here, strictly: no number is taken for a text, no text for a number. The rules (ranges, zones,
-schedules) are checked by `operations`, for every interface alike.
+schedules) are checked by `operations`, for every interface alike; that they are also told here, as `json_schema_extra`,
+is for those who read the description, and a test compares the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
+from duly import checks
 from duly.api.problems import FieldError, Problem, type_message
+from duly.handlers import MAX_ARGUMENTS, MAX_HEADERS, METHODS
 from duly.model import (
     DEFAULT_POLICY,
     DEFAULT_PRIORITY,
@@ -27,7 +30,10 @@ from duly.model import (
     Overlap,
     Policy,
     RetryBackoff,
+    ScheduleKind,
 )
+from duly.operations import Verdict, previewing
+from duly.states import RunState
 
 # The very first and last moments of Python's calendar mean ±infinity to the database driver, and a step in local time
 # from any moment near them leaves the calendar.
@@ -53,8 +59,86 @@ def _plain_number(value: float) -> float:
     return int(value) if value == int(value) else value
 
 
+def _whole_number(value: object) -> object:
+    """JSON knows one kind of number: 3.0 is the whole number 3, to JSON Schema as to JavaScript."""
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(_whole_number)]
 Moment = Annotated[datetime, BeforeValidator(_read_moment)]
 Seconds = Annotated[int | float, AfterValidator(_plain_number)]
+
+
+# No control characters.
+_PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_NO_NUL = r"^[^\x00]*$"
+
+
+def text_rules(longest: int, *, shortest: int = 1, **more: Any) -> dict[str, Any]:
+    return {"minLength": shortest, "maxLength": longest, "pattern": _PLAIN, **more}
+
+
+def _number(low: float, high: float) -> dict[str, Any]:
+    return {"minimum": low, "maximum": high}
+
+
+def _or_null(kind: str, rules: dict[str, Any]) -> dict[str, Any]:
+    """Rules that hold unless it is null; beside `anyOf` they would hold for null too, and say nothing of it."""
+    return {"anyOf": [{"type": kind, **rules}, {"type": "null"}]}
+
+
+_MOMENT: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
+_HEADERS: dict[str, Any] = {
+    "type": "object",
+    "maxProperties": MAX_HEADERS,
+    "propertyNames": {"pattern": "^[A-Za-z][A-Za-z0-9]{0,7}-[A-Za-z0-9]{1,90}$"},
+    "additionalProperties": {"type": "string", "maxLength": 8192, "pattern": "^[ -~]*$"},
+}
+_VARIABLES: dict[str, Any] = {
+    "type": "object",
+    "propertyNames": {"pattern": "^[A-Z_][A-Z0-9_]{0,199}$"},
+    "additionalProperties": {"type": "string", "maxLength": 1000, "pattern": _NO_NUL},
+}
+_HANDLER: dict[str, Any] = {
+    "anyOf": [
+        {"type": "string", **text_rules(200)},
+        {
+            "type": "object",
+            "required": ["type", "url"],
+            "additionalProperties": False,
+            "properties": {
+                "type": {"const": "http"},
+                "url": {"type": "string", "format": "http-url", "maxLength": 2048},
+                "method": {"enum": list(METHODS)},
+                "headers": _HEADERS,
+                "secret_headers": _HEADERS,
+            },
+        },
+        {
+            "type": "object",
+            "required": ["type", "argv"],
+            "additionalProperties": False,
+            "properties": {
+                "type": {"const": "command"},
+                "argv": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": MAX_ARGUMENTS,
+                    "items": {"type": "string", "minLength": 1, "maxLength": 1000, "pattern": _NO_NUL},
+                },
+                "env": _VARIABLES,
+                "secret_env": _VARIABLES,
+                "cwd": _or_null("string", {"minLength": 1, "maxLength": 4096, "pattern": _NO_NUL}),
+            },
+        },
+    ]
+}
+_LABELS: dict[str, Any] = {
+    "maxProperties": checks.MAX_LABELS,
+    "propertyNames": text_rules(63),
+    "additionalProperties": {"type": "string", **text_rules(255, shortest=0)},
+}
+_SECONDS = _number(0, checks.MAX_SECONDS)
 
 
 class JobBody(BaseModel):
@@ -62,49 +146,122 @@ class JobBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    name: str = Field(description="1 to 200 characters, no control characters")
+    name: str = Field(description="1 to 200 characters, no control characters", json_schema_extra=text_rules(200))
     handler: str | dict[str, Any] = Field(
         description=(
             "the name of a Python task; or an endpoint: `{type: http, url, method, headers, secret_headers}`; or a "
             "program, on workers that allow it: `{type: command, argv, env, secret_env, cwd}`. What is secret is not "
             "shown again"
-        )
+        ),
+        json_schema_extra=_HANDLER,
     )
     payload: Any = Field(default_factory=dict, description="any JSON")
-    payload_ref: str | None = Field(None, description="a URI for what is too large to hold")
-    schedule: str | None = Field(None, description="now, an ISO-8601 time, cron, `every 15m` or an RRULE; absent: now")
-    timezone: str = Field("UTC", description="an IANA name")
-    start_at: Moment | None = Field(None, description="a recurring job's first moment")
-    end_at: Moment | None = Field(None, description="a recurring job's last moment")
-    max_runs: int | None = Field(None, description="how often a recurring job runs at most")
-    queue: str = DEFAULT_QUEUE
-    priority: int = Field(DEFAULT_PRIORITY, description="0 to 9, higher first")
+    payload_ref: str | None = Field(
+        None,
+        description="a URI for what is too large to hold",
+        json_schema_extra=_or_null("string", text_rules(2048)),
+    )
+    schedule: str | None = Field(
+        None,
+        description="now, an ISO-8601 time, cron, `every 15m` or an RRULE; absent: now",
+        json_schema_extra=_or_null("string", {"format": "duly-schedule"}),
+    )
+    timezone: str = Field("UTC", description="an IANA name", json_schema_extra={"format": "duly-timezone"})
+    start_at: Moment | None = Field(None, description="a recurring job's first moment", json_schema_extra=_MOMENT)
+    end_at: Moment | None = Field(None, description="a recurring job's last moment", json_schema_extra=_MOMENT)
+    max_runs: Whole | None = Field(
+        None,
+        description="how often a recurring job runs at most",
+        json_schema_extra=_or_null("integer", _number(1, 2**31 - 1)),
+    )
+    queue: str = Field(DEFAULT_QUEUE, json_schema_extra=text_rules(100))
+    priority: Whole = Field(DEFAULT_PRIORITY, description="0 to 9, higher first", json_schema_extra=_number(0, 9))
     missed_window: MissedWindow = DEFAULT_POLICY.missed_window
-    catch_up_window_seconds: int | None = Field(None, description="older occurrences are not run; null: no limit")
-    max_missed: int = Field(DEFAULT_POLICY.max_missed, description="cap on RUN_ALL")
+    catch_up_window_seconds: Whole | None = Field(
+        None,
+        description="older occurrences are not run; null: no limit",
+        json_schema_extra=_or_null("integer", _SECONDS),
+    )
+    max_missed: Whole = Field(
+        DEFAULT_POLICY.max_missed, description="cap on RUN_ALL", json_schema_extra=_number(0, 100_000)
+    )
     overlap: Overlap = DEFAULT_POLICY.overlap
-    max_queued: int = Field(DEFAULT_POLICY.max_queued, description="with overlap `queue`: how many may wait")
-    max_retries: int = Field(DEFAULT_POLICY.max_retries, description="after the first attempt")
+    max_queued: Whole = Field(
+        DEFAULT_POLICY.max_queued,
+        description="with overlap `queue`: how many may wait",
+        json_schema_extra=_number(0, 100_000),
+    )
+    max_retries: Whole = Field(
+        DEFAULT_POLICY.max_retries, description="after the first attempt", json_schema_extra=_number(0, 10_000)
+    )
     retry_backoff: RetryBackoff = DEFAULT_POLICY.retry_backoff
-    retry_delay_seconds: Seconds = DEFAULT_POLICY.retry_delay_seconds
-    retry_max_delay_seconds: Seconds = DEFAULT_POLICY.retry_max_delay_seconds
-    timeout_seconds: Seconds = Field(DEFAULT_POLICY.timeout_seconds, description="for one attempt")
-    jitter_seconds: int = Field(DEFAULT_POLICY.jitter_seconds, description="one stable offset per job in this range")
+    retry_delay_seconds: Seconds = Field(
+        DEFAULT_POLICY.retry_delay_seconds, json_schema_extra={"type": "number", **_SECONDS}
+    )
+    retry_max_delay_seconds: Seconds = Field(
+        DEFAULT_POLICY.retry_max_delay_seconds, json_schema_extra={"type": "number", **_SECONDS}
+    )
+    timeout_seconds: Seconds = Field(
+        DEFAULT_POLICY.timeout_seconds,
+        description="for one attempt",
+        json_schema_extra={"type": "number", **_number(0.001, checks.MAX_SECONDS)},
+    )
+    jitter_seconds: Whole = Field(
+        DEFAULT_POLICY.jitter_seconds,
+        description="one stable offset per job in this range",
+        json_schema_extra=_number(0, 86_400),
+    )
     dst_gap: DstGap = DEFAULT_POLICY.dst_gap
     dst_fold: DstFold = DEFAULT_POLICY.dst_fold
-    idempotency_key_template: str = DEFAULT_POLICY.idempotency_key_template
-    dedupe_key: str | None = Field(None, description="the same key with the same content returns the existing job")
-    labels: dict[str, str] = Field(default_factory=dict)
+    idempotency_key_template: str = Field(
+        DEFAULT_POLICY.idempotency_key_template,
+        description="with {{job_id}} {{scheduled_at_unix}} {{name}} {{date}} {{week}} {{month}} {{year}} {{hour}}",
+        json_schema_extra={"format": "duly-key-template"},
+    )
+    dedupe_key: str | None = Field(
+        None,
+        description="the same key with the same content returns the existing job",
+        json_schema_extra=_or_null("string", text_rules(200)),
+    )
+    labels: dict[str, str] = Field(default_factory=dict, json_schema_extra=_LABELS)
 
-    def to_request(self, *, dedupe_key: str | None) -> JobRequest:
-        given = {name: getattr(self, name) for name in type(self).model_fields}
-        policy = Policy(**{name: given.pop(name) for name in POLICY_FIELDS})
-        return JobRequest(policy=policy, **{**given, "dedupe_key": dedupe_key})
+    def to_request(self, *, dedupe_key: str | None, tenant: str) -> JobRequest:
+        given = {name: getattr(self, name) for name in _SETTABLE}
+        # Most jobs say nothing about their policy.
+        chosen = {name: given.pop(name) for name in POLICY_FIELDS}
+        policy = Policy(**chosen) if POLICY_FIELDS & self.model_fields_set else DEFAULT_POLICY
+        return JobRequest(policy=policy, **{**given, "dedupe_key": dedupe_key, "tenant": tenant})
+
+
+# What a job keeps for good.
+_FIXED = frozenset({"handler", "dedupe_key"})
+
+
+def change_schema() -> dict[str, Any]:
+    """A `JobBody` of which every field may be left out, and none has a default: what is left out stays as it is."""
+    schema = JobBody.model_json_schema()
+    properties = {
+        name: {key: value for key, value in rules.items() if key != "default"}
+        for name, rules in schema["properties"].items()
+        if name not in _FIXED
+    }
+    return {
+        "title": "JobChange",
+        "description": "What is to be different about a job. Its handler and its dedupe_key are for good.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": properties,
+    }
 
 
 class JobDocument(JobBody):
     """A job as it is stored."""
 
+    # What was once accepted is shown as it is: only the shape is promised of an answer.
+    handler: str | dict[str, Any]
+    idempotency_key_template: str
+    schedule: str
+    timezone: str
     job_id: str
     tenant: str
     status: JobStatus
@@ -115,7 +272,11 @@ class JobDocument(JobBody):
     updated_at: datetime
 
 
-class ErrorDocument(BaseModel):
+class _Document(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDocument(_Document):
     """What went wrong in one attempt."""
 
     type: str
@@ -123,7 +284,7 @@ class ErrorDocument(BaseModel):
     traceback: str | None
 
 
-class AttemptDocument(BaseModel):
+class AttemptDocument(_Document):
     """One attempt of a run that did not end well."""
 
     attempt: int
@@ -133,7 +294,7 @@ class AttemptDocument(BaseModel):
     error: ErrorDocument | None
 
 
-class ProgressDocument(BaseModel):
+class ProgressDocument(_Document):
     """How far a running handler says it is."""
 
     fraction: float
@@ -141,13 +302,13 @@ class ProgressDocument(BaseModel):
     at: datetime
 
 
-class RunDocument(BaseModel):
+class RunDocument(_Document):
     """The execution of one occurrence."""
 
     run_id: str
     job_id: str
     scheduled_at: datetime
-    status: str
+    status: RunState
     attempt: int
     started_at: datetime | None
     finished_at: datetime | None
@@ -161,25 +322,246 @@ class RunDocument(BaseModel):
     attempts: list[AttemptDocument]
 
 
-class JobList(BaseModel):
+class DeadLetterDocument(_Document):
+    """A run that no retry will mend, with its payload and everything that was tried."""
+
+    run_id: str
+    job_id: str
+    name: str
+    queue: str
+    handler: str | dict[str, Any]
+    scheduled_at: datetime
+    buried_at: datetime
+    attempt: int
+    payload: Any
+    payload_ref: str | None
+    error: ErrorDocument
+    attempts: list[AttemptDocument]
+
+
+class JobList(_Document):
     items: list[JobDocument]
     next_cursor: str | None
 
 
-class RunList(BaseModel):
+class RunList(_Document):
     items: list[RunDocument]
     next_cursor: str | None
 
 
-_SETTABLE = frozenset(JobBody.model_fields)
-_READ_ONLY = frozenset(JobDocument.model_fields) - _SETTABLE
+class DeadLetterList(_Document):
+    items: list[DeadLetterDocument]
+    next_cursor: str | None
+
+
+class OccurrenceDocument(_Document):
+    """One moment at which a job is due; `note` says where DST moved, dropped or doubled it."""
+
+    scheduled_at: datetime
+    local: datetime
+    note: str | None
+
+
+class OccurrenceList(_Document):
+    items: list[OccurrenceDocument]
+    next_cursor: None
+
+
+class ExplanationDocument(_Document):
+    """What became of one occurrence and why."""
+
+    job_id: str
+    scheduled_at: datetime
+    local: datetime
+    verdict: Verdict
+    sentence: str
+    note: str | None
+    facts: dict[str, Any]
+    run: RunDocument | None
+    related: ExplanationDocument | None
+
+
+class FieldErrorDocument(_Document):
+    field: str
+    message: str
+
+
+class ProblemDocument(_Document):
+    """What went wrong, as RFC 9457 says it."""
+
+    type: str = Field(json_schema_extra={"format": "uri"})
+    title: str
+    status: int
+    detail: str
+    field: str | None = Field(None, description="what in the request is wrong")
+    errors: list[FieldErrorDocument] | None = None
+
+
+class BatchItem(_Document):
+    """What became of one job of a batch: 201 created, 200 known by its dedupe_key, else why not."""
+
+    status: Literal[200, 201, 409, 422]
+    job_id: str | None = None
+    error: ProblemDocument | None = None
+
+
+class BatchResult(_Document):
+    """In the order of the request."""
+
+    items: list[BatchItem]
+
+
+class PreviewBody(BaseModel):
+    """A schedule to be looked at. Nothing is saved."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schedule: str | None = Field(None, json_schema_extra=_or_null("string", {"format": "duly-schedule"}))
+    timezone: str = Field("UTC", json_schema_extra={"format": "duly-timezone"})
+    dst_gap: DstGap = DEFAULT_POLICY.dst_gap
+    dst_fold: DstFold = DEFAULT_POLICY.dst_fold
+    start_at: Moment | None = Field(None, json_schema_extra=_MOMENT)
+    end_at: Moment | None = Field(None, json_schema_extra=_MOMENT)
+    after: Moment | None = Field(None, description="absent: now", json_schema_extra=_MOMENT)
+    count: Whole = Field(10, json_schema_extra=_number(1, previewing.MAX_COUNT))
+
+
+class PreviewDocument(_Document):
+    kind: ScheduleKind
+    canonical: str
+    occurrences: list[OccurrenceDocument]
+
+
+class PauseBody(BaseModel):
+    """Optional."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    reason: str | None = Field(
+        None, description="shown with the job as status_reason", json_schema_extra=_or_null("string", text_rules(500))
+    )
+
+
+class DeadLetterFilterBody(BaseModel):
+    """Which dead letters; what is left out or null matches all."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    job_id: str | None = Field(None, json_schema_extra=_or_null("string", {"format": "uuid"}))
+    name: str | None = Field(None, json_schema_extra=_or_null("string", text_rules(200)))
+    queue: str | None = Field(None, json_schema_extra=_or_null("string", text_rules(200)))
+    handler: str | None = Field(None, json_schema_extra=_or_null("string", text_rules(200)))
+    error_type: str | None = Field(None, json_schema_extra=_or_null("string", text_rules(200)))
+    since: Moment | None = Field(None, description="buried at this moment or later", json_schema_extra=_MOMENT)
+    until: Moment | None = Field(None, description="buried before this moment", json_schema_extra=_MOMENT)
+
+
+class RedriveDocument(_Document):
+    """How many were sent again; `refused` are those of jobs that are cancelled or gone."""
+
+    redriven: int
+    refused: int
+    more: bool = Field(description="whether this call ended before all that match were looked at: call again")
+
+
+class ForecastItem(_Document):
+    minute: datetime
+    queue: str
+    handler: str
+    fires: int
+
+
+class ForecastDocument(_Document):
+    """How many fires are coming, by minute, queue and handler."""
+
+    start: datetime
+    until: datetime
+    total: int
+    items: list[ForecastItem]
+    estimated: bool = Field(description="counted on a part of the shards and scaled: the store is too full for more")
+    cut: bool = Field(description="not everything up to `until` is counted; up to `complete_until` it is")
+    complete_until: datetime
+
+
+class NodeDocument(_Document):
+    """A process that takes part."""
+
+    node_id: str
+    name: str
+    version: str
+    started_at: datetime
+    lease_until: datetime
+    stopped_at: datetime | None
+    alive: bool
+
+
+class SchedulerDocument(NodeDocument):
+    shards: int = Field(description="how many it leads")
+
+
+class WorkerDocument(NodeDocument):
+    held: int = Field(description="how many runs it holds")
+    queues: list[str]
+    concurrency: int | None
+
+
+class ShardDocument(_Document):
+    shard: int
+    epoch: int
+    leader: str | None = Field(description="node_id")
+    leader_name: str | None
+    alive: bool
+    since: datetime
+
+
+class ClusterDocument(_Document):
+    nodes: list[SchedulerDocument]
+    shards: list[ShardDocument]
+    workers: list[WorkerDocument]
+
+
+class StatsDocument(_Document):
+    """Counters for people: bounded counts, and `jobs` of a whole store is an estimate."""
+
+    scope: Literal["store", "tenant"]
+    tenant: str
+    jobs: int | None = Field(description="null where it is a tenant's: that is not counted")
+    queued: int
+    retrying: int
+    waiting: int
+    running: int
+    dead_letters: int
+    overdue: int
+    oldest_overdue_at: datetime | None
+
+
+_SETTABLE = tuple(JobBody.model_fields)
+_READ_ONLY = frozenset(JobDocument.model_fields) - frozenset(JobBody.model_fields)
+
+
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def read_job(document: Mapping[str, Any]) -> JobBody:
     """The fields of a request, or one `Problem` that names every field that is wrong."""
-    errors = [FieldError(field, _refused(field)) for field in document if field not in _SETTABLE]
+    return read_body(JobBody, document)
+
+
+def read_change(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are to be changed, and no others."""
+    required = {"name": "", "handler": ""}
+    fixed = [FieldError(field, "cannot be changed") for field in document if field in _FIXED]
+    changes = {field: value for field, value in document.items() if field not in _FIXED}
+    body = read_body(JobBody, {**required, **changes}, also=fixed)
+    return {name: getattr(body, name) for name in changes}
+
+
+def read_body(model: type[Body], document: Mapping[str, Any], *, also: Sequence[FieldError] = ()) -> Body:
+    """The fields of a request as `model` has them; whatever is wrong is refused at once, with what was found before."""
+    known = model.model_fields
+    errors = [*also, *(FieldError(field, _refused(model, field)) for field in document if field not in known)]
     try:
-        body = JobBody.model_validate({field: value for field, value in document.items() if field in _SETTABLE})
+        body = model.model_validate({field: value for field, value in document.items() if field in known})
     except ValidationError as error:
         errors += _field_errors(error.errors(include_url=False, include_input=False))
     if errors:
@@ -187,12 +569,12 @@ def read_job(document: Mapping[str, Any]) -> JobBody:
     return body
 
 
-def _refused(field: str) -> str:
+def _refused(model: type[BaseModel], field: str) -> str:
     if field == "tenant":
         return "cannot be chosen by a request"
-    if field in _READ_ONLY:
-        return "is read-only"
-    return "is not a field of a job"
+    if model is not JobBody:
+        return "is not a field of this call"
+    return "is read-only" if field in _READ_ONLY else "is not a field of a job"
 
 
 def _field_errors(found: Iterable[ErrorDetails]) -> list[FieldError]:

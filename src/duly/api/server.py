@@ -15,7 +15,8 @@ try:
     import uvicorn
     from fastapi import FastAPI
 
-    from duly.api import live, problems, routes
+    from duly.api import description, live, problems, routes
+    from duly.api.access import Access
     from duly.api.guard import Guard, is_loopback_address
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.partition(".")[0] in ("fastapi", "starlette", "uvicorn"):
@@ -40,11 +41,17 @@ def create_app(operations: Operations) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    problems.install(app)
-    app.add_middleware(Guard)
-    limit = operations.settings.payload_max_bytes + BODY_HEADROOM
-    app.include_router(routes.make_router(operations, body_limit=limit))
-    app.router.routes.extend(live.make_routes(operations))
+    settings = operations.settings
+    access = app.state.access = Access(operations, require_keys=settings.require_keys)
+    description.install(app, access)
+    app.add_middleware(
+        Guard, access=access, hosts=[host.strip() for host in settings.api_hosts.split(",") if host.strip()]
+    )
+    limit = settings.payload_max_bytes + BODY_HEADROOM
+    router, pages = routes.make_router(operations, body_limit=limit), live.make_routes(operations)
+    problems.install(app, [*router.routes, *pages])
+    app.include_router(router)
+    app.router.routes.extend(pages)
     return app
 
 
@@ -56,8 +63,20 @@ async def serve(
     started: Callable[[str], None] | None = None,
     stop: asyncio.Event,
 ) -> None:
-    """Serve until `stop` is set. Raises `ConfigError` before anything is served if that cannot be done here."""
-    listener = await _listen(host, port)
+    """Serve until `stop` is set. Raises `ConfigError` before anything is served if that cannot be done here.
+
+    Beyond loopback only with keys, and then every call needs one, whatever becomes of the keys later.
+    """
+    family, address, loopback = await _find_address(host, port)
+    if not loopback:
+        access: Access = app.state.access
+        if not (access.known_to_be_needed or await access.is_needed()):
+            raise ConfigError(
+                f"without API keys Duly serves loopback only: {host!r} could be reached by others. Use 127.0.0.1, ::1 "
+                "or localhost; or make a key first: duly key create"
+            )
+        access.require_keys()
+    listener = _listen(family, address, port)
     address, bound_port = listener.getsockname()[:2]
     url = f"http://[{address}]:{bound_port}" if ":" in address else f"http://{address}:{bound_port}"
     config = uvicorn.Config(
@@ -104,8 +123,7 @@ async def _exit_when(stop: asyncio.Event, server: uvicorn.Server) -> None:
     server.should_exit = True
 
 
-async def _listen(host: str, port: int) -> socket.socket:
-    family, address = await _loopback_address(host, port)
+def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -123,24 +141,19 @@ async def _listen(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def _loopback_address(host: str, port: int) -> tuple[socket.AddressFamily, str]:
-    """Where to bind. A name counts as loopback only if everything it stands for is."""
+async def _find_address(host: str, port: int) -> tuple[socket.AddressFamily, str, bool]:
+    """Where to bind, and whether only this machine reaches that: a name counts so only if all it stands for does."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"port must be 0 to 65535, not {port}")
-    refusal = ConfigError(
-        f"without API keys Duly serves loopback only: {host!r} could be reached by others. Use 127.0.0.1, ::1 or "
-        "localhost"
-    )
-    if not host:
-        raise refusal
     try:
         found = await asyncio.get_running_loop().getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError) as error:
         raise ConfigError(f"host {host!r} cannot be resolved: {error}") from error
     addresses = sorted({(family, str(address[0])) for family, _, _, _, address in found})
-    if not addresses or not all(is_loopback_address(address) for _, address in addresses):
-        raise refusal
+    if not addresses:
+        raise ConfigError(f"host {host!r} cannot be resolved: it stands for no address")
     # AF_INET sorts first: 127.0.0.1 is what people type.
-    return socket.AddressFamily(addresses[0][0]), addresses[0][1]
+    family, address = addresses[0]
+    return socket.AddressFamily(family), address, all(is_loopback_address(one) for _, one in addresses)

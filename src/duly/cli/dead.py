@@ -23,8 +23,9 @@ from duly.cli.session import with_operations
 from duly.handlers import shown_target
 
 if TYPE_CHECKING:
+    from duly.cli.backend import Backend
     from duly.model import DeadLetter, Run
-    from duly.operations import DeadLetterFilter, Operations, Swept
+    from duly.operations import DeadLetterFilter, Swept
 
 RunArgument = Annotated[str, typer.Argument(help="The run's id, as a list shows it.", metavar="RUN")]
 OptionalRun = Annotated[
@@ -80,7 +81,7 @@ def list_(
 ) -> None:
     """List dead letters, newest first."""
 
-    async def look(operations: Operations) -> tuple[list[DeadLetter], bool, datetime]:
+    async def look(operations: Backend) -> tuple[list[DeadLetter], bool, datetime]:
         wanted = await _filter(operations, job, name, queue, handler, error, since, until)
         found: list[DeadLetter] = []
         cursor = None
@@ -202,15 +203,15 @@ def _sweep(
         raise typer.BadParameter("name a run, narrow it down by an option, or say --all")
     past = "redriven" if what == "redrive" else "purged"
 
-    async def one(operations: Operations) -> tuple[int, int]:
+    async def one(operations: Backend) -> tuple[int, int]:
         assert run is not None
         await (operations.redrive(run) if what == "redrive" else operations.purge(run))
         return 1, 0
 
-    async def count(operations: Operations) -> int:
+    async def count(operations: Backend) -> int:
         return await operations.count_dead_letters(await _filter(operations, *options))
 
-    async def many(operations: Operations) -> tuple[int, int]:
+    async def many(operations: Backend) -> tuple[int, int]:
         wanted = await _filter(operations, *options)
         sweeping: AsyncIterator[Swept] = (
             operations.redrive_all(wanted) if what == "redrive" else operations.purge_all(wanted)
@@ -278,7 +279,7 @@ def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:
 
 
 async def _filter(
-    operations: Operations,
+    operations: Backend,
     job: str | None,
     name: str | None,
     queue: str | None,

@@ -45,6 +45,7 @@ def doctor(
     """Check the set-up. The exit code is 0 only if nothing fails, so that it can gate a deploy."""
     from duly import node
 
+    session_of(context).refuse_url()
     checks: list[Check] = []
     try:
         settings = session_of(context).settings()

@@ -26,8 +26,8 @@ from duly.cli.submit import read_labels
 from duly.handlers import shown_target
 
 if TYPE_CHECKING:
+    from duly.cli.backend import Backend
     from duly.model import Job, Run
-    from duly.operations import Operations
 
 JobArgument = Annotated[str, typer.Argument(help="The id of a job, the beginning of it, or its name.", metavar="JOB")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The job as a JSON document.")]
@@ -66,7 +66,7 @@ def list_(
     """List jobs, newest first."""
     labels = read_labels(label or ())
 
-    async def look(operations: Operations) -> tuple[list[Job], bool, datetime]:
+    async def look(operations: Backend) -> tuple[list[Job], bool, datetime]:
         found: list[Job] = []
         cursor = None
         while True:
@@ -113,9 +113,10 @@ def list_(
 def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) -> None:
     """Show one job: what it is, what it does next."""
 
-    async def look(operations: Operations) -> tuple[Job, list[datetime], datetime]:
+    async def look(operations: Backend) -> tuple[Job, list[datetime], datetime]:
         found = await operations.find_job(job)
-        return found, operations.upcoming(found, count=UPCOMING), operations.now()
+        coming = await operations.occurrences(str(found.job_id), count=UPCOMING)
+        return found, [one.scheduled_at for one in coming if not one.dropped], operations.now()
 
     found, upcoming, now = with_operations(context, look)
     from duly.api.documents import job_document
@@ -145,7 +146,7 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
             "dedupe_key": found.dedupe_key or "",
             "created": f"{moment(found.created_at)} ({away(found.created_at, now)})",
             "last": f"{moment(found.last_run_at)} ({away(found.last_run_at, now)})" if found.last_run_at else "",
-            "runs": str(found.run_count),
+            "runs": str(found.run_count) if found.run_count >= 0 else "",
             "next": ", ".join(f"{moment(at)} ({away(at, now)})" for at in upcoming[:1]),
             "then": ", ".join(moment(at) for at in upcoming[1:]),
         }
@@ -156,7 +157,7 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
 def runs(context: typer.Context, job: JobArgument, limit: LimitOption = 20, as_json: JsonLinesOption = False) -> None:
     """List a job's runs, live and ended, newest first."""
 
-    async def look(operations: Operations) -> tuple[list[Run], bool]:
+    async def look(operations: Backend) -> tuple[list[Run], bool]:
         found = await operations.find_job(job)
         listed: list[Run] = []
         async for run in _runs(operations, str(found.job_id), limit + 1):
@@ -179,7 +180,7 @@ def runs(context: typer.Context, job: JobArgument, limit: LimitOption = 20, as_j
     _tell_more(more, limit)
 
 
-async def _runs(operations: Operations, job_id: str, limit: int) -> AsyncIterator[Run]:
+async def _runs(operations: Backend, job_id: str, limit: int) -> AsyncIterator[Run]:
     cursor = None
     while limit > 0:
         page = await operations.job_runs(job_id, cursor=cursor, limit=min(PAGE, limit))
@@ -227,7 +228,7 @@ def trigger(
 ) -> None:
     """Run the job once more, now. Its schedule does not move."""
 
-    async def fire(operations: Operations) -> tuple[Job, str, str]:
+    async def fire(operations: Backend) -> tuple[Job, str, str]:
         found = await operations.find_job(job)
         run_id = await operations.trigger(str(found.job_id))
         return found, run_id, (await operations.get_run(run_id)).status
@@ -240,10 +241,8 @@ def trigger(
         typer.echo(f"{run_id}  {found.name}  {coloured(status)}{behind}")
 
 
-def _change(
-    context: typer.Context, text: str, change: Callable[[Operations, str], Awaitable[Job]], as_json: bool
-) -> None:
-    async def find_and_change(operations: Operations) -> tuple[Job, datetime]:
+def _change(context: typer.Context, text: str, change: Callable[[Backend, str], Awaitable[Job]], as_json: bool) -> None:
+    async def find_and_change(operations: Backend) -> tuple[Job, datetime]:
         found = await operations.find_job(text)
         return await change(operations, str(found.job_id)), operations.now()
 

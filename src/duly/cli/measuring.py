@@ -20,6 +20,7 @@ def _bench(context: typer.Context) -> None:
     from duly.bench.__main__ import main
 
     session: Session = context.obj
+    session.refuse_url()
     given = []
     if session.database_url is not None:
         given += ["--database-url", session.database_url]

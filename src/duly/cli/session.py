@@ -19,6 +19,7 @@ from duly.errors import ConfigError
 
 if TYPE_CHECKING:
     from duly.app import Duly
+    from duly.cli.backend import Backend, Remote
     from duly.config import Settings
     from duly.operations import Operations
 
@@ -33,11 +34,39 @@ class Session:
     database_url: str | None = None
     home: Path | None = None
     log_level: str | None = None
+    url: str | None = None
+
+    @property
+    def remote_url(self) -> str | None:
+        """Where the API is that commands go through, if they do. Whoever names a store by a flag means that one."""
+        if self.url is not None:
+            if self.database_url is not None or self.home is not None:
+                raise ConfigError("--url names an API, and --database-url or --home a store: give one of them")
+            return self.url
+        if self.database_url is not None or self.home is not None:
+            return None
+        return os.environ.get("DULY_URL") or None
+
+    def set_up_logging(self) -> None:
+        """Also for commands that need no store."""
+        if self.remote_url is None:
+            self.settings()
+        else:
+            set_up_logging(self.log_level or os.environ.get("DULY_LOG_LEVEL") or "INFO")
+
+    def refuse_url(self) -> None:
+        """For commands that cannot go through an API. A DULY_URL is meant for the others."""
+        if self.url is not None:
+            raise ConfigError(
+                "this command works on the store itself and not through an API: leave --url away, and name the store "
+                "by --database-url or DULY_DATABASE_URL"
+            )
 
     def settings(self) -> Settings:
         """The settings of this invocation. Logging is set up with them, because one of them is how much to say."""
         from duly.config import load_settings
 
+        self.refuse_url()
         if self.database_url is not None and self.home is not None:
             raise ConfigError(
                 "--home is for the embedded PostgreSQL and --database-url names another: give one of them"
@@ -81,6 +110,33 @@ def set_up_logging(level: str) -> None:
 
 
 def with_operations(
+    context: typer.Context, work: Callable[[Backend], Awaitable[T]], *, application: Duly | None = None
+) -> T:
+    """Run `work` on a store: through its API if there is an address of one, else on the store itself."""
+    session = session_of(context)
+    if session.remote_url is not None:
+        return with_remote(context, work)
+    return with_store(context, work, application=application)
+
+
+def with_remote(context: typer.Context, work: Callable[[Remote], Awaitable[T]]) -> T:
+    """Run `work` through the API."""
+    session = session_of(context)
+    session.set_up_logging()
+
+    async def connected() -> T:
+        from duly.cli.backend import Remote
+        from duly.client import AsyncClient
+
+        async with AsyncClient(session.remote_url) as client:
+            return await work(Remote(client))
+
+    import asyncio
+
+    return asyncio.run(connected())
+
+
+def with_store(
     context: typer.Context, work: Callable[[Operations], Awaitable[T]], *, application: Duly | None = None
 ) -> T:
     """Run `work` on an open store that is of this version, and close it again."""

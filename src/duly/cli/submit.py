@@ -17,8 +17,8 @@ from duly.cli.session import session_of, with_operations
 from duly.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from duly.cli.backend import Backend
     from duly.model import Job
-    from duly.operations import Operations
 
 _EXAMPLES = examples(
     'duly submit send_report --payload \'{"kind": "weekly"}\'',
@@ -27,10 +27,12 @@ _EXAMPLES = examples(
     'echo \'{"to": "ops"}\' | duly submit notify --payload - --run-at 2030-01-01T09:30:00Z --json',
     "duly submit --url https://example.org/hook --secret-header 'Authorization: Bearer …' --schedule @hourly",
     "duly submit --command --cwd /srv --schedule @daily -- backup --all",
+    "duly submit --file jobs.ndjson",
 )
 _TARGET = "What to call"
 _POLICY = "Policy"
 _BOUNDS = "When"
+_MANY = "Many at once"
 
 
 def register(app: typer.Typer) -> None:
@@ -153,6 +155,17 @@ def submit(
     idempotency_key_template: Annotated[
         str | None, typer.Option(help="Such as {{name}}:{{date}}.", metavar="TEXT", rich_help_panel=_POLICY)
     ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(
+            help="Many jobs instead of one: a JSON object a line, with a job's fields.",
+            metavar="FILE|-",
+            rich_help_panel=_MANY,
+        ),
+    ] = None,
+    atomic: Annotated[
+        bool, typer.Option("--atomic", help="All of the file, or nothing.", rich_help_panel=_MANY)
+    ] = False,
     app: AppOption = None,
     allow_unknown_handler: Annotated[
         bool, typer.Option("--allow-unknown-handler", help="Even if no worker has offered that task.")
@@ -166,8 +179,17 @@ def submit(
     from duly.app import Duly
     from duly.cli.loading import load_app
 
-    session_of(context).settings()  # logging first: an import may want to say something
+    if file is not None:
+        _refuse_all_but(context, "file", "atomic", "app", "as_json")
+    elif atomic:
+        raise InvalidInput("--atomic", "is for --file")
+
+    session_of(context).set_up_logging()  # first: an import may want to say something
     application = load_app(app) if app is not None else None
+    if file is not None:
+        from duly.cli.bulk import submit_file
+
+        raise typer.Exit(submit_file(context, file, application=application, atomic=atomic, as_json=as_json))
     handler = read_handler(
         words or (),
         url=url,
@@ -195,7 +217,7 @@ def submit(
         **{field: value for field, value in given.items() if value is not None},
     )
 
-    async def send(operations: Operations) -> tuple[Job, bool, datetime]:
+    async def send(operations: Backend) -> tuple[Job, bool, datetime]:
         submitted = await operations.submit(request, allow_unknown_handler=allow_unknown_handler)
         return await operations.get_job(str(submitted.job_id)), submitted.created, operations.now()
 
@@ -211,6 +233,13 @@ def submit(
     else:
         when = "to run now" if created else f"{job.status}"
     typer.echo(f"{job.job_id}  {job.name}  {when}" + ("" if created else "  (was there already)"))
+
+
+def _refuse_all_but(context: typer.Context, *allowed: str) -> None:
+    """A file holds whole jobs: an option beside it would seem to hold for all of them."""
+    for parameter in context.command.params:
+        if parameter.name not in allowed and parameter.name and context.params.get(parameter.name):
+            raise InvalidInput("--file", f"cannot be given together with {parameter.opts[0]}: it holds whole jobs")
 
 
 def read_handler(

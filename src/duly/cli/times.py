@@ -1,8 +1,9 @@
-"""`duly preview` and `duly explain`: when a schedule occurs, and what became of an occurrence."""
+"""`duly preview`, `duly explain` and `duly forecast`: when things occur, and what became of an occurrence."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,11 +20,12 @@ from duly.cli.output import (
     print_json_lines,
     print_table,
 )
-from duly.cli.session import with_operations
+from duly.cli.session import session_of, with_operations, with_remote
 from duly.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from duly.operations import Explanation, Operations, Preview
+    from duly.cli.backend import Backend
+    from duly.operations import Explanation, Preview
 
 _PREVIEW = examples(
     "duly preview '0 9 * * MON' --timezone America/New_York",
@@ -34,6 +36,11 @@ _EXPLAIN = examples(
     "duly explain nightly-report",
     "duly explain nightly-report 2026-03-08T02:30",
     "duly explain 0197c1f2 --from 2026-03-07 --to 2026-03-09 --json",
+)
+_FORECAST = examples(
+    "duly forecast",
+    "duly forecast --minutes 1440 --by hour --queue reports",
+    "duly forecast --json | jq '.items[0]'",
 )
 # How a verdict is coloured: as the status that means the same.
 _LIKE = {
@@ -46,9 +53,11 @@ _LIKE = {
 def register(app: typer.Typer) -> None:
     app.command("preview", epilog=_PREVIEW)(preview)
     app.command("explain", epilog=_EXPLAIN)(explain)
+    app.command("forecast", epilog=_FORECAST)(forecast)
 
 
 def preview(
+    context: typer.Context,
     schedule: Annotated[
         str, typer.Argument(help="Cron, 'every 15m', a time or an RRULE (\\n between its lines).", metavar="EXPR")
     ],
@@ -66,15 +75,21 @@ def preview(
     as_json: Annotated[bool, typer.Option("--json", help="The document that the API answers with.")] = False,
 ) -> None:
     """Show when a schedule occurs next. Nothing is stored, and no store is needed."""
-    from duly.operations import preview as look
-
     times: dict[str, Any] = {
         name: None if text is None else _read_time(name, text, timezone)
         for name, text in (("after", after), ("start_at", start_at), ("end_at", end_at))
     }
     policies: dict[str, Any] = {"dst_gap": dst_gap, "dst_fold": dst_fold}
     # A shell gives a rule of several lines most easily with \n between them; no schedule holds a backslash.
-    found = look(schedule.replace("\\n", "\n"), timezone=timezone, count=count, **times, **policies)
+    text = schedule.replace("\\n", "\n")
+    options = {"timezone": timezone, "count": count, **times, **policies}
+    if session_of(context).remote_url is not None:
+        # What that machine makes of it, with its own time-zone data.
+        found = with_remote(context, lambda remote: remote.preview(text, **options))
+    else:
+        from duly.operations import preview as look
+
+        found = look(text, **options)
     if as_json:
         from duly.api.documents import preview_document
 
@@ -128,10 +143,10 @@ def explain(
         _explain_range(context, job, from_, to, limit, as_json)
         return
 
-    async def look(operations: Operations) -> Explanation:
+    async def look(operations: Backend) -> Explanation:
         found = await operations.find_job(job)
         at = None if time is None else _read_time("time", time, found.timezone, found.policy.dst_fold)
-        return await operations.explain(str(found.job_id), at=at, tenant=found.tenant)
+        return await operations.explain(str(found.job_id), at=at)
 
     explanation = with_operations(context, look)
     if as_json:
@@ -146,12 +161,12 @@ def explain(
 
 
 def _explain_range(context: typer.Context, job: str, from_: str, to: str | None, limit: int, as_json: bool) -> None:
-    async def look(operations: Operations) -> list[Explanation]:
+    async def look(operations: Backend) -> list[Explanation]:
         found = await operations.find_job(job)
         fold = found.policy.dst_fold
         end = operations.now() if to is None else _read_time("to", to, found.timezone, fold)
         start = _read_time("from", from_, found.timezone, fold)
-        return await operations.explain_range(str(found.job_id), start=start, end=end, limit=limit, tenant=found.tenant)
+        return await operations.explain_range(str(found.job_id), start=start, end=end, limit=limit)
 
     listed = with_operations(context, look)
     if as_json:
@@ -174,6 +189,45 @@ def _explain_range(context: typer.Context, job: str, from_: str, to: str | None,
         typer.echo("no occurrences", err=True)
     if len(listed) >= limit:
         typer.echo(f"there may be more than {limit}; see them with --limit, or from the last one on", err=True)
+
+
+def forecast(
+    context: typer.Context,
+    minutes: Annotated[int, typer.Option(help="How far ahead, at most 1440.", metavar="N")] = 60,
+    by: Annotated[str, typer.Option(help="minute or hour: what one line stands for.", metavar="UNIT")] = "minute",
+    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The document that the API answers with.")] = False,
+) -> None:
+    """Show how many fires are coming, so that a herd is seen before it comes."""
+    if by not in ("minute", "hour"):
+        raise InvalidInput("by", f"must be minute or hour, not {by[:40]!r}")
+    found = with_operations(context, lambda operations: operations.forecast(minutes=minutes))
+    items = [item for item in found.items if queue is None or item.queue == queue]
+    if as_json:
+        from duly.api.documents import forecast_document
+
+        print_json(forecast_document(replace(found, items=items)))
+        return
+    sums: dict[tuple[datetime, str, str], int] = {}
+    for item in items:
+        start = item.minute if by == "minute" else item.minute.replace(minute=0)
+        place = (start, item.queue, item.handler)
+        sums[place] = sums.get(place, 0) + item.fires
+    if sums:
+        most = max(sums.values())
+        print_table(
+            ("FROM", "QUEUE", "HANDLER", "FIRES", ""),
+            [
+                (moment(start), in_queue, handler, str(fires), "▇" * max(1, round(20 * fires / most)))
+                for (start, in_queue, handler), fires in sums.items()
+            ],
+            whole=("FROM", "FIRES"),
+        )
+    about = "about " if found.estimated else ""
+    total = sum(item.fires for item in items)
+    typer.echo(f"{about}{total} fire{'' if total == 1 else 's'} until {moment(found.until)}", err=not sums)
+    if found.cut:
+        typer.echo(f"there are too many to count: all are here up to {moment(found.complete_until)}", err=True)
 
 
 def _tell(explanation: Explanation) -> None:

@@ -1,0 +1,137 @@
+"""Who asks: API keys, the tenant and role they stand for, and how often each may ask.
+
+Without any key in the store, Duly serves its own machine only, and whoever can reach it may do everything. From the
+first key on, every call under `/api/v1` needs one. What each role may do:
+
+- `read`: look at everything of its own tenant, and preview schedules
+- `write`: that, and everything about jobs, runs and dead letters
+- `admin`: that, and `GET /stats` for the whole store instead of its own tenant
+
+Beyond those figures nobody sees another tenant's things: the tenant comes from the key and from nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+import time
+from collections import OrderedDict
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+
+from duly.api.problems import Problem
+from duly.model import DEFAULT_TENANT
+from duly.operations import Operations
+from duly.operations.keys import Principal, Role
+
+#: Whoever asks a server that needs no key.
+ANYBODY = Principal(key_id="", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None)
+
+_RANKS: dict[Role, int] = {"read": 0, "write": 1, "admin": 2}
+# How long a server may go on without keys after the first one was made.
+_LOOK_SECONDS = 1.0
+# What does not look like one costs the store nothing.
+_TOKEN = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/=-]{1,200}) *")
+_MOST_BUCKETS = 10_000
+
+
+class Access:
+    """One server's door."""
+
+    def __init__(self, operations: Operations, *, require_keys: bool = False) -> None:
+        self._operations = operations
+        self._needed = require_keys
+        self._look_again_at = 0.0
+        self._looking = asyncio.Lock()
+        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+
+    @property
+    def known_to_be_needed(self) -> bool:
+        """Whether keys are needed as far as is known without asking the store."""
+        return self._needed
+
+    def require_keys(self) -> None:
+        """From now on, whatever the store says."""
+        self._needed = True
+
+    async def is_needed(self) -> bool:
+        """Whether keys are needed. Once they are, they stay so: revoking the last key must not open the door."""
+        if self._needed or time.monotonic() < self._look_again_at:
+            return self._needed
+        async with self._looking:
+            # Another may have looked while this one waited.
+            if time.monotonic() >= self._look_again_at:
+                self._needed = await self._operations.has_keys()
+                self._look_again_at = time.monotonic() + _LOOK_SECONDS
+        return self._needed
+
+    async def admit(self, headers: Headers) -> Principal:
+        """Who this is, or a `Problem`."""
+        if not await self.is_needed():
+            return ANYBODY
+        given = headers.getlist("authorization")
+        if not given:
+            raise _refused("give an API key: Authorization: Bearer KEY (made by: duly key create)")
+        match = _TOKEN.fullmatch(given[0]) if len(given) == 1 else None
+        principal = await self._operations.authenticate(match[1]) if match is not None else None
+        if principal is None:
+            raise _refused("this API key is unknown or revoked", error="invalid_token")
+        self._count(principal)
+        return principal
+
+    def _count(self, principal: Principal) -> None:
+        rate = principal.requests_per_second
+        if rate is None:
+            return
+        bucket = self._buckets.get(principal.key_id)
+        if bucket is None or bucket.rate != rate:
+            bucket = self._buckets[principal.key_id] = Bucket(rate)
+        self._buckets.move_to_end(principal.key_id)
+        if len(self._buckets) > _MOST_BUCKETS:
+            self._buckets.popitem(last=False)
+        if (wait := bucket.take(time.monotonic())) > 0:
+            raise Problem(
+                429,
+                f"this API key may ask {rate:g} times a second; try again in {wait:.1f} s",
+                headers={"Retry-After": str(math.ceil(wait))},
+            )
+
+
+class Bucket:
+    """A token bucket that holds one second's worth, and at least one."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._most = max(1.0, rate)
+        self._held = self._most
+        self._at: float | None = None
+
+    def take(self, now: float) -> float:
+        """Take one; 0, or the seconds until there is one. A refusal takes nothing."""
+        if self._at is not None:
+            self._held = min(self._most, self._held + (now - self._at) * self.rate)
+        self._at = now
+        if self._held >= 1:
+            self._held -= 1
+            return 0.0
+        return (1 - self._held) / self.rate if self.rate > 0 else 3600.0
+
+
+def principal_of(request: Request) -> Principal:
+    """Who asks; `Guard` has found out."""
+    principal = request.scope["duly.principal"]
+    assert isinstance(principal, Principal)
+    return principal
+
+
+def check_role(principal: Principal, needed: Role) -> Principal:
+    if _RANKS[principal.role] < _RANKS[needed]:
+        raise Problem(403, f"this API key may only {principal.role}; this call needs the role {needed}")
+    return principal
+
+
+def _refused(detail: str, *, error: str | None = None) -> Problem:
+    challenge = 'Bearer realm="duly"' + (f', error="{error}"' if error else "")
+    return Problem(401, detail, headers={"WWW-Authenticate": challenge})

@@ -1,0 +1,241 @@
+"""One example for every call, shown in the API's description and documentation. Tests check them against the models."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from duly.api.problems import FieldError, Problem
+
+_JOB_ID = "019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e"
+_RUN_ID = f"{_JOB_ID}-4006432a6d5a2000"
+_NODE_ID = "5f0f3c1e-8a57-4f0e-9d0c-6f3f7d1f2a10"
+_REQUEST = {
+    "name": "Weekly report",
+    "handler": "send_report",
+    "payload": {"report_type": "weekly"},
+    "schedule": "0 9 * * MON",
+    "timezone": "America/New_York",
+    "labels": {"team": "data"},
+}
+_JOB: dict[str, Any] = {
+    "job_id": _JOB_ID,
+    "tenant": "default",
+    **_REQUEST,
+    "payload_ref": None,
+    "start_at": None,
+    "end_at": None,
+    "max_runs": None,
+    "queue": "default",
+    "priority": 5,
+    "missed_window": "RUN_ONCE",
+    "catch_up_window_seconds": None,
+    "max_missed": 100,
+    "overlap": "skip",
+    "max_queued": 100,
+    "max_retries": 3,
+    "retry_backoff": "exponential",
+    "retry_delay_seconds": 30,
+    "retry_max_delay_seconds": 1800,
+    "timeout_seconds": 300,
+    "jitter_seconds": 0,
+    "dst_gap": "shift",
+    "dst_fold": "first",
+    "idempotency_key_template": "{{job_id}}:{{scheduled_at_unix}}",
+    "dedupe_key": None,
+    "status": "active",
+    "status_reason": None,
+    "next_run_at": "2026-03-09T13:00:00Z",
+    "last_run_at": None,
+    "created_at": "2026-03-06T10:15:00Z",
+    "updated_at": "2026-03-06T10:15:00Z",
+}
+_RUN: dict[str, Any] = {
+    "run_id": _RUN_ID,
+    "job_id": _JOB_ID,
+    "scheduled_at": "2026-03-09T13:00:00Z",
+    "status": "succeeded",
+    "attempt": 1,
+    "started_at": "2026-03-09T13:00:00.004000Z",
+    "finished_at": "2026-03-09T13:00:02.510000Z",
+    "worker": "worker-1",
+    "idempotency_key": f"{_JOB_ID}:1773061200",
+    "missed": False,
+    "deduplicated": False,
+    "progress": None,
+    "error": None,
+    "result": {"sent": 12},
+    "attempts": [],
+}
+_QUEUED = {
+    **_RUN, "status": "queued", "attempt": 0, "started_at": None, "finished_at": None, "worker": None, "result": None,
+}  # fmt: skip
+_ERROR = {"type": "TimeoutError", "message": "no answer within 300 s", "traceback": None}
+_LETTER: dict[str, Any] = {
+    "run_id": _RUN_ID,
+    "job_id": _JOB_ID,
+    "name": "Weekly report",
+    "queue": "default",
+    "handler": "send_report",
+    "scheduled_at": "2026-03-09T13:00:00Z",
+    "buried_at": "2026-03-09T13:21:07Z",
+    "attempt": 4,
+    "payload": {"report_type": "weekly"},
+    "payload_ref": None,
+    "error": _ERROR,
+    "attempts": [
+        {
+            "attempt": 4,
+            "started_at": "2026-03-09T13:16:07Z",
+            "finished_at": "2026-03-09T13:21:07Z",
+            "worker": "worker-1",
+            "error": _ERROR,
+        }
+    ],
+}
+_OCCURRENCES = [
+    {"scheduled_at": "2026-03-09T13:00:00Z", "local": "2026-03-09T09:00:00-04:00", "note": None},
+    {"scheduled_at": "2026-03-16T13:00:00Z", "local": "2026-03-16T09:00:00-04:00", "note": None},
+]
+_NODE = {
+    "node_id": _NODE_ID,
+    "name": "node-1",
+    "version": "0.1.0",
+    "started_at": "2026-03-06T08:00:00Z",
+    "lease_until": "2026-03-06T10:15:05Z",
+    "stopped_at": None,
+    "alive": True,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    response: Any = None
+    request: Any = None
+    lines: str | None = None
+
+
+def _page(*items: Any) -> dict[str, Any]:
+    return {"items": list(items), "next_cursor": None}
+
+
+EXAMPLES: dict[str, Example] = {
+    "submit_job": Example(_JOB, _REQUEST),
+    "submit_jobs": Example(
+        {"items": [{"status": 201, "job_id": _JOB_ID}]},
+        [_REQUEST],
+        lines=json.dumps(_REQUEST) + "\n",
+    ),
+    "list_jobs": Example(_page(_JOB)),
+    "get_job": Example(_JOB),
+    "change_job": Example({**_JOB, "schedule": "0 8 * * MON"}, {"schedule": "0 8 * * MON"}),
+    "cancel_job": Example({**_JOB, "status": "cancelled", "next_run_at": None}),
+    "pause_job": Example(
+        {**_JOB, "status": "paused", "status_reason": "holidays", "next_run_at": None}, {"reason": "holidays"}
+    ),
+    "resume_job": Example(_JOB),
+    "trigger_job": Example(_QUEUED),
+    "list_job_runs": Example(_page(_RUN)),
+    "list_upcoming": Example(_page(*_OCCURRENCES)),
+    "explain_occurrence": Example(
+        {
+            "job_id": _JOB_ID,
+            "scheduled_at": "2026-03-09T13:00:00Z",
+            "local": "2026-03-09T09:00:00-04:00",
+            "verdict": "fired",
+            "sentence": "It fired on time, and its run succeeded.",
+            "note": None,
+            "facts": {},
+            "run": _RUN,
+            "related": None,
+        }
+    ),
+    "get_run": Example(_RUN),
+    "cancel_run": Example({**_QUEUED, "status": "cancelled", "finished_at": "2026-03-09T13:00:01Z"}),
+    "list_dead_letters": Example(_page(_LETTER)),
+    "get_dead_letter": Example(_LETTER),
+    "redrive_dead_letters": Example({"redriven": 12, "refused": 0, "more": False}, {"queue": "default"}),
+    "redrive_dead_letter": Example(_QUEUED),
+    "purge_dead_letter": Example(),
+    "preview_schedule": Example(
+        {"kind": "cron", "canonical": "0 9 * * 1", "occurrences": _OCCURRENCES},
+        {
+            "schedule": "0 9 * * MON",
+            "timezone": "America/New_York",
+            "dst_gap": "shift",
+            "dst_fold": "first",
+            "start_at": None,
+            "after": "2026-03-06T00:00:00Z",
+            "count": 2,
+        },
+    ),
+    "forecast": Example(
+        {
+            "start": "2026-03-06T10:15:00Z",
+            "until": "2026-03-06T11:15:00Z",
+            "total": 1200,
+            "items": [{"minute": "2026-03-06T11:00:00Z", "queue": "default", "handler": "send_report", "fires": 1200}],
+            "estimated": False,
+            "cut": False,
+            "complete_until": "2026-03-06T11:15:00Z",
+        }
+    ),
+    "get_cluster": Example(
+        {
+            "nodes": [{**_NODE, "shards": 64}],
+            "shards": [
+                {
+                    "shard": 0,
+                    "epoch": 3,
+                    "leader": _NODE_ID,
+                    "leader_name": "node-1",
+                    "alive": True,
+                    "since": "2026-03-06T08:00:00Z",
+                }
+            ],
+            "workers": [{**_NODE, "held": 7, "queues": ["default"], "concurrency": 100}],
+        }
+    ),
+    "get_stats": Example(
+        {
+            "scope": "store",
+            "tenant": "default",
+            "jobs": 120000,
+            "queued": 3,
+            "retrying": 1,
+            "waiting": 0,
+            "running": 7,
+            "dead_letters": 0,
+            "overdue": 0,
+            "oldest_overdue_at": None,
+        }
+    ),
+}
+
+PARAMETERS: dict[str, Any] = {
+    "job_id": _JOB_ID,
+    "run_id": _RUN_ID,
+    "at": "2026-03-09T13:00:00Z",
+    "label": ["team:data"],
+    "If-Match": '"3"',
+    "Idempotency-Key": "report-2026-w11",
+}
+
+_PROBLEMS = {
+    401: Problem(401, "this API key is unknown or revoked"),
+    403: Problem(403, "this API key may only read; this call needs the role write"),
+    404: Problem(404, f"there is no job {_JOB_ID}"),
+    409: Problem(409, f"job {_JOB_ID} cannot be changed: it is cancelled"),
+    412: Problem(412, f"job {_JOB_ID} was changed since: its ETag is now 4"),
+    413: Problem(413, "the body must be at most 327680 bytes"),
+    415: Problem(415, "the body must be JSON in UTF-8: Content-Type: application/json"),
+    421: Problem(421, "only loopback names are served here, such as localhost or 127.0.0.1"),
+    422: Problem.invalid([FieldError("schedule", "minute 77 is not in 0-59")]),
+    429: Problem(429, "this API key may ask 50 times a second; try again in 0.3 s"),
+    503: Problem(503, "the store cannot be reached at the moment; try again"),
+}
+
+
+def problem(status: int) -> dict[str, Any]:
+    return _PROBLEMS[status].document()

@@ -1,0 +1,236 @@
+"""Bulk submit: thousands of jobs in one request, as a JSON array or one JSON object a line.
+
+The body is read whole before anything is stored: a connection that breaks while it is sent leaves nothing behind.
+Models are not on this path. Most jobs of a batch use few fields, and reading those by hand costs a third of what a
+model costs; whatever is unusual goes the models' way, which also words all refusals.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from duly.api.access import check_role, principal_of
+from duly.api.body import JSON, NDJSON, parse_json, parse_object, read_bytes, refuse_unusable
+from duly.api.problems import FieldError, Problem, json_response
+from duly.api.routes.common import answers, read_flag, refuse_others
+from duly.api.routes.jobs import IDEMPOTENCY_KEY
+from duly.api.schemas import BatchResult, JobBody, read_job
+from duly.errors import Conflict, DulyError, InvalidInput
+from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
+from duly.operations import Operations, Refused, Submitted
+
+MAX_JOBS = 10_000
+# After so many jobs others get a turn on the event loop: a few milliseconds.
+_TURN = 500
+_MOST_NAMED = 50
+
+
+def add_routes(router: APIRouter, operations: Operations) -> None:
+    limit = operations.settings.batch_max_bytes
+
+    async def submit_batch(request: Request) -> Response:
+        principal = check_role(principal_of(request), "write")
+        refuse_others(request, ("atomic",))
+        atomic = read_flag(request, "atomic")
+        if IDEMPOTENCY_KEY in request.headers:
+            raise InvalidInput(IDEMPOTENCY_KEY, "is for one job: give each job of a batch a dedupe_key of its own")
+        media_type, body = await read_bytes(request, limit=limit, media_types=(*JSON, *NDJSON))
+        read = await (_read_array(body) if media_type in JSON else _read_lines(body))
+        requests, refused = await _to_requests(read, principal.tenant)
+        del body, read
+        if atomic and refused:
+            raise _whole(refused)
+        try:
+            submitted = await operations.submit_each(requests, tenant=principal.tenant, atomic=atomic)
+        except Refused as error:
+            raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error
+        return _answer(submitted, refused)
+
+    router.add_api_route(
+        "/jobs/batch",
+        submit_batch,
+        methods=["POST"],
+        operation_id="submit_jobs",
+        summary=f"Submit up to {MAX_JOBS:,} jobs",
+        description=(
+            "A JSON array, or NDJSON: one job a line. Every job has its own answer, in order; with `atomic=true` all "
+            "are stored or none. A batch past a limit of the tenant is refused as a whole. The body is read whole "
+            "before anything is stored: a connection that breaks while it is sent leaves nothing behind."
+        ),
+        tags=["jobs"],
+        responses=answers(200, "What became of each", BatchResult, 409, 413, 415),
+        openapi_extra={
+            "parameters": [
+                {
+                    "name": "atomic",
+                    "in": "query",
+                    "description": "all or nothing: if one is wrong, nothing is stored and the answer is a problem",
+                    "schema": {"type": "boolean", "default": False},
+                }
+            ],
+            "requestBody": {
+                "required": True,
+                "content": {
+                    "application/json": {
+                        "schema": {
+                            "type": "array",
+                            "maxItems": MAX_JOBS,
+                            "items": {"$ref": "#/components/schemas/JobBody"},
+                        }
+                    },
+                    "application/x-ndjson": {
+                        "schema": {"type": "string", "description": "one JobBody a line", "format": "duly-ndjson"}
+                    },
+                },
+            },
+        },
+    )
+
+
+# A job that can be read, or why it cannot.
+_Read = dict[str, Any] | Problem
+
+
+async def _read_array(body: bytes) -> list[_Read]:
+    value, clean = parse_json(body)
+    if not isinstance(value, list):
+        raise Problem.invalid([FieldError("body", "must be a JSON array of jobs")])
+    _check_number(len(value))
+    return [_checked(item, clean) for item in value]
+
+
+def _checked(item: object, clean: bool) -> _Read:
+    if not isinstance(item, dict):
+        return Problem.invalid([FieldError("body", "must be a JSON object")])
+    if not clean:
+        try:
+            refuse_unusable(item)
+        except Problem as problem:
+            return problem
+    return item
+
+
+async def _read_lines(body: bytes) -> list[_Read]:
+    """Each line by itself: one that cannot be read, such as the last of a stream that was cut off, spoils no other."""
+    lines = [line for line in body.split(b"\n") if line and not line.isspace()]
+    _check_number(len(lines))
+    read: list[_Read] = []
+    for number, line in enumerate(lines, start=1):
+        if number % _TURN == 0:
+            await asyncio.sleep(0)
+        try:
+            read.append(parse_object(line))
+        except Problem as problem:
+            read.append(problem)
+    return read
+
+
+def _check_number(jobs: int) -> None:
+    if jobs > MAX_JOBS:
+        message = f"must be at most {MAX_JOBS} jobs, these are {jobs}"
+        raise Problem(413, f"body: {message}", errors=[FieldError("body", message)])
+
+
+async def _to_requests(read: Sequence[_Read], tenant: str) -> tuple[list[JobRequest], dict[int, Problem]]:
+    requests: list[JobRequest] = []
+    refused: dict[int, Problem] = {}
+    for index, document in enumerate(read):
+        if index % _TURN == _TURN - 1:
+            await asyncio.sleep(0)
+        try:
+            if isinstance(document, Problem):
+                raise document
+            request = _quickly(document, tenant)
+            if request is None:
+                body = read_job(document)
+                request = body.to_request(dedupe_key=body.dedupe_key, tenant=tenant)
+            requests.append(request)
+        except Problem as problem:
+            refused[index] = problem
+    return requests, refused
+
+
+def _is_labels(value: object) -> bool:
+    return type(value) is dict and all(type(one) is str for one in value.values())
+
+
+# Fields whose type is told at a glance. All else is the models' to judge.
+_PLAIN: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("name", "handler", "schedule", "timezone", "queue", "dedupe_key", "payload_ref"),
+                    lambda value: type(value) is str),
+    **dict.fromkeys(("priority", "max_runs"), lambda value: type(value) is int),
+    "payload": lambda value: True,
+    "labels": _is_labels,
+}  # fmt: skip
+
+
+def _quickly(document: dict[str, Any], tenant: str) -> JobRequest | None:
+    """The request, if nothing about it is unusual."""
+    if "name" not in document or "handler" not in document:
+        return None
+    fields: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
+    for field, value in document.items():
+        if (fits := _PLAIN.get(field)) is not None and fits(value):
+            fields[field] = value
+        elif field in POLICY_FIELDS and type(value) in (str, int, float):
+            chosen[field] = value
+        else:
+            return None
+    policy = DEFAULT_POLICY
+    if chosen:
+        try:
+            policy = _policy(json.dumps(chosen))
+        except Problem:
+            return None
+    return JobRequest(tenant=tenant, policy=policy, **fields)
+
+
+@lru_cache(maxsize=1024)
+def _policy(text: str) -> Policy:
+    """As the models read it; the jobs of a batch share theirs. By its text, in which 1, 1.0 and true differ."""
+    body = read_job({"name": "", "handler": "", **json.loads(text)})
+    return Policy(**{name: getattr(body, name) for name in POLICY_FIELDS})
+
+
+def _problem(error: DulyError) -> Problem:
+    if isinstance(error, Conflict):
+        return Problem(409, str(error), errors=[FieldError("dedupe_key", str(error))])
+    return Problem.of(error)
+
+
+def _whole(refused: dict[int, Problem]) -> Problem:
+    """The refusal of a whole batch: it names every job that is wrong, or as many as anybody reads."""
+    first = next(iter(refused.values()))
+    errors = [
+        FieldError(f"jobs[{index}].{error.field}", error.message)
+        for index, problem in list(refused.items())[:_MOST_NAMED]
+        for error in problem.errors
+    ]
+    problem = Problem.invalid(errors)
+    return Problem(first.status, f"nothing was stored: {problem.detail}", errors=errors)
+
+
+def _answer(submitted: Sequence[Submitted | DulyError], refused: dict[int, Problem]) -> Response:
+    items: list[str] = []
+    others = iter(submitted)
+    for index in range(len(submitted) + len(refused)):
+        one = refused.get(index) or next(others)
+        if isinstance(one, Submitted):
+            # An id and a number need no encoder, and there are thousands.
+            items.append(f'{{"status":{201 if one.created else 200},"job_id":"{one.job_id}"}}')
+        else:
+            problem = one if isinstance(one, Problem) else _problem(one)
+            items.append(json_response({"status": problem.status, "error": problem.document()}).body.decode())  # type: ignore[union-attr]
+    return Response('{"items":[' + ",".join(items) + "]}", media_type="application/json")
+
+
+assert POLICY_FIELDS.isdisjoint(_PLAIN)
+assert set(_PLAIN) | POLICY_FIELDS <= set(JobBody.model_fields)

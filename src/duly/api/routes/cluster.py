@@ -1,0 +1,80 @@
+"""The cluster, figures, what is to come, and schedules that are only looked at."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from duly.api.body import read_object
+from duly.api.documents import cluster_document, forecast_document, preview_document, stats_document
+from duly.api.problems import json_response
+from duly.api.routes.common import READER, answers, only, request_body
+from duly.api.schemas import (
+    ClusterDocument,
+    ForecastDocument,
+    PreviewBody,
+    PreviewDocument,
+    StatsDocument,
+    read_body,
+)
+from duly.operations import Operations, Principal
+from duly.operations.forecasting import MAX_MINUTES
+
+
+def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
+    @router.get(
+        "/forecast",
+        operation_id="forecast",
+        summary="How many fires are coming",
+        description="By minute, queue and handler, as all is planned now. What is overdue counts for this minute.",
+        tags=["schedules"],
+        dependencies=[only("minutes")],
+        responses=answers(200, "The forecast", ForecastDocument),
+    )
+    async def forecast(
+        who: Principal = READER,
+        minutes: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_MINUTES})] = 60,
+    ) -> Response:
+        return json_response(forecast_document(await operations.forecast(minutes=minutes, tenant=who.tenant)))
+
+    @router.post(
+        "/schedules/preview",
+        operation_id="preview_schedule",
+        summary="The next occurrences of a schedule, without saving it",
+        description="What DST drops is there too, with the note that says so, and does not count towards `count`.",
+        tags=["schedules"],
+        dependencies=[only()],
+        responses=answers(200, "The schedule as Duly reads it", PreviewDocument, 413, 415),
+        openapi_extra=request_body("PreviewBody"),
+    )
+    async def preview_schedule(request: Request, who: Principal = READER) -> Response:
+        body = read_body(PreviewBody, await read_object(request, limit=body_limit))
+        fields = {name: getattr(body, name) for name in PreviewBody.model_fields}
+        fields["after"] = fields["after"] or operations.now()
+        return json_response(preview_document(operations.preview(fields.pop("schedule"), **fields)))
+
+    @router.get(
+        "/cluster",
+        operation_id="get_cluster",
+        summary="Nodes, shards and their leaders, workers",
+        tags=["cluster"],
+        dependencies=[only()],
+        responses=answers(200, "The cluster", ClusterDocument),
+    )
+    async def get_cluster(who: Principal = READER) -> Response:
+        return json_response(cluster_document(await operations.status()))
+
+    @router.get(
+        "/stats",
+        operation_id="get_stats",
+        summary="Counters for people",
+        description="Of the whole store for the role `admin`, else of the key's own tenant.",
+        tags=["cluster"],
+        dependencies=[only()],
+        responses=answers(200, "The figures", StatsDocument),
+    )
+    async def get_stats(who: Principal = READER) -> Response:
+        scope = None if who.role == "admin" else who.tenant
+        return json_response(stats_document(await operations.counts(tenant=scope), who.tenant, scope=scope))

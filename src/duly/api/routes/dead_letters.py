@@ -1,0 +1,119 @@
+"""Dead letters: look, send again, forget."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from duly.api.body import read_object
+from duly.api.documents import dead_letter_document, run_document
+from duly.api.problems import json_response
+from duly.api.routes.common import READER, WRITER, answers, cursor_of, only, read_moment, request_body
+from duly.api.routes.jobs import Limit, Text
+from duly.api.schemas import (
+    DeadLetterDocument,
+    DeadLetterFilterBody,
+    DeadLetterList,
+    RedriveDocument,
+    RunDocument,
+    read_body,
+)
+from duly.operations import DeadLetterFilter, Operations, Principal, Swept
+
+# How many one call sends again: some seconds' worth. Whoever has more calls again.
+REDRIVE_LIMIT = 10_000
+_FILTERS = ("job_id", "name", "queue", "handler", "error_type", "since", "until")
+_Time = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
+
+
+def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
+    @router.get(
+        "/dead-letters",
+        operation_id="list_dead_letters",
+        summary="List dead letters, newest first",
+        tags=["dead letters"],
+        dependencies=[only(*_FILTERS, "cursor", "limit")],
+        responses=answers(200, "One page", DeadLetterList, 404),
+    )
+    async def list_dead_letters(
+        who: Principal = READER,
+        job_id: Annotated[str | None, Query(json_schema_extra={"format": "uuid"})] = None,
+        name: Text = None,
+        queue: Text = None,
+        handler: Text = None,
+        error_type: Text = None,
+        since: _Time = None,
+        until: _Time = None,
+        cursor: Annotated[str | None, cursor_of("dead-letter")] = None,
+        limit: Limit = 100,
+    ) -> Response:
+        wanted = DeadLetterFilter(
+            job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
+        )
+        page = await operations.dead_letters(wanted, tenant=who.tenant, cursor=cursor, limit=limit)
+        return json_response(
+            {"items": [dead_letter_document(letter) for letter in page.items], "next_cursor": page.next_cursor}
+        )
+
+    @router.post(
+        "/dead-letters/redrive",
+        operation_id="redrive_dead_letters",
+        summary="Send all that match again",
+        description=(
+            f"The oldest first, at most {REDRIVE_LIMIT:,} in one call; `more` says whether to call again. Their "
+            "attempts start anew, their idempotency keys stay. An empty object means all of them."
+        ),
+        tags=["dead letters"],
+        dependencies=[only()],
+        responses=answers(200, "How many", RedriveDocument, 404, 413, 415),
+        openapi_extra=request_body("DeadLetterFilterBody"),
+    )
+    async def redrive_dead_letters(request: Request, who: Principal = WRITER) -> Response:
+        body = read_body(DeadLetterFilterBody, await read_object(request, limit=body_limit))
+        wanted = DeadLetterFilter(**{name: getattr(body, name) for name in _FILTERS})
+        swept = Swept(0, 0)
+        more = False
+        # Each step is a transaction of its own, so that nothing is left open where this ends.
+        async for swept in operations.redrive_all(wanted, tenant=who.tenant):
+            if more := swept.done >= REDRIVE_LIMIT:
+                break
+        return json_response({"redriven": swept.done, "refused": swept.refused, "more": more})
+
+    @router.get(
+        "/dead-letters/{run_id}",
+        operation_id="get_dead_letter",
+        summary="Show a dead letter",
+        tags=["dead letters"],
+        dependencies=[only()],
+        responses=answers(200, "The dead letter", DeadLetterDocument, 404),
+    )
+    async def get_dead_letter(run_id: str, who: Principal = READER) -> Response:
+        return json_response(dead_letter_document(await operations.dead_letter(run_id, tenant=who.tenant)))
+
+    @router.post(
+        "/dead-letters/{run_id}/redrive",
+        operation_id="redrive_dead_letter",
+        summary="Send one again",
+        tags=["dead letters"],
+        dependencies=[only()],
+        responses=answers(200, "The run, which is live again", RunDocument, 404, 409),
+    )
+    async def redrive_dead_letter(run_id: str, who: Principal = WRITER) -> Response:
+        await operations.redrive(run_id, tenant=who.tenant)
+        return json_response(run_document(await operations.get_run(run_id, tenant=who.tenant)))
+
+    @router.delete(
+        "/dead-letters/{run_id}",
+        operation_id="purge_dead_letter",
+        summary="Forget one for good",
+        description="That its run died stays in the history.",
+        tags=["dead letters"],
+        status_code=204,
+        dependencies=[only()],
+        responses=answers(204, "It is gone", None, 404),
+    )
+    async def purge_dead_letter(run_id: str, who: Principal = WRITER) -> Response:
+        await operations.purge(run_id, tenant=who.tenant)
+        return Response(status_code=204)

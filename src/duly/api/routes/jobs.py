@@ -1,0 +1,394 @@
+"""Jobs: submit, look, change, cancel, and what becomes of their occurrences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from duly import checks
+from duly.api.access import check_role, principal_of
+from duly.api.body import read_object, read_optional_object
+from duly.api.documents import explanation_document, job_document, occurrence_document, run_document
+from duly.api.problems import FieldError, Problem, json_response
+from duly.api.routes.common import (
+    PREFIX,
+    READER,
+    WRITER,
+    answers,
+    cursor_of,
+    only,
+    read_moment,
+    refuse_others,
+    request_body,
+)
+from duly.api.schemas import (
+    ExplanationDocument,
+    JobDocument,
+    JobList,
+    OccurrenceList,
+    PauseBody,
+    RunDocument,
+    RunList,
+    read_body,
+    read_change,
+    read_job,
+    text_rules,
+)
+from duly.errors import Conflict, InvalidInput
+from duly.model import Job, JobStatus
+from duly.operations import Operations, Principal
+from duly.operations.forecasting import MAX_OCCURRENCES
+from duly.operations.looking import PAGE_LIMIT
+
+IDEMPOTENCY_KEY = "Idempotency-Key"
+_LONGEST_KEY = 200
+_ETAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,9})\1\s*')
+
+# Of a tag, whatever a client or a cache on the way may have made of it.
+_IF_MATCH = r'^(\*|(W/)?("[0-9]{1,9}"|[0-9]{1,9}))$'
+_LABEL = r"^[^\x00-\x1f\x7f-\x9f:]{1,63}:[^\x00-\x1f\x7f-\x9f]{0,255}$"
+
+Text = Annotated[str | None, Query(json_schema_extra=text_rules(200))]
+Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": PAGE_LIMIT})]
+
+
+def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
+    _add_submit(router, operations, body_limit)
+    _add_looking(router, operations)
+    _add_changing(router, operations, body_limit)
+
+
+def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> None:
+    # Nothing but the request, so that FastAPI has nothing to work out: this is the call that is made most.
+    async def submit_job(request: Request) -> Response:
+        """The body is a job as section 2 of the specification has it; only `name` and `handler` are required."""
+        principal = check_role(principal_of(request), "write")
+        refuse_others(request)
+        body = read_job(await read_object(request, limit=body_limit))
+        header = _idempotency_key(request)
+        if header is not None and body.dedupe_key not in (None, header):
+            raise InvalidInput(IDEMPOTENCY_KEY, "must not differ from dedupe_key: they mean the same")
+        try:
+            job, created = await operations.register(
+                body.to_request(dedupe_key=body.dedupe_key if header is None else header, tenant=principal.tenant)
+            )
+        except Conflict as error:
+            key = "dedupe_key" if header is None else IDEMPOTENCY_KEY
+            raise Problem(409, str(error), errors=[FieldError(key, str(error))]) from error
+        return _answer(job, status=201 if created else 200, headers={"Location": f"{PREFIX}/jobs/{job.job_id}"})
+
+    located = {"Location": "where the job is", "ETag": "its version, for If-Match"}
+    known = answers(200, "Its dedupe_key was known, with the same content", JobDocument, headers=located)
+    router.add_api_route(
+        "/jobs",
+        submit_job,
+        methods=["POST"],
+        operation_id="submit_job",
+        summary="Submit a job",
+        tags=["jobs"],
+        status_code=201,
+        responses={
+            **answers(201, "The job is registered", JobDocument, 409, 413, 415, headers=located),
+            200: known[200],
+        },
+        openapi_extra={
+            "parameters": [
+                {
+                    "name": IDEMPOTENCY_KEY,
+                    "in": "header",
+                    "description": "the same as dedupe_key",
+                    "schema": {
+                        "type": "string",
+                        "minLength": 1,
+                        "maxLength": _LONGEST_KEY,
+                        "pattern": "^[!-~]([ -~]*[!-~])?$",
+                    },
+                }
+            ],
+            **request_body("JobBody"),
+        },
+    )
+
+
+def _add_looking(router: APIRouter, operations: Operations) -> None:
+    @router.get(
+        "/jobs",
+        operation_id="list_jobs",
+        summary="List jobs, newest first",
+        tags=["jobs"],
+        dependencies=[only("status", "queue", "name", "cursor", "limit", repeated="label")],
+        responses=answers(200, "One page", JobList),
+    )
+    async def list_jobs(
+        who: Principal = READER,
+        status: Annotated[str | None, Query(json_schema_extra={"enum": [*JobStatus.__args__, None]})] = None,
+        queue: Text = None,
+        name: Text = None,
+        label: Annotated[
+            list[Annotated[str, Field(json_schema_extra={"pattern": _LABEL})]] | None,
+            Query(description="key:value; several must all match", json_schema_extra={"maxItems": checks.MAX_LABELS}),
+        ] = None,
+        cursor: Annotated[str | None, cursor_of("job")] = None,
+        limit: Limit = 100,
+    ) -> Response:
+        page = await operations.list_jobs(
+            tenant=who.tenant,
+            status=status,
+            queue=queue,
+            name=name,
+            label=_read_labels(label or []),
+            cursor=cursor,
+            limit=limit,
+        )
+        return json_response({"items": [job_document(job) for job in page.items], "next_cursor": page.next_cursor})
+
+    @router.get(
+        "/jobs/{job_id}",
+        operation_id="get_job",
+        summary="Show a job",
+        tags=["jobs"],
+        dependencies=[only()],
+        responses=answers(200, "The job", JobDocument, 404, headers={"ETag": "its version, for If-Match"}),
+    )
+    async def get_job(job_id: str, who: Principal = READER) -> Response:
+        return _answer(await operations.get_job(job_id, tenant=who.tenant))
+
+    @router.get(
+        "/jobs/{job_id}/runs",
+        operation_id="list_job_runs",
+        summary="List a job's runs, newest first",
+        tags=["jobs"],
+        dependencies=[only("cursor", "limit")],
+        responses=answers(200, "One page", RunList, 404),
+    )
+    async def list_job_runs(
+        job_id: str,
+        who: Principal = READER,
+        cursor: Annotated[str | None, cursor_of("run")] = None,
+        limit: Limit = 100,
+    ) -> Response:
+        page = await operations.job_runs(job_id, tenant=who.tenant, cursor=_read_moment_cursor(cursor), limit=limit)
+        # With `Z`, the cursor can be put into an address as it is; a `+` there would mean a space.
+        following = None if page.next_cursor is None else page.next_cursor.replace("+00:00", "Z")
+        return json_response({"items": [run_document(run) for run in page.items], "next_cursor": following})
+
+    @router.get(
+        "/jobs/{job_id}/upcoming",
+        operation_id="list_upcoming",
+        summary="A job's next occurrences",
+        tags=["jobs"],
+        dependencies=[only("count")],
+        responses=answers(200, "They; none for a job that is paused or has ended", OccurrenceList, 404, 409),
+    )
+    async def upcoming(
+        job_id: str,
+        who: Principal = READER,
+        count: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_OCCURRENCES})] = 10,
+    ) -> Response:
+        try:
+            found = await operations.occurrences(job_id, tenant=who.tenant, count=count)
+        except InvalidInput as error:
+            if error.field == "count":
+                raise
+            # Its zone has left the time-zone data: nothing is wrong with this request.
+            raise Conflict(f"job {job_id} cannot be planned at the moment: {error}") from error
+        return json_response({"items": [occurrence_document(one) for one in found], "next_cursor": None})
+
+    @router.get(
+        "/jobs/{job_id}/explain",
+        operation_id="explain_occurrence",
+        summary="What became of one occurrence, and why",
+        tags=["jobs"],
+        dependencies=[only("at")],
+        responses=answers(200, "The answer", ExplanationDocument, 404),
+    )
+    async def explain(
+        job_id: str,
+        who: Principal = READER,
+        at: Annotated[
+            str | None,
+            Query(description="absent: the last expected one", json_schema_extra={"format": "date-time"}),
+        ] = None,
+    ) -> Response:
+        answer = await operations.explain(job_id, at=read_moment("at", at), tenant=who.tenant)
+        return json_response(explanation_document(answer))
+
+
+def _add_changing(router: APIRouter, operations: Operations, body_limit: int) -> None:
+    @router.patch(
+        "/jobs/{job_id}",
+        operation_id="change_job",
+        summary="Change a job",
+        description="Fields that are left out stay. A changed schedule is planned anew.",
+        tags=["jobs"],
+        dependencies=[only()],
+        responses=answers(
+            200,
+            "The job as it is now",
+            JobDocument,
+            404,
+            409,
+            412,
+            413,
+            415,
+            headers={"ETag": "its version, for If-Match"},
+        ),
+        openapi_extra={
+            "parameters": [
+                {
+                    "name": "If-Match",
+                    "in": "header",
+                    "description": "an ETag: change the job only if nobody else has since",
+                    "schema": {"type": "string", "pattern": _IF_MATCH},
+                }
+            ],
+            **request_body("JobChange"),
+        },
+    )
+    async def change_job(job_id: str, request: Request, who: Principal = WRITER) -> Response:
+        versions = _read_if_match(request)
+        changes = read_change(await read_object(request, limit=body_limit))
+        version = None
+        if versions is not None:
+            job = await operations.get_job(job_id, tenant=who.tenant)
+            _check_version(job, versions)
+            version = job.version
+        try:
+            return _answer(await operations.change(job_id, changes, tenant=who.tenant, expected_version=version))
+        except Conflict:
+            if versions is not None:
+                # Somebody may have been faster since the look.
+                _check_version(await operations.get_job(job_id, tenant=who.tenant), versions)
+            raise
+
+    @router.delete(
+        "/jobs/{job_id}",
+        operation_id="cancel_job",
+        summary="Cancel a job",
+        description="No more fires; waiting runs are cancelled. Running ones go on unless `running=cancel` stops them.",
+        tags=["jobs"],
+        dependencies=[only("running")],
+        responses=answers(200, "The job, cancelled", JobDocument, 404, 409),
+    )
+    async def cancel_job(
+        job_id: str,
+        who: Principal = WRITER,
+        running: Annotated[Literal["keep", "cancel"], Query(description="what becomes of running ones")] = "keep",
+    ) -> Response:
+        return _answer(await operations.cancel(job_id, tenant=who.tenant, running=running == "cancel"))
+
+    @router.post(
+        "/jobs/{job_id}/pause",
+        operation_id="pause_job",
+        summary="Pause a job",
+        description="No more fires until it is resumed. Pausing a paused job changes nothing.",
+        tags=["jobs"],
+        dependencies=[only()],
+        responses=answers(200, "The job", JobDocument, 404, 409, 413, 415),
+        openapi_extra=request_body("PauseBody", required=False),
+    )
+    async def pause_job(job_id: str, request: Request, who: Principal = WRITER) -> Response:
+        body = read_body(PauseBody, await read_optional_object(request, limit=body_limit))
+        if body.reason is not None:
+            checks.check_text("reason", body.reason, longest=500)
+        return _answer(await operations.pause(job_id, tenant=who.tenant, reason=body.reason))
+
+    @router.post(
+        "/jobs/{job_id}/resume",
+        operation_id="resume_job",
+        summary="Resume a job",
+        description="From the next future occurrence on; what fell into the pause is not made up for.",
+        tags=["jobs"],
+        dependencies=[only()],
+        responses=answers(200, "The job", JobDocument, 404, 409),
+    )
+    async def resume_job(job_id: str, who: Principal = WRITER) -> Response:
+        return _answer(await operations.resume(job_id, tenant=who.tenant))
+
+    @router.post(
+        "/jobs/{job_id}/trigger",
+        operation_id="trigger_job",
+        summary="Fire one extra run now",
+        tags=["jobs"],
+        status_code=201,
+        dependencies=[only()],
+        responses=answers(201, "The run", RunDocument, 404, 409, headers={"Location": "where the run is"}),
+    )
+    async def trigger_job(job_id: str, who: Principal = WRITER) -> Response:
+        run_id = await operations.trigger(job_id, tenant=who.tenant)
+        run = await operations.get_run(run_id, tenant=who.tenant)
+        return json_response(run_document(run), status=201, headers={"Location": f"{PREFIX}/runs/{run_id}"})
+
+
+def _answer(job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return json_response(job_document(job), status=status, headers={**(headers or {}), "ETag": f'"{job.version}"'})
+
+
+def _read_if_match(request: Request) -> list[str] | None:
+    """The versions that the job may have; None: any. A cache on the way may have made a tag weak; it means the same."""
+    if "if-match" not in request.headers:
+        return None
+    given = ",".join(request.headers.getlist("if-match"))
+    if given.strip() == "*":
+        return None
+    tags = [_ETAG.fullmatch(part) for part in given.split(",")]
+    if any(tag is None for tag in tags):
+        raise InvalidInput("If-Match", 'must be an ETag of this job, such as "3"')
+    return [tag[2] for tag in tags if tag is not None]
+
+
+def _check_version(job: Job, versions: list[str]) -> None:
+    if str(job.version) not in versions:
+        raise Problem(
+            412,
+            f"job {job.job_id} was changed since: its ETag is now {job.version}",
+            errors=[FieldError("If-Match", "is not the job's ETag any more: read it again")],
+            headers={"ETag": f'"{job.version}"'},
+        )
+
+
+def _idempotency_key(request: Request) -> str | None:
+    given = request.headers.getlist(IDEMPOTENCY_KEY)
+    if not given:
+        return None
+    if len(given) > 1:
+        raise InvalidInput(IDEMPOTENCY_KEY, "must be given once")
+    try:
+        # Servers hand headers on as Latin-1; clients that use more than ASCII mean UTF-8.
+        key = given[0].encode("latin-1").decode()
+    except UnicodeDecodeError as error:
+        raise InvalidInput(IDEMPOTENCY_KEY, "must be ASCII or UTF-8") from error
+    return checks.check_text(IDEMPOTENCY_KEY, key, longest=_LONGEST_KEY)
+
+
+def _read_labels(texts: list[str]) -> dict[str, str]:
+    labels: dict[str, str] = {}
+    for text in texts:
+        key, colon, value = text.partition(":")
+        if not colon:
+            raise InvalidInput("label", "must be key:value")
+        if labels.setdefault(key, value) != value:
+            raise InvalidInput("label", "must not ask for two values of one key")
+    try:
+        checks.check_labels(labels)
+    except InvalidInput as error:
+        raise InvalidInput("label", error.message) from error
+    return labels
+
+
+def _read_moment_cursor(cursor: str | None) -> str | None:
+    if cursor is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(cursor)
+        if moment.tzinfo is None:
+            raise ValueError("no offset")
+        return moment.astimezone(UTC).isoformat()
+    except (ValueError, OverflowError) as error:
+        raise InvalidInput("cursor", "is not one that a list gave") from error

@@ -1,0 +1,37 @@
+"""Single runs."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from duly.api.documents import run_document
+from duly.api.problems import json_response
+from duly.api.routes.common import READER, WRITER, answers, only
+from duly.api.schemas import RunDocument
+from duly.operations import Operations, Principal
+
+
+def add_routes(router: APIRouter, operations: Operations) -> None:
+    @router.get(
+        "/runs/{run_id}",
+        operation_id="get_run",
+        summary="Show a run with its attempts",
+        tags=["runs"],
+        dependencies=[only()],
+        responses=answers(200, "The run", RunDocument, 404),
+    )
+    async def get_run(run_id: str, who: Principal = READER) -> Response:
+        return json_response(run_document(await operations.get_run(run_id, tenant=who.tenant)))
+
+    @router.post(
+        "/runs/{run_id}/cancel",
+        operation_id="cancel_run",
+        summary="Cancel a run",
+        description="One that waits ends at once; one that is running is told to stop within a second.",
+        tags=["runs"],
+        dependencies=[only()],
+        responses=answers(200, "The run", RunDocument, 404, 409),
+    )
+    async def cancel_run(run_id: str, who: Principal = WRITER) -> Response:
+        return json_response(run_document(await operations.cancel_run(run_id, tenant=who.tenant)))

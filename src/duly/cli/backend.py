@@ -1,0 +1,298 @@
+"""What commands talk to: a store of one's own, or the same thing behind a REST API. They cannot tell which.
+
+`Operations` is a `Backend` as it is; `Remote` is one over `duly.AsyncClient`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from uuid import UUID
+
+from duly.errors import ConfigError, DulyError, InvalidInput, NotFound
+
+if TYPE_CHECKING:
+    from duly.client import AsyncClient
+    from duly.model import DeadLetter, DstFold, DstGap, Job, JobRequest, Run
+    from duly.operations import (
+        ClusterStatus,
+        DeadLetterFilter,
+        Explanation,
+        Forecast,
+        Page,
+        Preview,
+        Submitted,
+        Swept,
+    )
+    from duly.timing import Occurrence
+
+_PAGE = 500
+
+
+class Backend(Protocol):
+    """The operations that a command may ask for, by their names and meaning in `duly.operations`."""
+
+    def now(self) -> datetime: ...
+
+    async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted: ...
+
+    async def submit_each(
+        self, requests: Sequence[JobRequest], *, tenant: str, atomic: bool = False
+    ) -> list[Submitted | DulyError]: ...
+
+    async def get_job(self, job_id: str) -> Job: ...
+
+    async def find_job(self, text: str) -> Job: ...
+
+    async def list_jobs(
+        self,
+        *,
+        status: str | None = None,
+        queue: str | None = None,
+        name: str | None = None,
+        label: Mapping[str, str] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[Job]: ...
+
+    async def job_runs(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]: ...
+
+    async def occurrences(self, job_id: str, *, count: int = 10) -> list[Occurrence]: ...
+
+    async def pause(self, job_id: str, *, reason: str | None = None) -> Job: ...
+
+    async def resume(self, job_id: str) -> Job: ...
+
+    async def cancel(self, job_id: str, *, running: bool = False) -> Job: ...
+
+    async def trigger(self, job_id: str) -> str: ...
+
+    async def get_run(self, run_id: str) -> Run: ...
+
+    async def cancel_run(self, run_id: str) -> Run: ...
+
+    async def explain(self, job_id: str, *, at: datetime | None = None) -> Explanation: ...
+
+    async def explain_range(
+        self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000
+    ) -> list[Explanation]: ...
+
+    async def forecast(self, *, minutes: int = 60) -> Forecast: ...
+
+    async def dead_letters(
+        self, wanted: DeadLetterFilter = ..., *, cursor: str | None = None, limit: int = 100
+    ) -> Page[DeadLetter]: ...
+
+    async def dead_letter(self, run_id: str) -> DeadLetter: ...
+
+    async def count_dead_letters(self, wanted: DeadLetterFilter = ...) -> int: ...
+
+    async def redrive(self, run_id: str) -> None: ...
+
+    async def purge(self, run_id: str) -> None: ...
+
+    def redrive_all(self, wanted: DeadLetterFilter = ...) -> AsyncIterator[Swept]: ...
+
+    def purge_all(self, wanted: DeadLetterFilter = ...) -> AsyncIterator[Swept]: ...
+
+    async def status(self) -> ClusterStatus: ...
+
+
+class Remote:
+    """A store behind its API."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    def now(self) -> datetime:
+        return self._client.now()
+
+    async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
+        from duly.operations import Submitted
+
+        if allow_unknown_handler:
+            raise ConfigError("--allow-unknown-handler is for a store of one's own: over --url the API decides that")
+        submitted = await self._client.submit_request(request)
+        return Submitted(submitted.job.job_id, submitted.created)
+
+    async def submit_each(
+        self, requests: Sequence[JobRequest], *, tenant: str, atomic: bool = False
+    ) -> list[Submitted | DulyError]:
+        """Of the tenant that the API key belongs to, whatever is asked for."""
+        from duly.operations import Submitted
+
+        found: list[Submitted | DulyError] = []
+        for item in await self._client.submit_many(requests, atomic=atomic):
+            if item.error is not None:
+                found.append(item.error)
+            else:
+                assert item.job_id is not None
+                found.append(Submitted(item.job_id, item.created))
+        return found
+
+    async def get_job(self, job_id: str) -> Job:
+        return await self._client.get_job(job_id)
+
+    async def find_job(self, text: str) -> Job:
+        """By its id, the beginning of it, or its name, as on a store of one's own."""
+        found = {job.job_id: job for job in await self._by_id(text)}
+        found |= {job.job_id: job for job in (await self._client.jobs_page(name=text, limit=5)).items}
+        if not found:
+            raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
+        if len(found) > 1:
+            shown = ", ".join(str(job_id) for job_id in sorted(found, reverse=True))
+            raise InvalidInput("job", f"{text!r} could be any of {shown}; give more of the id")
+        return next(iter(found.values()))
+
+    async def _by_id(self, text: str) -> list[Job]:
+        digits = text.replace("-", "").lower()
+        if not (4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits)):
+            return []
+        if len(digits) == 32:
+            try:
+                return [await self._client.get_job(str(UUID(digits)))]
+            except NotFound:
+                return []
+        # Jobs are listed by their ids, and a list goes on below the id that its cursor is.
+        low, high = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+        page = await self._client.jobs_page(cursor=str(high), limit=5)
+        return [job for job in page.items if low <= job.job_id <= high]
+
+    async def list_jobs(
+        self,
+        *,
+        status: str | None = None,
+        queue: str | None = None,
+        name: str | None = None,
+        label: Mapping[str, str] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[Job]:
+        return await self._client.jobs_page(
+            status=cast("Any", status), queue=queue, name=name, label=label, cursor=cursor, limit=limit
+        )
+
+    async def job_runs(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]:
+        return await self._client.runs_page(job_id, cursor=cursor, limit=limit)
+
+    async def occurrences(self, job_id: str, *, count: int = 10) -> list[Occurrence]:
+        return await self._client.upcoming(job_id, count=count)
+
+    async def pause(self, job_id: str, *, reason: str | None = None) -> Job:
+        return await self._client.pause(job_id, reason=reason)
+
+    async def resume(self, job_id: str) -> Job:
+        return await self._client.resume(job_id)
+
+    async def cancel(self, job_id: str, *, running: bool = False) -> Job:
+        return await self._client.cancel(job_id, running=running)
+
+    async def trigger(self, job_id: str) -> str:
+        return (await self._client.trigger(job_id)).run_id
+
+    async def get_run(self, run_id: str) -> Run:
+        return await self._client.get_run(run_id)
+
+    async def cancel_run(self, run_id: str) -> Run:
+        return await self._client.cancel_run(run_id)
+
+    async def explain(self, job_id: str, *, at: datetime | None = None) -> Explanation:
+        return await self._client.explain(job_id, at=at)
+
+    async def explain_range(
+        self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000
+    ) -> list[Explanation]:
+        raise ConfigError("--from and --to are for a store of one's own: over --url ask for one time")
+
+    async def forecast(self, *, minutes: int = 60) -> Forecast:
+        return await self._client.forecast(minutes=minutes)
+
+    async def dead_letters(
+        self, wanted: DeadLetterFilter | None = None, *, cursor: str | None = None, limit: int = 100
+    ) -> Page[DeadLetter]:
+        return await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=limit)
+
+    async def dead_letter(self, run_id: str) -> DeadLetter:
+        return await self._client.get_dead_letter(run_id)
+
+    async def count_dead_letters(self, wanted: DeadLetterFilter | None = None) -> int:
+        """Page by page, because the API does not count."""
+        count = 0
+        cursor = None
+        while True:
+            page = await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=_PAGE)
+            count += len(page.items)
+            cursor = page.next_cursor
+            if cursor is None:
+                return count
+
+    async def redrive(self, run_id: str) -> None:
+        await self._client.redrive(run_id)
+
+    async def purge(self, run_id: str) -> None:
+        await self._client.purge(run_id)
+
+    async def redrive_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
+        from duly.operations import Swept
+
+        dead_now = await self._client.those_now(_given(wanted))
+        done = 0
+        more = dead_now is not None
+        while more and dead_now is not None:
+            part, more = await self._client.redrive_some(dead_now)
+            done += part.done
+            yield Swept(done, part.refused)
+
+    async def purge_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
+        """One by one: the API forgets single dead letters only."""
+        from duly.operations import Swept
+
+        dead_now = await self._client.those_now(_given(wanted))
+        done = 0
+        more = dead_now is not None
+        while more and dead_now is not None:
+            page = await self._client.dead_letters_page(dead_now, limit=_PAGE)
+            for letter in page.items:
+                try:
+                    await self._client.purge(letter.run_id)
+                except NotFound:
+                    continue  # somebody else did, or redrove it
+                done += 1
+            yield Swept(done, 0)
+            more = page.next_cursor is not None
+
+    async def status(self) -> ClusterStatus:
+        from duly.operations import ClusterStatus
+
+        cluster = await self._client.cluster()
+        return ClusterStatus(cluster.nodes, cluster.shards, await self._client.stats())
+
+    async def preview(
+        self,
+        schedule: str | None,
+        *,
+        timezone: str = "UTC",
+        dst_gap: DstGap = "shift",
+        dst_fold: DstFold = "first",
+        start_at: datetime | None = None,
+        end_at: datetime | None = None,
+        after: datetime | None = None,
+        count: int = 10,
+    ) -> Preview:
+        return await self._client.preview(
+            schedule,
+            timezone=timezone,
+            dst_gap=dst_gap,
+            dst_fold=dst_fold,
+            start_at=start_at,
+            end_at=end_at,
+            after=after,
+            count=count,
+        )
+
+
+def _given(wanted: DeadLetterFilter | None) -> DeadLetterFilter:
+    from duly.operations import DeadLetterFilter
+
+    return wanted if wanted is not None else DeadLetterFilter()

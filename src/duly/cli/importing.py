@@ -1,0 +1,278 @@
+"""`duly import crontab`: what cron does today, as jobs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from duly.cli.output import coloured, examples, moment, one_line, print_json, print_table
+from duly.cli.session import with_operations
+from duly.errors import Conflict, InvalidInput
+
+if TYPE_CHECKING:
+    from duly.cli.backend import Backend
+    from duly.crontab import Entry, Table
+    from duly.model import JobRequest
+    from duly.timing import Occurrence
+
+# As long as this is looked ahead for a change of the clocks that touches a line.
+_OCCURRENCES = 400
+_SHOWN_NEXT = 3
+# Cron ends nothing that runs; a job must have some end.
+_DAY = 86_400.0
+
+group = typer.Typer(help="Take over what another scheduler does.", no_args_is_help=True)
+_EXAMPLES = examples(
+    "crontab -l | duly import crontab - --dry-run",
+    "duly import crontab my.crontab --timezone Europe/Berlin --queue cron",
+    "duly import crontab /etc/crontab --system --skip-unknown --yes",
+)
+
+
+def register(app: typer.Typer) -> None:
+    group.command("crontab", epilog=_EXAMPLES)(crontab)
+    app.add_typer(group, name="import")
+
+
+def crontab(
+    context: typer.Context,
+    file: Annotated[str, typer.Argument(help="A crontab, or - for standard input.", metavar="FILE|-")],
+    system: Annotated[
+        bool, typer.Option("--system", help="The format of /etc/crontab: a user stands before each command.")
+    ] = False,
+    timezone: Annotated[
+        str | None, typer.Option(help="Zone of lines without a CRON_TZ; this machine's if not given.", metavar="ZONE")
+    ] = None,
+    queue: Annotated[str, typer.Option(help="The queue of the jobs.")] = "default",
+    overlap: Annotated[
+        str, typer.Option(help="skip, queue or parallel, which is what cron does.", metavar="RULE")
+    ] = "parallel",
+    missed_window: Annotated[
+        str, typer.Option(help="SKIP, which is what cron does, RUN_ONCE or RUN_ALL.", metavar="RULE")
+    ] = "SKIP",
+    max_retries: Annotated[int, typer.Option(help="Cron has none.", metavar="N")] = 0,
+    timeout_seconds: Annotated[float, typer.Option(help="For one run; cron has none.", metavar="S")] = _DAY,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    skip_unknown: Annotated[
+        bool, typer.Option("--skip-unknown", help="Import the rest although lines cannot be carried over.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="What was understood, as a JSON document.")] = False,
+) -> None:
+    """Submit a command job for each line of a crontab, after showing what was understood and when it runs next.
+
+    Importing the same table again changes nothing. A line that was edited is another job: cancel the old one. Runs need
+    a worker that was started with --allow-commands.
+    """
+    from duly.crontab import read_crontab
+    from duly.model import Policy
+
+    zone, guessed = (timezone, False) if timezone is not None else local_zone()
+    table = read_crontab(_read(file), timezone=zone, system=system)
+    policy: dict[str, Any] = {
+        "overlap": overlap, "missed_window": missed_window.upper(), "max_retries": max_retries,
+        "timeout_seconds": timeout_seconds,
+    }  # fmt: skip
+    requests = [
+        _request(entry, queue, Policy(**policy, jitter_seconds=entry.jitter_seconds)) for entry in table.entries
+    ]
+    coming = [_next(entry) for entry in table.entries]
+    if not as_json:
+        _show(table, coming, zone if guessed else None)
+    short = bool(table.refused) and not skip_unknown
+    results: list[tuple[str | None, str]] = [(None, "not submitted")] * len(requests)
+    if not dry_run and not short and requests:
+        if not yes:
+            _ask(file, len(requests), as_json)
+        results = with_operations(context, lambda operations: _submit(operations, requests))
+    if as_json:
+        print_json(_document(table, coming, results))
+    else:
+        _tell(table, results, dry_run=dry_run, short=short)
+    if short:
+        raise typer.Exit(2)
+    if any(status == "conflict" for _, status in results):
+        raise typer.Exit(5)
+
+
+def local_zone() -> tuple[str, bool]:
+    """This machine's zone by its name, and whether it is a guess: cron would use whatever the machine does."""
+    for name in (os.environ.get("TZ", "").removeprefix(":"), _zone_of_link(), _zone_of_file()):
+        if name and _is_zone(name):
+            return name, False
+    return "UTC", True
+
+
+def _zone_of_link() -> str:
+    try:
+        return str(Path("/etc/localtime").readlink()).partition("zoneinfo/")[2]
+    except OSError:
+        return ""
+
+
+def _zone_of_file() -> str:
+    try:
+        return Path("/etc/timezone").read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _is_zone(name: str) -> bool:
+    from duly.timing import load_zone
+
+    try:
+        load_zone(name)
+    except InvalidInput:
+        return False
+    return True
+
+
+def _read(file: str) -> str:
+    from duly.crontab import MAX_BYTES
+
+    try:
+        if file == "-":
+            raw = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(file).open("rb") as opened:
+                raw = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InvalidInput("file", f"{file!r} cannot be read: {error.strerror}") from error
+    if len(raw) > MAX_BYTES:
+        raise InvalidInput("file", f"must be at most {MAX_BYTES} bytes")
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise InvalidInput("file", f"must be UTF-8; line {line} is not") from error
+
+
+def _request(entry: Entry, queue: str, policy: Any) -> JobRequest:
+    from duly.model import JobRequest
+
+    labels = {"imported": "crontab"} | ({"user": entry.user} if entry.user is not None else {})
+    return JobRequest(
+        handler=entry.handler,
+        name=entry.name,
+        schedule=entry.schedule,
+        timezone=entry.timezone,
+        queue=queue,
+        policy=policy,
+        dedupe_key=entry.key,
+        labels=labels,
+    )
+
+
+def _next(entry: Entry) -> list[Occurrence]:
+    """The next occurrences, and behind them the first that a change of the clocks touches."""
+    from duly.operations import preview
+
+    found = preview(entry.schedule, timezone=entry.timezone, count=_OCCURRENCES).occurrences
+    touched = next((one for one in found[_SHOWN_NEXT:] if one.note is not None), None)
+    return found[:_SHOWN_NEXT] + ([touched] if touched is not None else [])
+
+
+async def _submit(operations: Backend, requests: list[JobRequest]) -> list[tuple[str | None, str]]:
+    """One by one: a line that conflicts must not keep the others out, and says so itself."""
+    results: list[tuple[str | None, str]] = []
+    for request in requests:
+        try:
+            submitted = await operations.submit(request)
+        except Conflict as error:
+            typer.echo(f"{request.name}: {error}", err=True)
+            results.append((None, "conflict"))
+        else:
+            results.append((str(submitted.job_id), "created" if submitted.created else "was there already"))
+    return results
+
+
+def _ask(file: str, count: int, as_json: bool) -> None:
+    if file == "-" or as_json or not sys.stdin.isatty():
+        raise InvalidInput("yes", "nobody can be asked here: say --yes to submit, or --dry-run to look only")
+    typer.confirm(f"submit {count} job{'s' if count != 1 else ''}?", abort=True)
+
+
+def _show(table: Table, coming: list[list[Occurrence]], guessed_zone: str | None) -> None:
+    if table.entries:
+        print_table(
+            ("LINE", "SCHEDULE", "ZONE", "NEXT LOCAL", "NEXT UTC", "COMMAND"),
+            [
+                (
+                    str(entry.line),
+                    entry.schedule,
+                    entry.timezone,
+                    _local(occurrences[0].local) if occurrences else "",
+                    moment(occurrences[0].scheduled_at) if occurrences else "",
+                    entry.command,
+                )
+                for entry, occurrences in zip(table.entries, coming, strict=True)
+            ],
+            whole=("LINE", "NEXT LOCAL", "NEXT UTC"),
+        )
+    else:
+        typer.echo("no line of it is a job", err=True)
+    told = [*table.notes, *((entry.line, note) for entry in table.entries for note in entry.notes)]
+    for entry, occurrences in zip(table.entries, coming, strict=True):
+        told += [(entry.line, f"on {one.local:%Y-%m-%d}: {one.note}") for one in occurrences if one.note is not None]
+    if guessed_zone is not None:
+        typer.echo(
+            f"this machine does not say its zone; lines without one are in {guessed_zone} (--timezone)", err=True
+        )
+    for line, note in sorted(told):
+        typer.echo(f"line {line}: {one_line(note)}", err=True)
+    for refused in table.refused:
+        typer.echo(
+            f"line {refused.line}: {coloured('cannot be carried over', like='fail')}: {one_line(refused.reason)}"
+            f"\n    {one_line(refused.text)}",
+            err=True,
+        )
+
+
+def _tell(table: Table, results: list[tuple[str | None, str]], *, dry_run: bool, short: bool) -> None:
+    for entry, (job_id, status) in zip(table.entries, results, strict=True):
+        if job_id is not None:
+            typer.echo(f"{job_id}  {entry.name}" + ("" if status == "created" else f"  ({status})"))
+    if short:
+        count = len(table.refused)
+        lines = "one line" if count == 1 else f"{count} lines"
+        typer.echo(f"duly: {lines} cannot be carried over, so nothing was submitted; --skip-unknown", err=True)
+    elif dry_run:
+        typer.echo("nothing was submitted", err=True)
+
+
+def _document(table: Table, coming: list[list[Occurrence]], results: list[tuple[str | None, str]]) -> dict[str, Any]:
+    from duly.api.documents import time_text
+    from duly.handlers import shown_target
+
+    return {
+        "jobs": [
+            {
+                "line": entry.line,
+                "name": entry.name,
+                "schedule": entry.schedule,
+                "timezone": entry.timezone,
+                "user": entry.user,
+                "handler": shown_target(entry.handler),
+                "dedupe_key": entry.key,
+                "next": [
+                    {"scheduled_at": time_text(one.scheduled_at), "local": one.local.isoformat(), "note": one.note}
+                    for one in occurrences[:_SHOWN_NEXT]
+                ],
+                "notes": list(entry.notes),
+                "job_id": job_id,
+                "status": status,
+            }
+            for entry, occurrences, (job_id, status) in zip(table.entries, coming, results, strict=True)
+        ],
+        "refused": [{"line": one.line, "text": one.text, "reason": one.reason} for one in table.refused],
+        "notes": [{"line": line, "note": note} for line, note in table.notes],
+    }
+
+
+def _local(value: datetime) -> str:
+    return f"{value:%a %Y-%m-%d %H:%M%z}"

@@ -1,0 +1,371 @@
+"""`duly.Client` and `duly.AsyncClient`: the same calls, sent by two small transports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+
+from duly.client import calls
+from duly.client.calls import Answer, Call, Pages, Steps
+from duly.client.trying import Attempts, refusal
+from duly.errors import ApiUnavailable, ConfigError, DulyError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Item = TypeVar("Item")
+
+_PROBLEM = "application/problem+json"
+# A clock this little apart is the same: the header tells whole seconds, and the answer took some time to come.
+_SAME_CLOCK = timedelta(seconds=2)
+
+
+class _Base:
+    """Where the API is and who asks; how a call becomes a request, and an answer a value."""
+
+    def __init__(self, url: str | None, *, timeout: float, retries: int) -> None:
+        self._url = _check_url(url if url is not None else os.environ.get("DULY_URL"))
+        if not timeout > 0:
+            raise ConfigError(f"timeout must be more than 0 seconds, not {timeout!r}")
+        if retries < 0:
+            raise ConfigError(f"retries must be 0 or more, not {retries!r}")
+        self._retries = retries
+        self._offset = timedelta(0)
+
+    @staticmethod
+    def _options(api_key: str | None, timeout: float) -> dict[str, Any]:
+        """For the transport, which alone keeps the key."""
+        key = _check_key(api_key if api_key is not None else os.environ.get("DULY_API_KEY"))
+        headers = {"Accept": f"application/json, {_PROBLEM}"}
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key}"
+        return {
+            "timeout": httpx.Timeout(timeout, connect=min(timeout, 10.0)),
+            "headers": headers,
+            # The key is for this server and for no other that it may point to.
+            "follow_redirects": False,
+        }
+
+    def __repr__(self) -> str:
+        return f"<duly.{type(self).__name__} {self._url}>"
+
+    def now(self) -> datetime:
+        """The server's time, as well as its last answer told it."""
+        return datetime.now(UTC) + self._offset
+
+    def _attempts(self, call: Call[Any]) -> Attempts:
+        return Attempts(self._told(call), repeatable=call.repeatable, retries=self._retries)
+
+    def _arguments(self, call: Call[Any]) -> dict[str, Any]:
+        headers = dict(call.headers)
+        if call.body is not None:
+            headers["Content-Type"] = "application/json"
+        return {
+            "method": call.method,
+            "url": self._url + calls.PREFIX + call.path,
+            "params": call.query or None,
+            "content": call.body,
+            "headers": headers,
+        }
+
+    def _told(self, call: Call[Any]) -> str:
+        return f"{call.method} {self._url}{calls.PREFIX}{call.path}"
+
+    def _read(self, call: Call[T], response: httpx.Response) -> T:
+        self._note_time(response)
+        kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+        document = None
+        if response.content:
+            try:
+                document = json.loads(response.content)
+            except (ValueError, RecursionError):
+                kind = ""
+        if not response.is_success:
+            is_problem = kind == _PROBLEM and isinstance(document, dict)
+            raise refusal(self._told(call), response.status_code, document if is_problem else None)
+        try:
+            return call.read(Answer(response.status_code, document, response.headers))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            told = f"{self._told(call)}: the answer is not one of Duly's API; is the address right?"
+            raise ApiUnavailable(told, sent=True) from error
+
+    def _note_time(self, response: httpx.Response) -> None:
+        try:
+            offset = parsedate_to_datetime(response.headers["date"]) - datetime.now(UTC)
+        except (KeyError, ValueError, TypeError):
+            return
+        self._offset = offset if abs(offset) > _SAME_CLOCK else timedelta(0)
+
+
+def _blocking(steps: Callable[P, Steps[T]]) -> Callable[Concatenate[Client, P], T]:
+    """A call as a method of `Client`."""
+
+    @wraps(steps)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._run(steps(*args, **kwargs))
+
+    return method
+
+
+def _blocking_list(pages: Callable[P, Pages[Item]]) -> Callable[Concatenate[Client, P], Iterator[Item]]:
+    @wraps(pages)
+    def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[Item]:
+        return self._walk(pages(*args, **kwargs))
+
+    return method
+
+
+def _awaited(steps: Callable[P, Steps[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    """The same as a method of `AsyncClient`."""
+
+    @wraps(steps)
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._run(steps(*args, **kwargs))
+
+    return method
+
+
+def _awaited_list(pages: Callable[P, Pages[Item]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[Item]]:
+    @wraps(pages)
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[Item]:
+        return self._walk(pages(*args, **kwargs))
+
+    return method
+
+
+class Client(_Base):
+    """Duly over its REST API, for code without an event loop. May be shared by threads.
+
+        with Client("https://duly.example.org", api_key) as client:
+            job = client.submit("send_report", {"kind": "weekly"}, schedule="0 9 * * MON")
+            for run in client.runs(job.job_id):
+                ...
+
+    Results are the library's own values: `duly.model.Job`, `Run`, `DeadLetter`, …; errors are the library's own errors.
+    """
+
+    def __init__(
+        self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, retries: int = 4
+    ) -> None:
+        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; a server on loopback may want no key.
+
+        `timeout` is for one attempt, in seconds; `retries` is how many follow the first.
+        """
+        super().__init__(url, timeout=timeout, retries=retries)
+        self._http = httpx.Client(**self._options(api_key, timeout))
+
+    request_of = staticmethod(calls.request_of)
+    submit = _blocking(calls.submit)
+    submit_request = _blocking(calls.submit_request)
+    submit_many = _blocking(calls.submit_many)
+    jobs = _blocking_list(calls.jobs)
+    jobs_page = _blocking(calls.jobs_page)
+    get_job = _blocking(calls.get_job)
+    change = _blocking(calls.change)
+    cancel = _blocking(calls.cancel)
+    pause = _blocking(calls.pause)
+    resume = _blocking(calls.resume)
+    trigger = _blocking(calls.trigger)
+    upcoming = _blocking(calls.upcoming)
+    explain = _blocking(calls.explain)
+    runs = _blocking_list(calls.runs)
+    runs_page = _blocking(calls.runs_page)
+    get_run = _blocking(calls.get_run)
+    cancel_run = _blocking(calls.cancel_run)
+    dead_letters = _blocking_list(calls.dead_letters)
+    dead_letters_page = _blocking(calls.dead_letters_page)
+    get_dead_letter = _blocking(calls.get_dead_letter)
+    redrive = _blocking(calls.redrive)
+    redrive_all = _blocking(calls.redrive_all)
+    redrive_some = _blocking(calls.redrive_some)
+    those_now = _blocking(calls.those_now)
+    purge = _blocking(calls.purge)
+    preview = _blocking(calls.preview)
+    forecast = _blocking(calls.forecast)
+    cluster = _blocking(calls.cluster)
+    stats = _blocking(calls.stats)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, steps: Steps[T]) -> T:
+        going = iter(steps)
+        try:
+            call = next(going)
+            while True:
+                try:
+                    answer = self._send(call)
+                except DulyError as error:
+                    call = going.throw(error)
+                else:
+                    call = going.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    def _walk(self, pages: Pages[Item]) -> Iterator[Item]:
+        cursor = None
+        while True:
+            page = self._send(pages.at(cursor))
+            yield from page.items
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    def _send(self, call: Call[T]) -> T:
+        attempts = self._attempts(call)
+        while True:
+            try:
+                response = self._http.request(**self._arguments(call))
+            except httpx.RequestError as error:
+                pause = attempts.after_error(error)
+            else:
+                wish = attempts.after_answer(response)
+                if wish is None:
+                    return self._read(call, response)
+                pause = wish
+            time.sleep(pause)
+
+
+class AsyncClient(_Base):
+    """Duly over its REST API, for asyncio; the methods of `Client`, awaited. For one event loop.
+
+    async with AsyncClient("https://duly.example.org", api_key) as client:
+        job = await client.submit("send_report", {"kind": "weekly"})
+        async for run in client.runs(job.job_id):
+            ...
+    """
+
+    def __init__(
+        self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, retries: int = 4
+    ) -> None:
+        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; a server on loopback may want no key.
+
+        `timeout` is for one attempt, in seconds; `retries` is how many follow the first.
+        """
+        super().__init__(url, timeout=timeout, retries=retries)
+        self._http = httpx.AsyncClient(**self._options(api_key, timeout))
+
+    request_of = staticmethod(calls.request_of)
+    submit = _awaited(calls.submit)
+    submit_request = _awaited(calls.submit_request)
+    submit_many = _awaited(calls.submit_many)
+    jobs = _awaited_list(calls.jobs)
+    jobs_page = _awaited(calls.jobs_page)
+    get_job = _awaited(calls.get_job)
+    change = _awaited(calls.change)
+    cancel = _awaited(calls.cancel)
+    pause = _awaited(calls.pause)
+    resume = _awaited(calls.resume)
+    trigger = _awaited(calls.trigger)
+    upcoming = _awaited(calls.upcoming)
+    explain = _awaited(calls.explain)
+    runs = _awaited_list(calls.runs)
+    runs_page = _awaited(calls.runs_page)
+    get_run = _awaited(calls.get_run)
+    cancel_run = _awaited(calls.cancel_run)
+    dead_letters = _awaited_list(calls.dead_letters)
+    dead_letters_page = _awaited(calls.dead_letters_page)
+    get_dead_letter = _awaited(calls.get_dead_letter)
+    redrive = _awaited(calls.redrive)
+    redrive_all = _awaited(calls.redrive_all)
+    redrive_some = _awaited(calls.redrive_some)
+    those_now = _awaited(calls.those_now)
+    purge = _awaited(calls.purge)
+    preview = _awaited(calls.preview)
+    forecast = _awaited(calls.forecast)
+    cluster = _awaited(calls.cluster)
+    stats = _awaited(calls.stats)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _run(self, steps: Steps[T]) -> T:
+        going = iter(steps)
+        try:
+            call = next(going)
+            while True:
+                try:
+                    answer = await self._send(call)
+                except DulyError as error:
+                    call = going.throw(error)
+                else:
+                    call = going.send(answer)
+        except StopIteration as done:
+            result: T = done.value
+            return result
+
+    async def _walk(self, pages: Pages[Item]) -> AsyncIterator[Item]:
+        cursor = None
+        while True:
+            page = await self._send(pages.at(cursor))
+            for item in page.items:
+                yield item
+            cursor = page.next_cursor
+            if cursor is None:
+                return
+
+    async def _send(self, call: Call[T]) -> T:
+        attempts = self._attempts(call)
+        while True:
+            try:
+                response = await self._http.request(**self._arguments(call))
+            except httpx.RequestError as error:
+                pause = attempts.after_error(error)
+            else:
+                wish = attempts.after_answer(response)
+                if wish is None:
+                    return self._read(call, response)
+                pause = wish
+            await asyncio.sleep(pause)
+
+
+def _check_url(url: str | None) -> str:
+    """The address without what is the client's own to add."""
+    if not url:
+        raise ConfigError("the address of the API is missing: give it, or set DULY_URL")
+    try:
+        parts = urlsplit(url)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise ConfigError(f"the address of the API is not a URL: {error}") from error
+    if parts.scheme not in ("http", "https") or not host or any(character.isspace() for character in url):
+        raise ConfigError("the address of the API must be like https://duly.example.org")
+    if parts.username is not None or parts.password is not None:
+        # Not repeated here: it would end in a log.
+        raise ConfigError("the address of the API must not hold a user or password: the key is given by itself")
+    if parts.query or parts.fragment:
+        raise ConfigError("the address of the API must end before ? and #")
+    return url.rstrip("/").removesuffix(calls.PREFIX).rstrip("/")
+
+
+def _check_key(key: str | None) -> str | None:
+    if not key:
+        return None
+    if not (key.isascii() and key.isprintable()) or " " in key:
+        raise ConfigError("the API key (DULY_API_KEY) holds characters that no key has: is it whole, and nothing else?")
+    return key

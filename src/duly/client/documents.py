@@ -1,0 +1,316 @@
+"""The API's documents as the values that the library hands out: the way back from `duly.api.documents`.
+
+A field that this version does not know is ignored: a newer server sent it. What the API does not tell of a job is left
+empty: its shard and how often it ran (-1) and, on lists, its version (0).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+from duly.checks import check_moment
+from duly.errors import InvalidInput
+from duly.handlers import check_handler
+from duly.model import (
+    DEFAULT_POLICY,
+    DEFAULT_TENANT,
+    POLICY_FIELDS,
+    Attempt,
+    DeadLetter,
+    ErrorInfo,
+    Job,
+    JobRequest,
+    Policy,
+    Progress,
+    Run,
+    ScheduleKind,
+    parse_run_id,
+)
+from duly.operations import Explanation, Forecast, Page, Preview, Verdict
+from duly.operations.forecasting import Expected
+from duly.store.cluster import NodeStatus, ShardStatus
+from duly.store.stores import Counts
+from duly.timing import Occurrence
+from duly.timing.parse import read_schedule
+
+Document = Mapping[str, Any]
+Item = TypeVar("Item")
+
+
+def read_time(text: str | None) -> datetime | None:
+    return None if text is None else datetime.fromisoformat(text)
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def read_page(document: Document, read: Callable[[Document], Item]) -> Page[Item]:
+    return Page([read(item) for item in document["items"]], document["next_cursor"])
+
+
+def read_job(document: Document, *, version: int = 0) -> Job:
+    policy = Policy(**{name: document[name] for name in POLICY_FIELDS if name in document})
+    created_at = _time(document["created_at"])
+    return Job(
+        job_id=UUID(document["job_id"]),
+        shard=-1,
+        tenant=document["tenant"],
+        name=document["name"],
+        handler=document["handler"],
+        payload=document["payload"],
+        payload_ref=document["payload_ref"],
+        kind=_kind(document["schedule"], document["timezone"], created_at),
+        schedule=document["schedule"],
+        timezone=document["timezone"],
+        start_at=read_time(document["start_at"]),
+        end_at=read_time(document["end_at"]),
+        max_runs=document["max_runs"],
+        queue=document["queue"],
+        priority=document["priority"],
+        policy=DEFAULT_POLICY if policy == DEFAULT_POLICY else policy,
+        dedupe_key=document["dedupe_key"],
+        labels=dict(document["labels"]),
+        status=document["status"],
+        status_reason=document.get("status_reason"),
+        next_run_at=read_time(document["next_run_at"]),
+        last_run_at=read_time(document["last_run_at"]),
+        run_count=document.get("run_count", -1),
+        created_at=created_at,
+        updated_at=_time(document["updated_at"]),
+        version=document.get("version", version),
+    )
+
+
+def _kind(schedule: str, timezone: str, anchor: datetime) -> ScheduleKind:
+    """The text's own form says it."""
+    try:
+        return read_schedule(schedule, timezone, "shift", "first", anchor).kind
+    except InvalidInput:
+        # A zone that only the server has: the form is read without it.
+        return read_schedule(schedule, "UTC", "shift", "first", anchor).kind
+
+
+def read_run(document: Document) -> Run:
+    parsed = parse_run_id(document["run_id"])
+    if parsed is None:
+        raise ValueError("run_id")
+    progress = document.get("progress")
+    return Run(
+        job_id=parsed[0],
+        scheduled_at=parsed[1],
+        status=document["status"],
+        attempt=document["attempt"],
+        missed=document["missed"],
+        deduplicated=document.get("deduplicated", False),
+        started_at=read_time(document["started_at"]),
+        finished_at=read_time(document["finished_at"]),
+        worker=document["worker"],
+        idempotency_key=document["idempotency_key"],
+        error=_error(document["error"]),
+        result=document["result"],
+        attempts=tuple(_attempt(attempt) for attempt in document["attempts"]),
+        progress=None if progress is None else Progress(progress["fraction"], progress["note"], _time(progress["at"])),
+    )
+
+
+def read_dead_letter(document: Document) -> DeadLetter:
+    parsed = parse_run_id(document["run_id"])
+    if parsed is None:
+        raise ValueError("run_id")
+    error = _error(document["error"])
+    if error is None:
+        raise ValueError("error")
+    return DeadLetter(
+        job_id=parsed[0],
+        scheduled_at=parsed[1],
+        buried_at=_time(document["buried_at"]),
+        attempt=document["attempt"],
+        tenant=document.get("tenant", ""),
+        name=document["name"],
+        queue=document["queue"],
+        handler=document["handler"],
+        payload=document["payload"],
+        payload_ref=document["payload_ref"],
+        error=error,
+        attempts=tuple(_attempt(attempt) for attempt in document["attempts"]),
+    )
+
+
+def _error(document: Document | None) -> ErrorInfo | None:
+    return None if document is None else ErrorInfo(document["type"], document["message"], document["traceback"])
+
+
+def _attempt(document: Document) -> Attempt:
+    return Attempt(
+        document["attempt"],
+        read_time(document["started_at"]),
+        read_time(document["finished_at"]),
+        document["worker"],
+        _error(document["error"]),
+    )
+
+
+def read_preview(document: Document) -> Preview:
+    return Preview(document["kind"], document["canonical"], [read_occurrence(one) for one in document["occurrences"]])
+
+
+def read_occurrence(document: Document) -> Occurrence:
+    return Occurrence(
+        _time(document["scheduled_at"]),
+        datetime.fromisoformat(document["local"]),
+        document["note"],
+        # The document says so in words only.
+        dropped=document["note"] is not None and document["note"].endswith(": dropped"),
+    )
+
+
+def read_explanation(document: Document) -> Explanation:
+    related = document.get("related")
+    run = document.get("run")
+    return Explanation(
+        job_id=UUID(document["job_id"]),
+        scheduled_at=_time(document["scheduled_at"]),
+        local=datetime.fromisoformat(document["local"]),
+        verdict=Verdict(document["verdict"]),
+        sentence=document["sentence"],
+        facts=dict(document["facts"]),
+        note=document.get("note"),
+        run=None if run is None else read_run(run),
+        related=None if related is None else read_explanation(related),
+    )
+
+
+def read_forecast(document: Document) -> Forecast:
+    items = [Expected(_time(one["minute"]), one["queue"], one["handler"], one["fires"]) for one in document["items"]]
+    return Forecast(
+        start=_time(document["start"]),
+        until=_time(document["until"]),
+        items=items,
+        estimated=document["estimated"],
+        cut=document["cut"],
+        complete_until=_time(document["complete_until"]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Schedulers and workers, and which scheduler leads which shard."""
+
+    nodes: list[NodeStatus]
+    shards: list[ShardStatus]
+
+
+def read_cluster(document: Document) -> Cluster:
+    nodes = [_node(one, "scheduler") for one in document["nodes"]]
+    nodes += [_node(one, "worker") for one in document["workers"]]
+    return Cluster(nodes, [_shard(one) for one in document["shards"]])
+
+
+def _node(document: Document, kind: str) -> NodeStatus:
+    return NodeStatus(
+        node_id=UUID(document["node_id"]),
+        kind=kind,
+        name=document["name"],
+        version=document["version"],
+        started_at=_time(document["started_at"]),
+        lease_until=_time(document["lease_until"]),
+        stopped_at=read_time(document["stopped_at"]),
+        info={name: document[name] for name in ("queues", "concurrency") if name in document},
+        alive=document["alive"],
+        shards=document.get("shards", 0),
+        held=document.get("held", 0),
+    )
+
+
+def _shard(document: Document) -> ShardStatus:
+    leader = document["leader"]
+    return ShardStatus(
+        shard=document["shard"],
+        epoch=document["epoch"],
+        node_id=None if leader is None else UUID(leader),
+        since=_time(document["since"]),
+        node=document["leader_name"],
+        alive=document["alive"],
+    )
+
+
+def read_counts(document: Document) -> Counts:
+    counts = {field.name: document[field.name] for field in fields(Counts)}
+    return Counts(**counts | {"oldest_overdue_at": read_time(document["oldest_overdue_at"])})
+
+
+# Requests
+
+
+def time_text(moment: datetime) -> str:
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def job_body(request: JobRequest) -> dict[str, Any]:
+    """What a request says that is not a default anyway: the server's own defaults hold for the rest."""
+    if request.tenant != DEFAULT_TENANT:
+        raise InvalidInput("tenant", "follows from the API key and cannot be chosen")
+    body = {
+        field.name: value
+        for field in fields(JobRequest)
+        if field.name not in ("policy", "tenant", "handler", "name", "payload")
+        and (value := getattr(request, field.name)) not in (None, _DEFAULTS[field.name])
+    }
+    body |= {
+        name: value
+        for name in POLICY_FIELDS
+        if (value := getattr(request.policy, name)) != getattr(DEFAULT_POLICY, name)
+    }
+    body["handler"] = request.handler if isinstance(request.handler, str) else dict(request.handler)
+    # The API wants a name; the library makes one of the handler.
+    body["name"] = request.name if request.name is not None else _default_name(request.handler)
+    if request.payload != {}:
+        body["payload"] = request.payload
+    return plain(body)
+
+
+def _default_name(handler: object) -> str:
+    return check_handler(handler)[2] if isinstance(handler, Mapping) else str(handler)
+
+
+def plain(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with times as texts. One without an offset is refused: it could mean any instant."""
+    return {name: _plain(name, value) for name, value in body.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, datetime):
+        return time_text(check_moment(name, value) or value)
+    return dict(value) if name == "labels" and isinstance(value, Mapping) else value
+
+
+def encode(body: Any) -> bytes:
+    """As JSON, or an error that names the field which is none."""
+    try:
+        return _encoder.encode(body).encode()
+    except (TypeError, ValueError, RecursionError, UnicodeEncodeError):
+        pass
+    for document in body if isinstance(body, list) else [body]:
+        for name, value in document.items():
+            try:
+                _encoder.encode(value).encode()
+            except UnicodeEncodeError as error:
+                raise InvalidInput(name, "must not contain lone surrogates: that is not valid Unicode") from error
+            except RecursionError as error:
+                raise InvalidInput(name, "is nested too deeply") from error
+            except (TypeError, ValueError) as error:
+                raise InvalidInput(name, f"must be JSON: {str(error)[:200]}") from error
+    raise InvalidInput("body", "must be JSON")
+
+
+_encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+_DEFAULTS: dict[str, Any] = {
+    field.name: field.default_factory() if field.default_factory is not MISSING else field.default
+    for field in fields(JobRequest)
+}

@@ -1,0 +1,111 @@
+"""What is tried again and when, and how the API's refusals become Duly's own errors. No I/O.
+
+A call that was surely not carried out (no connection, 429) is tried again whatever it is. One that may have been (the
+connection was cut, the answer did not come, 502, 503, 504) is tried again only if doing it twice is doing it once.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import httpx
+
+from duly.errors import (
+    ApiUnavailable,
+    Conflict,
+    DulyError,
+    Forbidden,
+    InvalidInput,
+    InvalidSchedule,
+    LimitReached,
+    NotFound,
+    StoreUnavailable,
+    Unauthorized,
+)
+
+# Before the first retry; doubled for each further one, and drawn from the upper half so that clients spread.
+BASE_SECONDS = 0.2
+LONGEST_SECONDS = 10.0
+# A server that says "later than this" is believed, and the caller is told instead of kept.
+LONGEST_WISH_SECONDS = 60.0
+
+_UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.ProxyError)
+_PASSING = frozenset({429, 502, 503, 504})
+_DIGITS = re.compile(r"[0-9]{1,6}")
+
+
+class Attempts:
+    """The attempts of one call."""
+
+    def __init__(self, what: str, *, repeatable: bool, retries: int) -> None:
+        self._what = what
+        self._repeatable = repeatable
+        self._retries = retries
+        self._made = 0
+
+    def after_error(self, error: httpx.RequestError) -> float:
+        """How long to wait before the next attempt; raises if there is none."""
+        sent = not isinstance(error, _UNSENT)
+        if (self._repeatable or not sent) and self._made < self._retries:
+            return self._pause(0.0)
+        reason = str(error) or type(error).__name__
+        told = f"{self._what}: no answer ({reason})" if sent else f"{self._what}: no connection ({reason})"
+        if sent and not self._repeatable:
+            told += "; whether it was carried out is not known"
+        raise ApiUnavailable(told, sent=sent) from error
+
+    def after_answer(self, response: httpx.Response) -> float | None:
+        """The same for an answer; None if it is one to go on with."""
+        status = response.status_code
+        if status not in _PASSING or self._made >= self._retries or not (self._repeatable or status == 429):
+            return None
+        wish = retry_after(response.headers)
+        return None if wish > LONGEST_WISH_SECONDS else self._pause(wish)
+
+    def _pause(self, wish: float) -> float:
+        longest = min(LONGEST_SECONDS, BASE_SECONDS * 2**self._made)
+        self._made += 1
+        return wish + random.uniform(longest / 2, longest)  # noqa: S311 - spreading, not secrecy
+
+
+def retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds; 0 where the header is missing or a date, which only proxies send."""
+    value = headers.get("retry-after", "").strip()
+    return float(value) if _DIGITS.fullmatch(value) else 0.0
+
+
+def refusal(what: str, status: int, problem: Mapping[str, Any] | None) -> DulyError:
+    """The error behind an answer that is none of success. `problem` is its problem document, if it has one."""
+    if problem is None:
+        return ApiUnavailable(f"{what}: HTTP {status}, and not from Duly's API: is the address right?", sent=True)
+    detail = str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
+    kind = str(problem.get("type", "")).rpartition(":")[2]
+    if kind == "limit-reached" or status == 429:
+        return LimitReached(detail)
+    if status == 401:
+        return Unauthorized(detail)
+    if status == 403:
+        return Forbidden(detail)
+    if status in (404, 405):
+        return NotFound(detail)
+    if status in (409, 412):
+        return Conflict(detail)
+    if status == 503:
+        return StoreUnavailable(detail)
+    if 400 <= status < 500:
+        return _invalid(problem, detail)
+    return DulyError(f"{what}: HTTP {status}: {detail}")
+
+
+def _invalid(problem: Mapping[str, Any], detail: str) -> InvalidInput:
+    errors = problem.get("errors")
+    first = errors[0] if isinstance(errors, list) and errors else {}
+    field = str(first.get("field") or problem.get("field") or "request")
+    message = str(first.get("message") or detail.removeprefix(f"{field}: "))
+    if isinstance(errors, list) and len(errors) > 1:
+        others = ", ".join(str(one.get("field")) for one in errors[1:4])
+        message += f" (also wrong: {others}{', …' if len(errors) > 4 else ''})"
+    return InvalidSchedule(message) if field == "schedule" else InvalidInput(field, message)

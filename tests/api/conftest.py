@@ -1,0 +1,40 @@
+"""A real server for tests that need one, and clients with keys."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import pytest
+
+from duly.api.server import create_app, serve
+from duly.operations import Operations
+
+Serving = Callable[..., AbstractAsyncContextManager[str]]
+
+
+@asynccontextmanager
+async def _serving(operations: Operations, host: str = "127.0.0.1") -> AsyncIterator[str]:
+    stop = asyncio.Event()
+    started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(
+        serve(create_app(operations), host=host, port=0, started=started.set_result, stop=stop)
+    )
+    server.add_done_callback(lambda ended: None if started.done() else started.cancel())
+    try:
+        try:
+            address = await started
+        except asyncio.CancelledError:
+            await server
+            raise
+        yield address
+    finally:
+        stop.set()
+        await asyncio.wait([server], timeout=10)
+
+
+@pytest.fixture
+def serving() -> Serving:
+    """`async with serving(operations) as url`: the API on a free port, until the end of the block."""
+    return _serving

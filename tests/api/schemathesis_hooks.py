@@ -1,0 +1,94 @@
+"""What schemathesis cannot know: texts of our formats, and rules between fields. Loaded by its command line only."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import schemathesis
+from hypothesis import strategies as st
+
+_SCHEDULES = [
+    "now", "every 15m", "every 1h30m", "PT15M", "rate(5 minutes)", "@hourly", "0 9 * * MON", "*/15 * * * *",
+    "30 2 L * *", "15 30 2 * * *", "2031-05-01T09:30:00Z", "2031-05-01T09:30:00", "RRULE:FREQ=WEEKLY;BYDAY=MO",
+]  # fmt: skip
+_ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"]
+_TEMPLATES = ["{{job_id}}:{{scheduled_at_unix}}", "{{name}}-{{date}}", "{{year}}w{{week}}", "fixed"]
+_JOBS = st.lists(st.fixed_dictionaries({"name": st.sampled_from(["a", "b"]), "handler": st.just("h")}), max_size=5)
+_LINES = _JOBS.map(lambda jobs: "".join(json.dumps(job) + "\n" for job in jobs))
+_MOMENTS = st.datetimes(datetime(2030, 1, 1), datetime(2090, 1, 1)).map(  # noqa: DTZ001
+    lambda moment: moment.replace(tzinfo=UTC).isoformat().replace("+00:00", "Z")
+)
+_LETTER = "64d3f1a2b3c4d.019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e-4006432a6d5a2000"
+
+schemathesis.openapi.format("duly-schedule", st.sampled_from(_SCHEDULES))
+schemathesis.openapi.format("duly-timezone", st.sampled_from(_ZONES))
+schemathesis.openapi.format("duly-key-template", st.sampled_from(_TEMPLATES))
+schemathesis.openapi.format("http-url", st.sampled_from(["https://example.org/hook", "http://example.org:8080/a?b=c"]))
+schemathesis.openapi.format("date-time", _MOMENTS)
+schemathesis.openapi.format("duly-job-cursor", st.uuids().map(str))
+schemathesis.openapi.format("duly-run-cursor", _MOMENTS)
+schemathesis.openapi.format("duly-dead-letter-cursor", st.just(_LETTER))
+schemathesis.openapi.format("duly-ndjson", _LINES)
+
+
+@schemathesis.serializer("application/x-ndjson")
+def _send_lines(_: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _without_later_rules(job: Any) -> Any:
+    """Rules between fields are told in words only: an end lies after the start, and something is left to fire.
+
+    Only what is right by itself is taken out: what is wrong was put there on purpose.
+    """
+    if not isinstance(job, dict):
+        return job
+    return {field: value for field, value in job.items() if field != "end_at" or not _is_moment(value)}
+
+
+def _is_moment(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
+
+
+@schemathesis.hook
+def map_body(_: Any, body: Any) -> Any:
+    return [_without_later_rules(job) for job in body] if isinstance(body, list) else _without_later_rules(body)
+
+
+@schemathesis.hook
+def map_query(_: Any, query: Any) -> Any:
+    """Two labels could ask for two values of one key."""
+    if isinstance(query, dict) and isinstance(query.get("label"), list):
+        return {**query, "label": query["label"][:1]}
+    return query
+
+
+@schemathesis.hook
+def before_call(_: Any, case: Any, __: Any) -> None:
+    """The header and the field mean the same, and must not differ; a job that has run cannot be told to never have."""
+    if case.method == "PATCH" and isinstance(case.body, dict):
+        most = case.body.get("max_runs")
+        if isinstance(most, int | float) and not isinstance(most, bool) and 1 <= most < 2**31 and most == int(most):
+            del case.body["max_runs"]
+    if isinstance(case.body, dict) and "dedupe_key" in case.body and case.headers:
+        case.headers.pop("Idempotency-Key", None)
+
+
+@schemathesis.check
+def batches_refuse_each_wrong_job(_: Any, response: Any, case: Any) -> None:
+    """A batch with a wrong job in it either refuses that job, or with atomic everything."""
+    if case.operation.definition.raw.get("operationId") != "submit_jobs" or response.status_code != 200:
+        return
+    items = response.json()["items"]
+    if case.media_type == "application/json" and isinstance(case.body, list):
+        assert len(items) == len(case.body)
+        for job, item in zip(case.body, items, strict=True):
+            wrong = not isinstance(job, dict) or not {"name", "handler"} <= job.keys() or "tenant" in job
+            assert not wrong or item["status"] == 422, (job, item)
+    if case.query and case.query.get("atomic") in (True, "true"):
+        assert all(item["status"] in (200, 201) for item in items)

@@ -1,0 +1,106 @@
+"""A way to an HTTP server that fails as it is told: for tests of what clients do when the network does that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal, Self
+
+Kind = Literal["swallow", "cut", "garble"]
+
+
+class Line:
+    """Forwards to a port on loopback. A fault strikes connections whose request holds its marker:
+
+    - `swallow`: the server carries the request out; its answer is thrown away and the connection with it
+    - `cut`: the connection is gone before the server sees anything
+    - `garble`: something else answers
+    """
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._faults: list[tuple[bytes, Kind]] = []
+        self.requests: list[bytes] = []
+        self.struck = 0
+        self.port = 0
+        self._ways: set[asyncio.Task[None]] = set()
+        self._writers: list[asyncio.StreamWriter] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def arm(self, marker: str, kind: Kind, *, times: int = 1) -> None:
+        self._faults += [(marker.encode(), kind)] * times
+
+    async def __aenter__(self) -> Self:
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._writers.append(writer)
+            way = asyncio.create_task(self._forward(reader, writer))
+            self._ways.add(way)
+            way.add_done_callback(self._ways.discard)
+
+        self._server = await asyncio.start_server(accepted, "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        ways = list(self._ways)
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        for writer in self._writers:
+            writer.transport.abort()
+        for _turn in range(3):  # in which aborted connections close their sockets
+            await asyncio.sleep(0)
+
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ways: list[asyncio.Task[None]] = []
+        try:
+            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+            self._writers.append(far_writer)
+            struck: list[Kind] = []
+            ways = [
+                asyncio.create_task(self._requests(reader, far_writer, writer, struck.append)),
+                asyncio.create_task(self._answers(far_reader, writer, struck)),
+            ]
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            far_writer.transport.abort()
+        finally:
+            for way in ways:
+                way.cancel()
+            writer.transport.abort()
+
+    async def _requests(
+        self,
+        reader: asyncio.StreamReader,
+        far: asyncio.StreamWriter,
+        near: asyncio.StreamWriter,
+        strike: Callable[[Kind], None],
+    ) -> None:
+        while data := await reader.read(1 << 20):
+            self.requests.append(data)
+            for fault in self._faults:
+                if fault[0] in data:
+                    self._faults.remove(fault)
+                    self.struck += 1
+                    if fault[1] == "cut":
+                        return
+                    if fault[1] == "garble":
+                        near.write(
+                            b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length: 4\r\n\r\n<p/>"
+                        )
+                        await near.drain()
+                        return
+                    strike(fault[1])
+                    break
+            far.write(data)
+            await far.drain()
+
+    async def _answers(self, far: asyncio.StreamReader, near: asyncio.StreamWriter, struck: list[Kind]) -> None:
+        while data := await far.read(1 << 20):
+            if struck:
+                return
+            near.write(data)
+            await near.drain()
