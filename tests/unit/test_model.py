@@ -89,3 +89,16 @@ def test_a_dead_run_can_only_be_redriven() -> None:
     assert LEGAL_MOVES[RunState.DEAD] == {RunState.QUEUED}
     assert may_move(RunState.RUNNING, RunState.DEAD)
     assert not may_move(RunState.QUEUED, RunState.SUCCEEDED)
+
+
+def test_ids_made_one_after_the_other_are_in_order_even_if_the_clock_steps_back() -> None:
+    now = 1_763_200_000_000_000
+    made = [
+        job_id
+        for step in (0, 0, 1, -3_000, 5_000, 10)
+        for job_id in new_job_ids(5_000 if step == 5_000 else 3, now + step)
+    ]
+    assert made == sorted(made)
+    assert len(set(made)) == len(made)
+    # A clock that was moved for good, as in a test, is believed.
+    assert new_job_ids(1, now - 3_600_000_000)[0] < made[0]

@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 import os
+import threading
 from uuid import UUID
+
+# A clock that was measured anew may stand a little behind; by more than this, it is another clock.
+_BEHIND_MS = 60_000
+_lock = threading.Lock()
+_next = 0
 
 
 def new_job_ids(count: int, now_us: int) -> list[UUID]:
-    """Version-7 UUIDs in ascending order: milliseconds, then a counter within this call, then random bits.
+    """Version-7 UUIDs: milliseconds, then a counter, then random bits. Ascending within a process, call after call.
 
     Made by the submitter, so that sending the same submit again after a lost answer finds its own rows.
     """
     noise = os.urandom(8 * count)
-    ms = now_us // 1000
+    # Milliseconds with 12 bits of counter; more in one of them borrow from those after it.
+    first = _reserve((now_us // 1000) << 12, count)
     ids = []
     for n in range(count):
-        # 12 bits of counter per millisecond; a larger batch borrows from the milliseconds after it.
-        head = ((ms + (n >> 12)) << 16) | 0x7000 | (n & 0xFFF)
+        moment = first + n
+        head = ((moment >> 12) << 16) | 0x7000 | (moment & 0xFFF)
         tail = (int.from_bytes(noise[8 * n : 8 * n + 8], "big") & 0x3FFF_FFFF_FFFF_FFFF) | 0x8000_0000_0000_0000
         ids.append(UUID(int=(head << 64) | tail))
     return ids
+
+
+def _reserve(moment: int, count: int) -> int:
+    global _next
+    with _lock:
+        first = _next if 0 < _next - moment < (_BEHIND_MS << 12) else moment
+        _next = first + count
+    return first
 
 
 def shard_of(job_id: UUID, shard_count: int) -> int:
