@@ -125,7 +125,8 @@ class WorkerProcess:
     def stop_now(self) -> None:
         """A second word to the worker: give everything back at once."""
         self._stopping.set()
-        self._send(signal.SIGTERM)
+        # Not the same signal again: two of one kind that come before it looks are one.
+        self._send(signal.SIGINT)
 
     def kill(self) -> None:
         self._stopping.set()
