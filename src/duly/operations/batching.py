@@ -9,7 +9,7 @@ from uuid import UUID
 
 from duly.errors import Conflict, DulyError, InvalidInput, NotFound, StoreUnavailable, UnknownHandler
 from duly.model import Job, JobRequest
-from duly.operations.submitting import SUBMIT_BATCH, Submitted, Submitting
+from duly.operations.submitting import RESEND_SECONDS, SUBMIT_BATCH, Submitted, Submitting
 from duly.store import ids, jobs
 from duly.store.jobs import NewJob
 from duly.store.pool import Executor
@@ -41,7 +41,7 @@ class Batching(Submitting):
             submitted = await self._results([row], set(), now, self._pool)
         except StoreUnavailable:
             # The answer may have been lost after the commit. The id is the same, so sending it again finds it out.
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(RESEND_SECONDS)
             submitted = await self._store([row], now, None)
         return await self._found(submitted[0], request.tenant)
 

@@ -24,6 +24,8 @@ T = TypeVar("T")
 
 # One statement's worth of new jobs: large enough to amortise the round trip, small enough to stay short.
 SUBMIT_BATCH = 2_500
+# Before a submit whose answer was lost is sent again: long enough for a connection to be made anew.
+RESEND_SECONDS = 0.2
 # How long it is believed that a tenant has no limit, and of how many tenants.
 _UNLIMITED_SECONDS = 2.0
 _MOST_UNLIMITED = 10_000
@@ -126,7 +128,7 @@ class Submitting(Base):
         try:
             return await self._pool.together(store)
         except StoreUnavailable:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(RESEND_SECONDS)
             return await self._pool.together(store)
         except LimitReached:
             # What it found out about ended jobs was undone with the rest. This is kept, so that the next look goes on
@@ -165,7 +167,7 @@ class Submitting(Base):
         try:
             return await jobs.submit(self._pool, rows, created_at=now)
         except StoreUnavailable:
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(RESEND_SECONDS)
             await jobs.submit(self._pool, rows, created_at=now)
             plain = {row.job_id for row in rows if row.dedupe_key is None}
             keyed = [row for row in rows if row.dedupe_key is not None]
