@@ -46,7 +46,13 @@ class FrozenScheduler:
     """One node. It leads the shards that the test gives it jobs in."""
 
     def __init__(
-        self, pool: Pool, now: datetime = START, *, per_second: float = 0, window_seconds: int | None = None
+        self,
+        pool: Pool,
+        now: datetime = START,
+        *,
+        per_second: float = 0,
+        window_seconds: int | None = None,
+        ahead: timedelta = timedelta(0),
     ) -> None:
         self.pool = pool
         self.clock = FrozenClock(now)
@@ -59,6 +65,7 @@ class FrozenScheduler:
             self.clock,
             self.future,
             misfire_grace=timedelta(seconds=10),
+            ahead=ahead,
             catch_up_window_seconds=window_seconds,
             governor=self.governor,
         )

@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from duly.config import Settings, load_settings
 from duly.errors import InvalidInput
-from duly.model import DEFAULT_PRIORITY, DEFAULT_QUEUE, JobRequest, Policy
+from duly.model import DEFAULT_POLICY, DEFAULT_PRIORITY, DEFAULT_QUEUE, JobRequest, Policy
 from duly.operations import Operations
 from duly.operations.joining import Joining
 from duly.store.opening import open_store
@@ -29,6 +29,8 @@ _POLICY_FIELDS = {field.name for field in fields(Policy)}
 _JOB_FIELDS = {
     "name", "payload_ref", "timezone", "start_at", "end_at", "max_runs", "queue", "priority", "dedupe_key", "labels",
 }  # fmt: skip
+# How many policies that differ from their task's are remembered.
+_MOST_POLICIES = 1_000
 
 
 class Duly:
@@ -44,6 +46,7 @@ class Duly:
         self.tasks: dict[str, Task] = {}
         #: Jobs that the code itself declares (`@app.cron`); workers register them when they start.
         self.declared: dict[str, JobRequest] = {}
+        self._policies: dict[tuple[object, ...], tuple[Policy, Policy]] = {}
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
         self._bridge: _Bridge | None = None
         self._bridge_lock = threading.Lock()
@@ -142,22 +145,38 @@ class Duly:
         if run_at is not None and schedule is not None:
             raise InvalidInput("run_at", "cannot be given together with schedule")
         known = self.tasks.get(handler) if isinstance(handler, str) else None
-        policy = known.policy if known else Policy()
-        if changes := {key: options[key] for key in options if key in _POLICY_FIELDS}:
-            policy = replace(policy, **changes)
-        others = {key: value for key, value in options.items() if key not in _POLICY_FIELDS}
-        if unknown := others.keys() - _JOB_FIELDS:
-            raise InvalidInput(min(unknown), "is not a field of a job")
+        policy = known.policy if known else DEFAULT_POLICY
+        if options:
+            if changes := {key: options[key] for key in options if key in _POLICY_FIELDS}:
+                policy = self._changed(policy, changes)
+                options = {key: value for key, value in options.items() if key not in _POLICY_FIELDS}
+            if unknown := options.keys() - _JOB_FIELDS:
+                raise InvalidInput(min(unknown), "is not a field of a job")
         if known:
-            others.setdefault("queue", known.queue)
-            others.setdefault("priority", known.priority)
+            options.setdefault("queue", known.queue)
+            options.setdefault("priority", known.priority)
         return JobRequest(
             handler=handler,
             payload={} if payload is None else payload,
             schedule=run_at if run_at is not None else schedule,
             policy=policy,
-            **others,
+            **options,
         )
+
+    def _changed(self, policy: Policy, changes: dict[str, Any]) -> Policy:
+        """A million jobs with the same changes share one policy, which is then checked and written once."""
+        try:
+            # With their types, because 1 and True are equal and only one of them is a number.
+            key = (id(policy), *changes.items(), *map(type, changes.values()))
+            base, changed = self._policies.get(key, (None, policy))
+        except TypeError:
+            return replace(policy, **changes)
+        if base is not policy:
+            if len(self._policies) >= _MOST_POLICIES:
+                self._policies.clear()
+            changed = replace(policy, **changes)
+            self._policies[key] = policy, changed
+        return changed
 
     async def submit(
         self,
@@ -213,7 +232,7 @@ class Duly:
         return [await operations.declare(request) for request in self.declared.values()]
 
     def _handler_of(self, task: Callee) -> str | Mapping[str, Any]:
-        if isinstance(task, str | Mapping):
+        if isinstance(task, str) or isinstance(task, Mapping):  # noqa: SIM101 - a text is found without the rest
             return task
         for name, known in self.tasks.items():
             if known.function is task:
@@ -290,4 +309,4 @@ class _Bridge:
 def _policy(options: Mapping[str, Any]) -> Policy:
     if unknown := options.keys() - _POLICY_FIELDS:
         raise InvalidInput(min(unknown), "is not a policy of a job")
-    return Policy(**options)
+    return Policy(**options) if options else DEFAULT_POLICY

@@ -38,6 +38,7 @@ _YEARS = "must lie between the years 1900 and 9999"
 MAX_DEPTH = 200
 # Made once: json.dumps with options of one's own makes an encoder for every call.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
+_encode_content = json.JSONEncoder(default=dict, sort_keys=True).encode
 MAX_LABELS = 32
 MAX_SECONDS = 10 * 365 * 86400
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -215,6 +216,13 @@ def _plan(schedule: str | None, timezone: str, policy: Policy, anchor: datetime,
 _NOW = Plan("once", "now", None)
 
 
+def plan_moment(moment: datetime) -> tuple[datetime, str]:
+    """What `plan_schedule` comes to for a moment: the first occurrence, and its canonical text."""
+    first = check_moment("schedule", moment)
+    assert first is not None
+    return first, first.isoformat().replace("+00:00", "Z")
+
+
 def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: datetime) -> Plan:
     """Parse the schedule and find the first occurrence within the job's bounds."""
     schedule = request.schedule
@@ -256,7 +264,7 @@ def fingerprint(request: JobRequest, payload: str, labels: str | None, schedule:
         request.start_at and request.start_at.isoformat(), request.end_at and request.end_at.isoformat(),
         request.max_runs, request.queue, request.priority, request.policy.to_stored(), labels,
     ]  # fmt: skip
-    return hashlib.sha256(json.dumps(content, default=dict, sort_keys=True).encode()).digest()
+    return hashlib.sha256(_encode_content(content).encode()).digest()
 
 
 def _kind(value: object) -> str:

@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     notifications: bool = Field(True, description="LISTEN for new work; off: polling and re-reading alone")
 
     misfire_grace_seconds: float = Field(10, ge=0, description="later than this, an occurrence is missed")
+    fire_ahead_seconds: float = Field(
+        0.5, ge=0, le=30, description="how long before its time an occurrence is put into the queue; 0: at its time"
+    )
     catch_up_window_seconds: int | None = Field(
         None, ge=0, description="missed occurrences older than this do not run, for recurring jobs that say nothing"
     )

@@ -79,6 +79,7 @@ class SchedulerNode:
             pool.clock,
             self.future,
             misfire_grace=grace,
+            ahead=timedelta(seconds=settings.fire_ahead_seconds),
             catch_up_window_seconds=settings.catch_up_window_seconds,
             governor=governor,
             deferred=self.catching_up.wake,

@@ -23,10 +23,10 @@ from duly.operations import Operations
 from duly.store import jobs as jobs_store
 from duly.store import runs
 from duly.store.jobs import ChangedJob, NewJob
-from duly.store.pool import Pool
+from duly.store.pool import Executor, Pool
 from duly.timing import forget_zones
 from frozen import DAY, HOUR, MINUTE, SECOND, START, FrozenScheduler, moments
-from support import count, due_job, succeeded, take
+from support import count, due_job, eventually, succeeded, take
 
 PARALLEL = '{"overlap":"parallel"}'
 
@@ -335,23 +335,23 @@ class TestStates:
         assert (job.name, job.priority, job.queue, job.max_runs, job.timezone) == ("one", 8, "q", 4, "Asia/Tokyo")
         assert job.version == 6
 
-    async def test_a_fire_between_the_look_and_the_write_is_not_undone(
+    async def test_a_fire_at_the_moment_of_a_change_is_neither_lost_nor_repeated(
         self, scheduler: FrozenScheduler, operations: Operations, minutely: NewJob, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = jobs_store.change
-        planned: list[datetime | None] = []
+        firing: list[asyncio.Task[None]] = []
 
-        async def late(store: Pool, changed: ChangedJob) -> Job | None:
-            planned.append(changed.next_run_at)
-            if len(planned) == 1:
-                await scheduler.step(START + MINUTE)
+        async def slowly(store: Executor, changed: ChangedJob) -> Job | None:
+            firing.append(asyncio.create_task(scheduler.step(START + MINUTE)))
+            await eventually(lambda: _waits_for_a_lock(scheduler.pool))
             return await real(store, changed)
 
-        monkeypatch.setattr(jobs_store, "change", late)
+        monkeypatch.setattr(jobs_store, "change", slowly)
         changed = await operations.change(str(minutely.job_id), {"schedule": "*/1 * * * *", "dst_gap": "skip"})
-        assert planned == [START + MINUTE, START + 2 * MINUTE]
-        assert changed.next_run_at == START + 2 * MINUTE
+        assert changed.next_run_at == START + MINUTE
+        await firing[0]
         assert await scheduler.runs(minutely) == [START + MINUTE]
+        assert (await scheduler.job(minutely))["next_run_at"] == START + 2 * MINUTE
 
     async def test_a_submit_sent_again_still_finds_a_job_that_was_changed(
         self, scheduler: FrozenScheduler, operations: Operations
@@ -361,6 +361,13 @@ class TestStates:
         await operations.change(str(first.job_id), {"max_retries": 2})
         again = await operations.submit(request, allow_unknown_handler=True)
         assert (again.job_id, again.created) == (first.job_id, False)
+
+
+async def _waits_for_a_lock(pool: Pool) -> bool:
+    rows = await pool.query(
+        "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    )
+    return bool(rows)
 
 
 class Zones:

@@ -390,9 +390,11 @@ async def test_a_whole_node_fires_a_job_on_time_and_leaves_nothing_behind(
             return await count(pool, "runs") > 0
 
         await eventually(fired)
-        row = (await pool.query("select scheduled_at, fired_at from duly.runs"))[0]
+        row = (await pool.query("select scheduled_at, fired_at, run_at from duly.runs"))[0]
         assert row["scheduled_at"] == due
-        assert timedelta(0) <= row["fired_at"] - due < timedelta(seconds=1)
+        ahead = timedelta(seconds=settings.fire_ahead_seconds)
+        assert -2 * ahead <= row["fired_at"] - due < timedelta(seconds=1)
+        assert row["run_at"] == max(due, row["fired_at"])
     finally:
         await node.stop()
     assert await count(pool, "shards", "node_id is not null") == 0

@@ -260,9 +260,25 @@ async def test_recent_runs_come_from_the_end_of_the_index(full_pool: Pool) -> No
 
 async def test_listing_jobs_pages_along_the_primary_key(full_pool: Pool) -> None:
     args = ("default", None, None, None, None, None, 100)
-    plan = (await plans_of(full_pool, "jobs/list", *args))[0]
-    assert any(node.get("Index Name") == "jobs_pkey" for node in nodes_of(plan))
-    assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "jobs" for node in nodes_of(plan))
+    for plan in await plans_of(full_pool, "jobs/list", *args):
+        listed = [node for node in nodes_of(plan) if node.get("Index Name") == "jobs_pkey"]
+        assert ["job_id <" in node.get("Index Cond", "") for node in listed] == [True]
+        assert not any("Sort" in node["Node Type"] for node in nodes_of(plan))
+        assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "jobs" for node in nodes_of(plan))
+
+
+async def test_listing_a_tenants_jobs_reads_no_other_tenants(full_pool: Pool) -> None:
+    for plan in await plans_of(full_pool, "jobs/list_of_tenant", "small", None, None, None, None, None, 100):
+        listed = [node for node in nodes_of(plan) if node.get("Index Name") == "jobs_of_tenant"]
+        assert ["tenant =" in node["Index Cond"] and "job_id <" in node["Index Cond"] for node in listed] == [True]
+        assert not any("Sort" in node["Node Type"] for node in nodes_of(plan))
+
+
+async def test_figures_for_monitoring_are_bounded_by_indexes(full_pool: Pool) -> None:
+    for plan in await plans_of(full_pool, "store/figures", 1000, 100_000):
+        assert_index_only_access(plan)
+        indexes = {node["Index Name"] for node in nodes_of(plan) if "Index Name" in node}
+        assert {"runs_lane", "jobs_due"} <= indexes
 
 
 _CATCH_UPS = """

@@ -81,8 +81,8 @@ def _delays(stamps: list[tuple[int, int]]) -> list[int]:
 def _columns(job_id: UUID, mark: int) -> list[Sequence[object]]:
     """One row for `jobs/submit.sql`."""
     job = NewJob(
-        job_id, shard_of(job_id, DEFAULT_SHARDS), "stamp", f'{{"mark":{mark}}}', None, None, None, None,
-        DEFAULT_TENANT, "stamp", None, "once", "now", "UTC", None, None, None, DEFAULT_QUEUE, DEFAULT_PRIORITY, None,
+        job_id, shard_of(job_id, DEFAULT_SHARDS), "stamp", f'{{"mark":{mark}}}', None, None, None, None, "now",
+        DEFAULT_TENANT, "stamp", None, "once", "UTC", None, None, None, DEFAULT_QUEUE, DEFAULT_PRIORITY, None,
         None, True,
     )  # fmt: skip
     return submit_columns([job])

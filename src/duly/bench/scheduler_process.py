@@ -23,7 +23,8 @@ async def schedule(url: str, *, jobs: int, profile: Path | None) -> None:
     try:
         with profiled(profile):
             async with running_scheduler(pool, settings) as node, parent.counting(lambda: node.firer.fired):
-                while len(node.future) < jobs:  # noqa: ASYNC110 - nothing to wait for but the wheel itself
+                # What it has taken from the wheel already, it has fired ahead or is about to.
+                while len(node.future) + node.firer.taken < jobs:  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.01)
                 parent.tell(ready=True)
                 await parent.ended()

@@ -1,4 +1,4 @@
-"""Bulk submit through the SDK, beside COPY of the same rows and beside its own statement."""
+"""Bulk submit through the SDK, beside COPY of the same rows and beside the statement for what cannot be copied."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _RUN_COLUMNS = ["job_id", "scheduled_at", "run_at", "fired_at", "shard", "priori
 async def measure(lab: Lab) -> list[Figure]:
     jobs = lab.scaled(JOBS)
     by_copy = Figure("submit", "bulk submit (raw: COPY)", "/s", bar=Bar(25_000), goal=Bar(40_000, 0.3))
-    by_statement = Figure("submit", "bulk submit (raw: its statement)", "/s", bar=Bar(25_000), goal=Bar(40_000))
+    by_statement = Figure("submit", "bulk submit (raw: its INSERT)", "/s", bar=Bar(25_000), goal=Bar(40_000))
     passes = {
         "Duly": partial(_duly, lab, jobs, [by_copy, by_statement]),
         "raw COPY": partial(_copy, lab, jobs, by_copy),
@@ -98,8 +98,8 @@ def _new_jobs(count: int, now: datetime) -> list[list[NewJob]]:
     ids = new_job_ids(count, int(now.timestamp() * 1e6))
     jobs = [
         NewJob(
-            job_id, shard_of(job_id, DEFAULT_SHARDS), "noop", f'{{"n":{n}}}', None, None, None, None,
-            DEFAULT_TENANT, "noop", None, "once", "now", "UTC", None, None, None, DEFAULT_QUEUE, DEFAULT_PRIORITY, None,
+            job_id, shard_of(job_id, DEFAULT_SHARDS), "noop", f'{{"n":{n}}}', None, None, None, None, "now",
+            DEFAULT_TENANT, "noop", None, "once", "UTC", None, None, None, DEFAULT_QUEUE, DEFAULT_PRIORITY, None,
             None, True,
         )
         for n, job_id in enumerate(ids)

@@ -27,23 +27,25 @@ class Refused(Exception):
 
 
 class Batching(Submitting):
-    async def register(self, request: JobRequest) -> tuple[Job, bool]:
+    async def register(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> tuple[Job, bool]:
         """Submit one job and return it whole, and whether it is new. One statement, where nothing is in the way."""
         if await self._limited({request.tenant}):
-            return await self._found(await self.submit(request), request.tenant)
-        await self._check_handlers([request])
+            submitted = await self.submit(request, allow_unknown_handler=allow_unknown_handler)
+            return await self._found(submitted, request.tenant)
+        if not allow_unknown_handler:
+            await self._check_handlers([request])
         now = self._pool.clock.now()
         row = self._prepare(ids.new_job_ids(1, self._pool.clock.now_us())[0], request, now)
         try:
             job = await jobs.submit_one(self._pool, row, created_at=now)
             if job is not None:
                 return job, True
-            submitted = await self._results([row], set(), now, self._pool)
+            found = await self._results([row], set(), now, self._pool)
         except StoreUnavailable:
             # The answer may have been lost after the commit. The id is the same, so sending it again finds it out.
             await asyncio.sleep(RESEND_SECONDS)
-            submitted = await self._store([row], now, None)
-        return await self._found(submitted[0], request.tenant)
+            found = await self._store([row], now, None)
+        return await self._found(found[0], request.tenant)
 
     async def _found(self, submitted: Submitted, tenant: str) -> tuple[Job, bool]:
         job = await jobs.get(self._pool, job_id=submitted.job_id, tenant=tenant)
@@ -52,7 +54,12 @@ class Batching(Submitting):
         return job, submitted.created
 
     async def submit_each(
-        self, requests: Sequence[JobRequest], *, tenant: str, atomic: bool = False
+        self,
+        requests: Sequence[JobRequest],
+        *,
+        tenant: str,
+        atomic: bool = False,
+        allow_unknown_handler: bool = False,
     ) -> list[Submitted | DulyError]:
         """Register jobs, each by itself: what became of it, in their order.
 
@@ -63,15 +70,16 @@ class Batching(Submitting):
         answers: list[Submitted | DulyError | None] = [None] * len(requests)
         rows: list[NewJob] = []
         places: list[int] = []
-        unknown = await self._unknown_handlers(requests)
+        unknown = {} if allow_unknown_handler else await self._unknown_handlers(requests)
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
+        preparing = self._preparing(now)
         for index, (job_id, request) in enumerate(zip(job_ids, requests, strict=True)):
             if index % _TURN == _TURN - 1:
                 await asyncio.sleep(0)
             try:
                 if isinstance(request.handler, str) and (error := unknown.get(request.handler)) is not None:
                     raise error
-                rows.append(self._prepare(job_id, request, now))
+                rows.append(preparing.prepare(job_id, request))
                 places.append(index)
             except InvalidInput as error:
                 answers[index] = error
@@ -123,6 +131,8 @@ class Batching(Submitting):
         self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Executor
     ) -> list[Submitted | DulyError]:
         """What each row came to. Those not stored have a dedupe_key that is taken; most are found in one look."""
+        if len(created) == len(rows):
+            return [Submitted(row.job_id, created=True) for row in rows]
         keyed = [row for row in rows if row.job_id not in created and row.dedupe_key is not None]
         found = (
             await jobs.find_duplicates(store, [(row.tenant, row.dedupe_key or "") for row in keyed]) if keyed else {}

@@ -8,11 +8,12 @@ from typing import Any
 
 from duly.errors import Conflict, InvalidInput
 from duly.model import DEFAULT_TENANT, Job, Run, make_run_id
-from duly.operations.base import timetable_of
+from duly.operations.base import timetable_of, to_job_id
 from duly.operations.looking import Looking
-from duly.operations.revising import revise
+from duly.operations.revising import revise, touches_timing
 from duly.states import ENDED_STATES, RunFlag
 from duly.store import jobs, runs
+from duly.store.pool import Executor
 from duly.timing import forget_zones, parse_schedule
 
 
@@ -33,8 +34,11 @@ class Changing(Looking):
         `expected_version`, a job that somebody else has changed since is a conflict. The job keeps its dedupe_key
         together with the content it was submitted with, so that sending the same submit again still finds it.
         """
-        for _ in range(10):
-            job = await self.get_job(job_id, tenant=tenant)
+
+        async def write(within: Executor) -> Job | None:
+            if touches_timing(changes):
+                await jobs.retract(within, job_id=to_job_id(job_id), tenant=tenant)
+            job = await self.get_job(job_id, tenant=tenant, within=within)
             if expected_version is not None and job.version != expected_version:
                 raise Conflict(f"job {job_id} was changed by others: it has version {job.version} now")
             if job.status in ("completed", "cancelled"):
@@ -46,12 +50,13 @@ class Changing(Looking):
                 misfire_grace=timedelta(seconds=self._settings.misfire_grace_seconds),
                 payload_max_bytes=self._settings.payload_max_bytes,
             )
-            if revised is None:
-                return job
-            changed = await jobs.change(self._pool, revised)
+            return job if revised is None else await jobs.change(within, revised)
+
+        for _ in range(10):
+            changed = await self._pool.together(write)
             if changed is not None:
                 return changed
-            # Somebody changed it between the look and the write, or it fired: look again.
+            # Somebody changed it between the look and the write: look again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
 
     async def pause(self, job_id: str, *, tenant: str = DEFAULT_TENANT, reason: str | None = None) -> Job:

@@ -13,6 +13,7 @@ from duly.errors import InvalidInput, NotFound
 from duly.model import DEFAULT_TENANT, Job, Run, parse_run_id
 from duly.operations.base import Base, timetable_of, to_job_id
 from duly.store import cluster, history, jobs, stores
+from duly.store.pool import Executor
 from duly.timing import render_key
 
 _FAR = datetime(9999, 12, 31, tzinfo=UTC)
@@ -39,9 +40,9 @@ class Page(Generic[Item]):
 
 
 class Looking(Base):
-    async def get_job(self, job_id: str, *, tenant: str = DEFAULT_TENANT) -> Job:
+    async def get_job(self, job_id: str, *, tenant: str = DEFAULT_TENANT, within: Executor | None = None) -> Job:
         """By its id."""
-        job = await jobs.get(self._pool, job_id=to_job_id(job_id), tenant=tenant)
+        job = await jobs.get(within or self._pool, job_id=to_job_id(job_id), tenant=tenant)
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         return job
@@ -142,6 +143,10 @@ class Looking(Base):
         oldest = counts.oldest_overdue_at
         lag = 0.0 if oldest is None else max(0.0, (self.now() - oldest).total_seconds())
         return ClusterStatus(nodes, shards, counts, lag)
+
+    async def figures(self) -> stores.Figures:
+        """What a monitoring system watches, of the whole store."""
+        return await stores.figures(self._pool)
 
     async def ready(self) -> bool:
         """Whether the store answers."""

@@ -33,6 +33,11 @@ CHANGEABLE = frozenset({*_PLAIN, *_TIMING, *POLICY_FIELDS})
 _MOST_CALLS = 20
 
 
+def touches_timing(changes: Mapping[str, Any]) -> bool:
+    """Whether these may plan anew: then what was fired ahead of its time is taken back first."""
+    return not changes.keys().isdisjoint((*_TIMING, *_TIMING_POLICY))
+
+
 @dataclass(frozen=True, slots=True)
 class _Timing:
     kind: ScheduleKind

@@ -5,19 +5,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from duly import checks
 from duly.config import Settings
 from duly.errors import Conflict, InvalidInput, LimitReached, StoreUnavailable, UnknownHandler
 from duly.handlers import check_handler
-from duly.model import JobRequest
+from duly.model import DEFAULT_POLICY, JobRequest, Policy
 from duly.operations.base import Base
-from duly.store import cluster, ids, jobs, tenants
-from duly.store.jobs import NewJob
+from duly.store import cluster, copying, ids, jobs, tenants
+from duly.store.jobs import OWN_FIELDS, NewJob
 from duly.store.pool import Executor
 
 T = TypeVar("T")
@@ -31,8 +31,7 @@ _UNLIMITED_SECONDS = 2.0
 _MOST_UNLIMITED = 10_000
 
 
-@dataclass(frozen=True, slots=True)
-class Submitted:
+class Submitted(NamedTuple):
     """The job a submit came to. `created` is False when its dedupe_key named an existing job with the same content."""
 
     job_id: UUID
@@ -55,10 +54,11 @@ class Submitting(Base):
             await self._check_handlers(requests)
         now = self._pool.clock.now()
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
+        preparing = self._preparing(now)
         rows = []
         for index, (job_id, request) in enumerate(zip(job_ids, requests, strict=True)):
             try:
-                rows.append(self._prepare(job_id, request, now))
+                rows.append(preparing.prepare(job_id, request))
             except InvalidInput as error:
                 if len(requests) > 1:
                     raise InvalidInput(f"jobs[{index}].{error.field}", error.message) from error
@@ -78,10 +78,12 @@ class Submitting(Base):
         return [one for stored in await asyncio.gather(*map(store, batches)) for one in stored]
 
     async def _store(self, rows: Sequence[NewJob], now: datetime, within: Executor | None) -> list[Submitted]:
-        if within is not None:
-            created = await jobs.submit(within, rows, created_at=now)
-        else:
+        if within is None:
             created = await self._submit_surely(rows, now)
+        elif copying.can_copy(within, rows):
+            created = await copying.copy(within, rows, created_at=now)
+        else:
+            created = await jobs.submit(within, rows, created_at=now)
         return await self._results(rows, created, now, within or self._pool)
 
     async def _results(
@@ -165,9 +167,12 @@ class Submitting(Base):
     async def _submit_surely(self, rows: Sequence[NewJob], now: datetime) -> set[UUID]:
         """An answer that was lost says nothing about the statement; ids made here make sending it again safe."""
         try:
+            if copying.can_copy(self._pool, rows):
+                return await copying.copy(self._pool, rows, created_at=now)
             return await jobs.submit(self._pool, rows, created_at=now)
         except StoreUnavailable:
             await asyncio.sleep(RESEND_SECONDS)
+            # Never by a copy: this leaves alone what is there, and waits for a first that is still under way.
             await jobs.submit(self._pool, rows, created_at=now)
             plain = {row.job_id for row in rows if row.dedupe_key is None}
             keyed = [row for row in rows if row.dedupe_key is not None]
@@ -221,6 +226,9 @@ class Submitting(Base):
             # Another node of the same deploy was faster: look again.
         raise Conflict(f"job {request.name or request.handler!r} is being redefined by others; try again")
 
+    def _preparing(self, now: datetime) -> Preparing:
+        return Preparing(now, settings=self._settings, shard_count=self._shard_count)
+
     def _prepare(self, job_id: UUID, request: JobRequest, now: datetime, *, anchor: datetime | None = None) -> NewJob:
         shard = ids.shard_of(job_id, self._shard_count)
         return prepare(job_id, request, now, settings=self._settings, shard=shard, anchor=anchor)
@@ -240,6 +248,102 @@ class Submitting(Base):
                 f"no worker has a task {min(unknown)!r} (known: {shown}); "
                 "start a worker that has it, or allow unknown handlers"
             )
+
+
+class _Shape(NamedTuple):
+    """What was found out for one job and holds for every other that asks for the same."""
+
+    default_name: str
+    first: datetime | None
+    canonical: str
+    common: tuple[Any, ...]
+    labels: str | None
+
+
+class Preparing:
+    """Prepares the jobs of one call. What they have in common is checked and planned once: most of the cost."""
+
+    def __init__(self, now: datetime, *, settings: Settings, shard_count: int) -> None:
+        self._now = now
+        self._settings = settings
+        self._shard_count = shard_count
+        self._shapes: dict[tuple[object, ...], _Shape] = {}
+        # By identity, and kept, so that the identity stays theirs.
+        self._policies: dict[int, tuple[Policy, str | None]] = {}
+
+    def prepare(self, job_id: UUID, request: JobRequest) -> NewJob:
+        """What `prepare` says, by a shorter way where there is one."""
+        shard = ids.shard_of(job_id, self._shard_count)
+        try:
+            key = self._shape_key(request)
+            shape = None if key is None else self._shapes.get(key)
+        except (AttributeError, TypeError, ValueError, OverflowError):
+            # What cannot even be compared or written is wrong, and `prepare` says what it is.
+            key = shape = None
+        if shape is not None:
+            return self._shaped(job_id, shard, request, shape)
+        row = prepare(job_id, request, self._now, settings=self._settings, shard=shard)
+        # Jitter is a job's own, and so is the time that follows from it.
+        if key is not None and (row.kind == "once" or not request.policy.jitter_seconds):
+            default_name = request.handler if isinstance(request.handler, str) else row.name
+            self._shapes[key] = _Shape(default_name, row.next_run_at, row.schedule, row[OWN_FIELDS:], row.labels)
+        return row
+
+    def _shaped(self, job_id: UUID, shard: int, request: JobRequest, shape: _Shape) -> NewJob:
+        """The fields that are this job's own, in the order of `prepare`."""
+        default_name, first, canonical, common, labels = shape
+        name = default_name if request.name is None else checks.check_text("name", request.name, longest=200)
+        payload = checks.payload_text(request.payload, limit=self._settings.payload_max_bytes)
+        if request.payload_ref is not None:
+            checks.check_text("payload_ref", request.payload_ref, longest=2048)
+        if isinstance(request.schedule, datetime):
+            first, canonical = checks.plan_moment(request.schedule)
+        fingerprint = None
+        if request.dedupe_key is not None:
+            checks.check_text("dedupe_key", request.dedupe_key, longest=200)
+            fingerprint = checks.fingerprint(request, payload, labels, canonical)
+        own = (job_id, shard, name, payload, request.payload_ref, request.dedupe_key, fingerprint, first, canonical)
+        return NewJob._make(own + common)
+
+    def _shape_key(self, request: JobRequest) -> tuple[object, ...] | None:
+        """Jobs with equal keys differ in nothing but fields of their own. None: a rare kind, looked at by itself.
+
+        Equal must mean the same. `True` is equal to 1, and the two moments of a doubled hour are equal to each other:
+        such values are not compared.
+        """
+        priority, max_runs, schedule = request.priority, request.max_runs, request.schedule
+        when: object = schedule
+        if schedule is not None and type(schedule) is not str:
+            if not isinstance(schedule, datetime):
+                return None
+            when = datetime
+        if (
+            type(request.handler) is not str
+            or type(priority) is not int
+            or (max_runs is not None and type(max_runs) is not int)
+            or request.start_at is not None
+            or request.end_at is not None
+        ):
+            return None
+        policy = None if request.policy is DEFAULT_POLICY else self._policy_text(request.policy)
+        labels = tuple(request.labels.items()) if request.labels else None
+        return (
+            request.handler,
+            when,
+            request.timezone,
+            request.queue,
+            request.tenant,
+            priority,
+            max_runs,
+            policy,
+            labels,
+        )
+
+    def _policy_text(self, policy: Policy) -> str | None:
+        known = self._policies.get(id(policy))
+        if known is None:
+            known = self._policies[id(policy)] = (policy, policy.to_stored())
+        return known[1]
 
 
 def prepare(
@@ -289,11 +393,11 @@ def prepare(
         request.dedupe_key,
         fingerprint,
         plan.first,
+        plan.canonical,
         request.tenant,
         handler,
         target,
         plan.kind,
-        plan.canonical,
         request.timezone,
         request.start_at,
         request.end_at,

@@ -1,12 +1,18 @@
 """Takes what the near future says is due, plans it, and fires it: one transaction per shard and batch.
 
-What is due stands in one of two lines. What is on time is fired first; behind a wall of late ones (the end of an
-outage, half a million jobs of it) it would be late as well. The late line goes on beside it, a batch at a time.
+An occurrence is fired a little ahead of its time, as a run that may not start before it: so the store's latency is not
+on the way to its start. When more is due at once than can be fired in time, half a million jobs at midnight, that is
+begun early enough. Pausing, changing or cancelling a job takes back what was fired ahead (store/sql/jobs/retract.sql).
+What cannot be decided yet, because an earlier run is unfinished, is held until its very time.
+
+What is due stands in one of three lines. What is on time is fired first; behind a wall of late ones (the end of an
+outage, half a million jobs of it) it would be late as well. The other lines go on beside it, a batch at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 from bisect import bisect_left
 from collections import deque
@@ -24,7 +30,7 @@ from duly.scheduler.near_future import NearFuture
 from duly.scheduler.planner import Batch, plan_batch
 from duly.service import Service
 from duly.store import fires
-from duly.store.fires import DueJob
+from duly.store.fires import DueJob, Fire, Fired, OnTime
 from duly.store.pool import Pool
 
 log = logging.getLogger("duly.scheduler")
@@ -35,6 +41,11 @@ BATCH = 2_000
 AT_ONCE = 2
 # A node that was early looks again after this long: well below what anyone notices, well above a busy loop.
 _EARLY_PAUSE = 0.002
+# How many jobs are fired in a second, with room for whatever else goes on; and the furthest that a wall is begun ahead.
+PER_SECOND = 25_000
+WALL_SECONDS = 30
+# To look for one means to count all that is near.
+_LOOK_US = 500_000
 # From this many late occurrences on, somebody should know.
 _LARGE = 100
 
@@ -55,6 +66,7 @@ class Firer(Service):
         future: NearFuture,
         *,
         misfire_grace: timedelta,
+        ahead: timedelta = timedelta(0),
         catch_up_window_seconds: int | None = None,
         governor: Governor | None = None,
         deferred: Callable[[], None] = lambda: None,
@@ -66,14 +78,21 @@ class Firer(Service):
         self._clock = clock
         self._future = future
         self._misfire_grace = misfire_grace
+        self._ahead = ahead
+        self._ahead_us = round(ahead.total_seconds() * 1e6)
         self._catch_up_window_seconds = catch_up_window_seconds
         self._governor = governor
         self._deferred = deferred
         self._doubted = doubted
         self._terms: dict[int, Term] = {}
         self._on_time: Line = {}
+        self._wall: Line = {}
         self._late: Line = {}
         self._unsorted: Line = {}
+        self._walls_turn = False
+        self._looked_us = 0
+        self._held: list[tuple[int, int, bytes]] = []
+        """Due time, shard and job: not before that time."""
         self._early: list[tuple[int, UUID, int]] = []
         self._caught_up = Batch()
         self.fired = 0
@@ -83,28 +102,46 @@ class Firer(Service):
 
     def drop(self, shard: int) -> None:
         self._terms.pop(shard, None)
-        self._on_time.pop(shard, None)
-        self._late.pop(shard, None)
-        self._unsorted.pop(shard, None)
+        for line in (self._on_time, self._wall, self._late, self._unsorted):
+            line.pop(shard, None)
+        self._held = [one for one in self._held if one[1] != shard]
+        heapq.heapify(self._held)
 
     def standing(self, shard: int) -> int:
         """How many of a shard's jobs stand in line."""
-        return sum(len(line.get(shard, ())) for line in (self._on_time, self._late, self._unsorted))
+        lines = (self._on_time, self._wall, self._late, self._unsorted)
+        return sum(len(line.get(shard, ())) for line in lines)
+
+    @property
+    def taken(self) -> int:
+        """How many were taken from the near future: fired, or in line."""
+        lines = (self._on_time, self._wall, self._late, self._unsorted)
+        return self.fired + len(self._held) + sum(len(waiting) for line in lines for waiting in line.values())
 
     async def run_once(self) -> float | None:
         try:
             await self._fire_all()
         except DulyError:
             # Nobody knows for how long the store will be away: who is on time is asked again when it is back.
-            self._unsorted, self._on_time = self._on_time, {}
+            for line in (self._on_time, self._wall):
+                for shard, waiting in line.items():
+                    self._unsorted.setdefault(shard, deque()).extend(waiting)
+                line.clear()
             raise
         finally:
             self._report()
         if self._early:
             await self._wait_for_the_database()
             return _EARLY_PAUSE
-        wait = self._future.seconds_to_next()
-        return None if wait is None else min(wait, self.interval)
+        return self._seconds_to_next()
+
+    def _seconds_to_next(self) -> float | None:
+        waits = [self.interval]
+        if (wait := self._future.seconds_to_next()) is not None:
+            waits.append(wait - self._ahead.total_seconds())
+        if self._held:
+            waits.append((self._held[0][0] - self._future.now_us) / 1e6)
+        return max(0.0, min(waits))
 
     async def _fire_all(self) -> None:
         while True:
@@ -118,10 +155,14 @@ class Firer(Service):
                     raise result
 
     def _next_turns(self) -> list[tuple[Line, int]]:
-        """What to fire side by side now. While both lines stand, each has its part of the turns."""
-        late = [(self._late, shard) for shard in list(self._late)[:AT_ONCE]]
-        on_time = [(self._on_time, shard) for shard in list(self._on_time)[: AT_ONCE - 1 if late else AT_ONCE]]
-        return (on_time + late)[:AT_ONCE]
+        """What to fire side by side now. While several lines stand, each has its part of the turns."""
+        standing = [line for line in (self._on_time, self._wall, self._late) if line]
+        if len(standing) == 1:
+            return [(standing[0], shard) for shard in list(standing[0])[:AT_ONCE]]
+        if len(standing) > AT_ONCE:
+            self._walls_turn = not self._walls_turn
+            standing.pop(2 if self._walls_turn else 1)
+        return [(line, next(iter(line))) for line in standing]
 
     async def _wait_for_the_database(self) -> None:
         """This node's idea of the time is ahead of the database's: correct it, and look at those jobs again."""
@@ -134,8 +175,26 @@ class Firer(Service):
         for shard, waiting in self._unsorted.items():
             self._stand_in_line(shard, sorted(waiting, key=_due))
         self._unsorted = {}
-        for shard, entries in self._future.take_due():
+        now_us = self._future.now_us
+        while self._held and self._held[0][0] <= now_us:
+            due_us, shard, raw = heapq.heappop(self._held)
+            self._stand_in_line(shard, [(raw, due_us)])
+        for shard, entries in self._future.take_due(self._ahead_us):
             self._stand_in_line(shard, entries)
+        if self._ahead_us:
+            self._look_for_a_wall()
+
+    def _look_for_a_wall(self) -> None:
+        now_us = self._future.now_us
+        if abs(now_us - self._looked_us) < _LOOK_US:
+            return
+        self._looked_us = now_us
+        lead_us = self._future.lead_us(per_second=PER_SECOND, within_us=WALL_SECONDS * 1_000_000)
+        if lead_us <= self._ahead_us:
+            return
+        for shard, entries in self._future.take_due(lead_us):
+            if shard in self._terms:
+                self._wall.setdefault(shard, deque()).extend(entries)
 
     def _stand_in_line(self, shard: int, entries: Sequence[tuple[bytes, int]]) -> None:
         """What is found within the grace is on time and stays so, however long the line; `entries` by due time."""
@@ -166,20 +225,22 @@ class Firer(Service):
         if waiting:
             line[shard] = waiting
         dues = dict(entries)
-        found = from_micros(min(dues.values())) if line is self._on_time else None
+        found = from_micros(min(dues.values())) if line is not self._late else None
+        # By the database's clock. A little more than this node's own, which is never quite the same.
+        ahead = timedelta(seconds=WALL_SECONDS + 1) if line is self._wall else 2 * self._ahead
         left = list(dues)
         try:
-            left = await self._fire(term, dues, found)
+            left = await self._fire(term, dues, found, ahead)
         finally:
             if left and self._terms.get(shard) is term:
                 line.setdefault(shard, deque()).extend((raw, dues[raw]) for raw in left)
 
-    async def _fire(self, term: Term, dues: dict[bytes, int], found: datetime | None) -> list[bytes]:
+    async def _fire(self, term: Term, dues: dict[bytes, int], found: datetime | None, ahead: timedelta) -> list[bytes]:
         """What is due at `found` or later was found in time. Returns those that it did not come to."""
         jobs = await fires.due(self._pool, shard=term.shard, job_ids=[UUID(bytes=raw) for raw in dues])
         ready = []
         for job in jobs:
-            if job.due:
+            if job.due_within(ahead):
                 ready.append(job)
             elif to_micros(job.next_run_at) == dues[job.job_id.bytes]:
                 self._early.append((term.shard, job.job_id, to_micros(job.next_run_at)))
@@ -198,12 +259,14 @@ class Firer(Service):
         )
         if batch.parked:
             await self._park(term, batch.parked)
+        for job in batch.held:
+            heapq.heappush(self._held, (to_micros(job.next_run_at), term.shard, job.job_id.bytes))
         left = [job.job_id.bytes for job in jobs[batch.planned :]]
-        fire = batch.fire
-        if not fire.job_ids:
-            return left
         try:
-            done = await fires.fire(self._pool, shard=term.shard, epoch=term.epoch, batch=fire)
+            for part in (batch.on_time, batch.fire):
+                if part.job_ids:
+                    done = await fires.fire(self._pool, shard=term.shard, epoch=term.epoch, batch=part)
+                    left += self._done(term, part, done)
         except DulyError:
             self._doubted(term.shard)
             raise
@@ -215,19 +278,23 @@ class Firer(Service):
             left += await self._fire_jobs(term, jobs[:half], found)
             left += await self._fire_jobs(term, jobs[half : batch.planned], found)
             return left
-        self.fired += done.live
         self._caught_up.late += batch.late
         self._caught_up.dropped += batch.dropped
         if batch.deferred:
             self._caught_up.deferred += batch.deferred
             self._deferred()
-        for job_id, next_run_at in zip(fire.job_ids, fire.next_run_at, strict=True):
+        return left
+
+    def _done(self, term: Term, asked: Fire | OnTime, done: Fired) -> list[bytes]:
+        """Note where the jobs went. Returns those that are worth another look."""
+        self.fired += done.live
+        for job_id, next_run_at in zip(asked.job_ids, asked.next_run_at, strict=True):
             if next_run_at is not None and job_id in done.moved:
                 self._future.add(term.shard, job_id, to_micros(next_run_at))
-        if done.led and len(done.moved) < len(fire.job_ids):
+        if done.led and len(done.moved) < len(asked.job_ids):
             # Touched by somebody at this very moment. If it is still due, the next look finds it so; else it does not.
-            left += [job_id.bytes for job_id in fire.job_ids if job_id not in done.moved]
-        return left
+            return [job_id.bytes for job_id in asked.job_ids if job_id not in done.moved]
+        return []
 
     async def _park(self, term: Term, jobs: Sequence[tuple[UUID, datetime, str]]) -> None:
         parked = await fires.park(self._pool, shard=term.shard, epoch=term.epoch, jobs=jobs)

@@ -53,11 +53,26 @@ class NearFuture:
         self._shards.discard(shard)
         self._wheel.drop_shard(shard)
 
-    def take_due(self) -> list[tuple[int, list[tuple[bytes, int]]]]:
-        """Everything due by now, by shard. It is no longer held here."""
-        return self._wheel.advance(self._clock.now_us())
+    def take_due(self, ahead_us: int = 0) -> list[tuple[int, list[tuple[bytes, int]]]]:
+        """Everything due by now, or so soon, by shard. It is no longer held here."""
+        return self._wheel.advance(self._clock.now_us() + ahead_us)
+
+    def lead_us(self, *, per_second: int, within_us: int) -> int:
+        """How far ahead work must begin now, if so many a second can be done, for none to be late; 0: nowhere.
+
+        More than can be done in time is a wall, half a million at midnight: seen coming, and begun before it is due.
+        """
+        if len(self._wheel) < per_second:
+            return 0
+        now_us, total, lead = self._clock.now_us(), 0, 0
+        for due_us, count in self._wheel.crowds(now_us + within_us):
+            total += count
+            needed = total * 1_000_000 // per_second
+            if needed > due_us - now_us:
+                lead = needed
+        return min(lead, within_us)
 
     def seconds_to_next(self) -> float | None:
-        """Until the earliest entry; None if there is none."""
+        """Until the earliest entry; None if there is none. Negative: it is overdue."""
         next_us = self._wheel.next_due_us()
-        return None if next_us is None else max(0.0, (next_us - self._clock.now_us()) / 1e6)
+        return None if next_us is None else (next_us - self._clock.now_us()) / 1e6

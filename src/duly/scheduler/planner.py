@@ -21,7 +21,7 @@ from duly.errors import InvalidInput
 from duly.model import Policy, policy_from_stored
 from duly.scheduler.governor import Governor
 from duly.states import RunFlag
-from duly.store.fires import DueJob, Fire
+from duly.store.fires import DueJob, Fire, OnTime
 from duly.timing import FirePlan, make_timetable, plan_fire
 
 # Plain numbers: the database driver takes a flag for a sequence of flags.
@@ -39,13 +39,17 @@ DEFERRED = "deferred"
 
 @dataclass(slots=True)
 class Batch:
-    """A fire, what could not become part of it, and what of it is late.
+    """What to fire, what could not become part of it, and what of it is late.
 
+    `on_time` are the jobs that simply have one run now: almost all of them, and the reason why midnight is quick.
+    `held` are not due yet, and what becomes of them can only be told when they are: an earlier run is still unfinished.
     `planned` is how many of the jobs it came to; the others are for another batch.
     """
 
+    on_time: OnTime = field(default_factory=OnTime)
     fire: Fire = field(default_factory=Fire)
     parked: list[tuple[UUID, datetime, str]] = field(default_factory=list)
+    held: list[DueJob] = field(default_factory=list)
     planned: int = 0
     late: int = 0
     deferred: int = 0
@@ -83,7 +87,9 @@ def plan_batch(
         plan = plans.get(key) if key is not None else None
         if plan is None:
             try:
-                plan = _plan(job, policy, now=now, misfire_grace=misfire_grace, since=since)
+                # One that is fired ahead is planned as of its own time.
+                at = max(now, job.next_run_at)
+                plan = _plan(job, policy, now=at, misfire_grace=misfire_grace, since=since)
             except InvalidInput as error:
                 batch.parked.append((job.job_id, job.next_run_at, f"cannot be planned: {error}"))
                 continue
@@ -128,18 +134,23 @@ def _plan(job: DueJob, policy: Policy, *, now: datetime, misfire_grace: timedelt
 
 def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Governor | None) -> None:
     fire, job_id, overlap, runs = batch.fire, job.job_id, policy.overlap, plan.runs
+    if len(runs) == 1 and not runs[0][1] and not plan.drops and job.place and (not job.busy or overlap == "parallel"):
+        simple = batch.on_time
+        simple.places.append(job.place)
+        simple.versions.append(job.version)
+        simple.job_ids.append(job_id)
+        simple.expected.append(job.next_run_at)
+        simple.next_run_at.append(plan.next_run_at)
+        simple.run_flags.append(_SERIAL if overlap == "queue" else 0)
+        return
+    if not job.due:
+        batch.held.append(job)
+        return
     fire.job_ids.append(job_id)
     fire.expected.append(job.next_run_at)
     fire.next_run_at.append(plan.next_run_at)
     fire.overlap.append(overlap)
     fire.max_queued.append(policy.max_queued)
-    if len(runs) == 1 and not runs[0][1] and not plan.drops:
-        # One, on time: almost every fire, and the reason why midnight is quick.
-        fire.run_job_ids.append(job_id)
-        fire.run_scheduled_at.append(runs[0][0])
-        fire.run_flags.append(_SERIAL if overlap == "queue" else 0)
-        fire.run_place.append(1)
-        return
     # Late ones come first.
     if runs and runs[0][1]:
         late = sum(missed for _, missed in runs)

@@ -6,7 +6,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from duly.model import ScheduleKind, from_micros, to_micros
@@ -34,10 +34,30 @@ class DueJob:
     now: datetime
     since: datetime | None = None
     """When it last fired or was last changed: what lies before that has been answered for."""
+    place: tuple[int, int] | None = None
+    version: int = 0
+    """Which row this is: `fires/on_time.sql` moves this very one or none."""
+    busy: bool = True
+    """An earlier run may be unfinished."""
 
     @property
     def due(self) -> bool:
         return self.next_run_at <= self.now
+
+    def due_within(self, ahead: timedelta) -> bool:
+        return self.next_run_at <= self.now + ahead
+
+
+@dataclass(slots=True)
+class OnTime:
+    """Jobs of one shard that have one run each, at once, column by column as `fires/on_time.sql` takes it."""
+
+    places: list[tuple[int, int]] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    job_ids: list[UUID] = field(default_factory=list)
+    expected: list[datetime] = field(default_factory=list)
+    next_run_at: list[datetime | None] = field(default_factory=list)
+    run_flags: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -159,8 +179,30 @@ async def due(store: Executor, *, shard: int, job_ids: Sequence[UUID]) -> list[D
     return [DueJob(*row) for row in rows]
 
 
-async def fire(store: Executor, *, shard: int, epoch: int, batch: Fire) -> Fired:
+async def fire(store: Executor, *, shard: int, epoch: int, batch: Fire | OnTime) -> Fired:
     """Turn due occurrences into runs and move their jobs on, all or nothing, if the epoch still stands."""
+    if isinstance(batch, OnTime):
+        return await _fire_on_time(store, shard, epoch, batch)
+    return await _fire(store, shard, epoch, batch)
+
+
+async def _fire_on_time(store: Executor, shard: int, epoch: int, batch: OnTime) -> Fired:
+    rows = await store.fetch(
+        "fires/on_time",
+        shard,
+        epoch,
+        batch.places,
+        batch.versions,
+        batch.job_ids,
+        batch.expected,
+        batch.next_run_at,
+        batch.run_flags,
+    )
+    moved = frozenset(rows[0]["moved"] or ())
+    return Fired(moved, rows[0]["led"], len(moved), 0)
+
+
+async def _fire(store: Executor, shard: int, epoch: int, batch: Fire) -> Fired:
     fetch = store.fetch_planned if len(batch.job_ids) >= LARGE else store.fetch
     rows = await fetch(
         "fires/fire",

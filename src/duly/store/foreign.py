@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -81,8 +81,20 @@ class Joined:
         # Few callers repeat a large batch often enough on one connection for PostgreSQL to keep its plan.
         return await self.fetch(name, *args)
 
+    @property
+    def can_copy(self) -> bool:
+        return isinstance(self._foreign, _Asyncpg)
+
     async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+        if isinstance(self._foreign, _Asyncpg) and not self._foreign.connection.is_in_transaction():
+            # The caller has none open: then each of our calls is one of its own, as each statement would be.
+            async with self._foreign.connection.transaction():
+                return await work(self)
         return await work(self)
+
+    async def copy(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
+        assert isinstance(self._foreign, _Asyncpg)
+        await InTransaction(self._foreign.connection).copy(table, columns, pieces)
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
+from collections.abc import Callable
 from uuid import UUID
+
+# The driver's own UUID: the same to everybody, and made, compared and written in a third of the time.
+from asyncpg.pgproto.pgproto import UUID as _UUID
 
 # A clock that was measured anew may stand a little behind; by more than this, it is another clock.
 _BEHIND_MS = 60_000
+_eight = struct.Struct(">Q")
+_sixteen = struct.Struct(">QQ").pack
+_uuid: Callable[[bytes], UUID] = _UUID
 _lock = threading.Lock()
 _next = 0
 
@@ -21,11 +29,9 @@ def new_job_ids(count: int, now_us: int) -> list[UUID]:
     # Milliseconds with 12 bits of counter; more in one of them borrow from those after it.
     first = _reserve((now_us // 1000) << 12, count)
     ids = []
-    for n in range(count):
-        moment = first + n
+    for moment, (random,) in zip(range(first, first + count), _eight.iter_unpack(noise), strict=True):
         head = ((moment >> 12) << 16) | 0x7000 | (moment & 0xFFF)
-        tail = (int.from_bytes(noise[8 * n : 8 * n + 8], "big") & 0x3FFF_FFFF_FFFF_FFFF) | 0x8000_0000_0000_0000
-        ids.append(UUID(int=(head << 64) | tail))
+        ids.append(_uuid(_sixteen(head, (random & 0x3FFF_FFFF_FFFF_FFFF) | 0x8000_0000_0000_0000)))
     return ids
 
 

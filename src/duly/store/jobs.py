@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from duly.model import DEFAULT_POLICY, Job, ScheduleKind, policy_from_stored
+from duly.model import DEFAULT_POLICY, DEFAULT_TENANT, Job, ScheduleKind, policy_from_stored
 from duly.store.pool import LARGE, Executor
 
 
@@ -28,11 +28,11 @@ class NewJob(NamedTuple):
     dedupe_key: str | None
     fingerprint: bytes | None
     next_run_at: datetime | None
+    schedule: str
     tenant: str
     handler: str
     target: str | None
     kind: ScheduleKind
-    schedule: str
     timezone: str
     start_at: datetime | None
     end_at: datetime | None
@@ -44,7 +44,8 @@ class NewJob(NamedTuple):
     immediate: bool
 
 
-_OWN_FIELDS = 8
+# A one-off's time is its schedule, so the schedule is each job's own.
+OWN_FIELDS = 9
 
 
 async def submit(store: Executor, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
@@ -69,8 +70,8 @@ async def submit_one(store: Executor, job: NewJob, *, created_at: datetime) -> J
 def submit_columns(jobs: Sequence[NewJob]) -> list[Sequence[object]]:
     """The arrays that `jobs/submit.sql` takes."""
     shapes: dict[tuple[object, ...], int] = {}
-    shape_of = [shapes.setdefault(job[_OWN_FIELDS:], len(shapes) + 1) for job in jobs]
-    own = zip(*(job[:_OWN_FIELDS] for job in jobs), strict=True)
+    shape_of = [shapes.setdefault(job[OWN_FIELDS:], len(shapes) + 1) for job in jobs]
+    own = zip(*(job[:OWN_FIELDS] for job in jobs), strict=True)
     return [*own, shape_of, *zip(*shapes, strict=True)]
 
 
@@ -84,6 +85,15 @@ async def find_duplicates(
 
 async def redefine(store: Executor, job: NewJob, *, old_fingerprint: bytes | None) -> UUID | None:
     """Give the job that holds this dedupe_key the new definition, unless somebody else changed it meanwhile."""
+
+    async def write(within: Executor) -> UUID | None:
+        await retract(within, job_id=job.job_id, tenant=job.tenant)
+        return await _redefine(within, job, old_fingerprint)
+
+    return await store.together(write)
+
+
+async def _redefine(store: Executor, job: NewJob, old_fingerprint: bytes | None) -> UUID | None:
     row = await store.row(
         "jobs/redefine",
         job.tenant,
@@ -134,15 +144,27 @@ async def list_jobs(
     before: UUID | None,
     limit: int,
 ) -> list[Job]:
-    rows = await store.fetch(
-        "jobs/list", tenant, status, queue, name, json.dumps(label) if label else None, before, limit
-    )
+    listing = "jobs/list" if tenant == DEFAULT_TENANT else "jobs/list_of_tenant"
+    rows = await store.fetch(listing, tenant, status, queue, name, json.dumps(label) if label else None, before, limit)
     return [to_job(row) for row in rows]
 
 
+async def retract(within: Executor, *, job_id: UUID, tenant: str) -> None:
+    """Lock a job and take back what was fired ahead of its time, as the first step of a transaction that changes it."""
+    if not await lock(within, job_ids=[job_id], tenant=tenant):
+        return  # another tenant's, or nobody's
+    taken = [row["scheduled_at"] for row in await within.fetch("jobs/retract", [job_id])]
+    if taken:
+        await within.fetch("jobs/put_back", [job_id], [min(taken)], [len(taken)])
+
+
 async def pause(store: Executor, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
-    row = await store.row("jobs/pause", job_id, tenant, reason)
-    return None if row is None else to_job(row)
+    async def write(within: Executor) -> Job | None:
+        await retract(within, job_id=job_id, tenant=tenant)
+        row = await within.row("jobs/pause", job_id, tenant, reason)
+        return None if row is None else to_job(row)
+
+    return await store.together(write)
 
 
 async def keep_paused(store: Executor, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
@@ -223,8 +245,13 @@ async def trigger(store: Executor, *, job_id: UUID, tenant: str, flags: int) -> 
 
 async def cancel(store: Executor, *, job_id: UUID, tenant: str, running: bool) -> int | None:
     """Returns how many waiting runs were cancelled with it; None if there was no job to cancel."""
-    row = await store.row("jobs/cancel", job_id, tenant, running)
-    return None if row is None else int(row["cancelled_runs"])
+
+    async def write(within: Executor) -> int | None:
+        await retract(within, job_id=job_id, tenant=tenant)
+        row = await within.row("jobs/cancel", job_id, tenant, running)
+        return None if row is None else int(row["cancelled_runs"])
+
+    return await store.together(write)
 
 
 def to_job(row: Any) -> Job:

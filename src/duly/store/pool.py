@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit, urlunsplit
@@ -54,6 +54,11 @@ _AWAY = (
 class Executor(Protocol):
     """What can run a named statement: the pool, or one connection inside a transaction."""
 
+    @property
+    def can_copy(self) -> bool:
+        """Whether what `together` gives can `copy`."""
+        ...
+
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]: ...
 
     async def row(self, name: str, *args: Any) -> asyncpg.Record | None: ...
@@ -69,6 +74,10 @@ class Executor(Protocol):
 
     async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
         """Several statements as one transaction. `work` is done again from its start if it only lost a race."""
+        ...
+
+    async def copy(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
+        """Rows in PostgreSQL's binary format, into a table of ours. Only inside `together`."""
         ...
 
 
@@ -107,6 +116,8 @@ def translated_errors(url: str) -> Iterator[None]:
 class InTransaction:
     """Named statements on one connection, inside a transaction that is already open."""
 
+    can_copy = True
+
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
 
@@ -123,9 +134,20 @@ class InTransaction:
     async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
         return await work(self)
 
+    async def copy(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
+        async def one_by_one() -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+
+        await self.connection.copy_to_table(
+            table, schema_name="duly", columns=columns, source=one_by_one(), format="binary"
+        )
+
 
 class Pool:
     """Connections to one store. Every call is one statement and one transaction, unless `transaction` is used."""
+
+    can_copy = True
 
     def __init__(
         self, pool: asyncpg.Pool[asyncpg.Record], url: str, command_timeout: float = 60, *, pooled: bool = False
@@ -204,6 +226,9 @@ class Pool:
                 return await work(transaction)
 
         return await self._surely(once)
+
+    async def copy(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
+        raise AssertionError("a copy is part of a transaction")
 
     async def query(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         """One statement as its own transaction."""

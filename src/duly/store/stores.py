@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from uuid import UUID
 
@@ -24,6 +24,17 @@ class Counts:
     dead_letters: int
     overdue: int
     oldest_overdue_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a monitoring system watches: runs that may start by queue, jobs that are due and led shards."""
+
+    queue_depth: dict[str, int] = field(default_factory=dict)
+    dead_letters: int = 0
+    shards_owned: dict[str, int] = field(default_factory=dict)
+    shards_unowned: int = 0
+    due_jobs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +81,24 @@ async def counts(store: Executor) -> Counts:
     row = await store.row("store/counts")
     assert row is not None
     return Counts(**row)
+
+
+#: Beyond that many of one kind, nobody needs an exact figure.
+MOST_COUNTED = 100_000
+_MOST_QUEUES = 1_000
+
+
+async def figures(store: Executor) -> Figures:
+    by_label: dict[str, dict[str, int]] = {}
+    for row in await store.fetch("store/figures", _MOST_QUEUES, MOST_COUNTED):
+        by_label.setdefault(row["figure"], {})[row["label"]] = row["value"]
+    return Figures(
+        queue_depth=by_label.get("queue_depth", {}),
+        dead_letters=sum(by_label["dead_letters"].values()),
+        shards_owned=by_label.get("shards_owned", {}),
+        shards_unowned=sum(by_label["shards_unowned"].values()),
+        due_jobs=by_label.get("due_jobs", {}),
+    )
 
 
 # Counting a tenant's runs looks each one's job up.

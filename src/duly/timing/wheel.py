@@ -98,6 +98,10 @@ class Wheel:
         """When the earliest entry is due; None when nothing is held."""
         return self._earliest
 
+    def crowds(self, until_us: int) -> list[tuple[int, int]]:
+        """How much is due up to then: a moment, and how many are due from it on for a slot's width, by time."""
+        return sorted(crowd for ring in self._shards.values() for crowd in ring.crowds(until_us))
+
     def _ring(self, shard: int) -> _Ring:
         ring = self._shards.get(shard)
         if ring is None:
@@ -213,6 +217,13 @@ class _Ring:
         self.count -= len(entries)
         self._find_earliest()
         return entries
+
+    def crowds(self, until: int) -> Iterator[tuple[int, int]]:
+        if self.near:
+            yield self.near[0][1], len(self.near)
+        for slot in self._slots.values():
+            if slot.earliest <= until:
+                yield slot.earliest, len(slot.dues)
 
     def _find_earliest(self) -> None:
         near = self.near[0][1] if self.near else None

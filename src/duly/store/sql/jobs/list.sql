@@ -1,4 +1,4 @@
--- Newest first, a page at a time.
+-- Newest first, a page at a time. The cursor is a bound in any plan, so that a late page costs what the first does.
 --   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 page size
 select *
 from duly.job_status
@@ -7,6 +7,6 @@ where tenant = $1
     and ($3::text is null or queue = $3)
     and ($4::text is null or name = $4)
     and ($5::text is null or labels @> $5::jsonb)
-    and ($6::uuid is null or job_id < $6)
+    and job_id < coalesce($6::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
 order by job_id desc
 limit $7

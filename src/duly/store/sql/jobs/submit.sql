@@ -1,6 +1,6 @@
 -- Register jobs. One that is to run now gets its run in the same statement, so that neither can be there alone.
---   $1 to $9: arrays with one element a job, its own fields and the number of its shape
---   $10 to $23: arrays with one element a shape, what jobs of a batch have in common
+--   $1 to $10: arrays with one element a job, its own fields and the number of its shape
+--   $11 to $23: arrays with one element a shape, what jobs of a batch have in common
 --   $24 when they were created: one moment for all, and the one that intervals count from
 -- A job_id that exists already is the same submit sent again after its answer was lost; a taken dedupe_key is for
 -- the caller to look at: both are left alone and not returned.
@@ -10,11 +10,11 @@ with clock as materialized (
 item as materialized (
     select own.*, common.*
     from unnest($1::uuid[], $2::smallint[], $3::text[], $4::text[], $5::text[], $6::text[], $7::bytea[],
-        $8::timestamptz[], $9::int[])
-        as own (job_id, shard, name, payload, payload_ref, dedupe_key, fingerprint, next_run_at, shape)
-    join unnest($10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::timestamptz[],
+        $8::timestamptz[], $9::text[], $10::int[])
+        as own (job_id, shard, name, payload, payload_ref, dedupe_key, fingerprint, next_run_at, schedule, shape)
+    join unnest($11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::timestamptz[],
         $17::timestamptz[], $18::int[], $19::text[], $20::smallint[], $21::text[], $22::text[], $23::boolean[])
-        with ordinality as common (tenant, handler, target, kind, schedule, timezone, start_at, end_at, max_runs, queue,
+        with ordinality as common (tenant, handler, target, kind, timezone, start_at, end_at, max_runs, queue,
             priority, policy, labels, immediate, number)
         on common.number = own.shape
 ),

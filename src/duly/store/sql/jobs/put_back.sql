@@ -1,0 +1,16 @@
+-- Let jobs be as if these occurrences had not been fired, which they were ahead of their time (jobs/retract.sql).
+--   $1 job_ids  $2 the first such occurrence of each  $3 how many
+-- Its leader is told: unless what follows in this transaction plans otherwise, they are due as before.
+with back as (
+    update duly.jobs j
+    set next_run_at = taken.first_at, run_count = j.run_count - taken.count, status = 'active',
+        last_run_at = (
+            select max(h.scheduled_at) from duly.history h where h.job_id = j.job_id and h.status not in ('missed', 'skipped')
+        )
+    from unnest($1::uuid[], $2::timestamptz[], $3::int[]) as taken (job_id, first_at, count)
+    where j.job_id = taken.job_id
+    returning j.job_id, j.shard, j.next_run_at
+)
+select count(pg_notify('duly_due',
+    shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as told
+from back
