@@ -169,6 +169,7 @@ class Judge:
         if run.status == "skipped":
             return self._of_overlap(occurrence, run)
         lag = run.fired_at - run.scheduled_at if run.fired_at is not None else timedelta(0)
+        ahead, lag = max(-lag, timedelta(0)), max(lag, timedelta(0))
         facts: dict[str, Any] = {
             "fired_at": run.fired_at,
             "lag_seconds": lag.total_seconds(),
@@ -191,6 +192,8 @@ class Judge:
             how = f"Missed, then fired {length(lag)} late as missed_window={self._job.policy.missed_window} says,"
         elif lag > _ON_TIME:
             verdict, how = Verdict.FIRED_LATE, f"Fired {length(lag)} late"
+        elif ahead:
+            verdict, how = Verdict.FIRED, f"Fired on time (in the queue {length(ahead)} before it was due)"
         else:
             verdict, how = Verdict.FIRED, f"Fired on time ({length(lag)} after it was due)"
         return self._say(occurrence, verdict, f"{how} {who}; {outcome(run)}.", facts, run=run)
