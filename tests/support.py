@@ -83,6 +83,26 @@ async def lead(pool: Pool, shard: int) -> int:
     return won[shard]
 
 
+async def fire_as_seen(
+    pool: Pool, job: NewJob, due: datetime, next_run_at: datetime, *, epoch: int, overlap: str, max_queued: int
+) -> fires.Fired:
+    """Fire one job as the scheduler does: by what a look at it says."""
+    seen = await fires.due(pool, shard=job.shard, job_ids=[job.job_id])
+    batch: fires.Fire | fires.OnTime
+    if seen and seen[0].place and seen[0].next_run_at == due and (not seen[0].busy or overlap == "parallel"):
+        batch = fires.OnTime(
+            places=[seen[0].place],
+            versions=[seen[0].version],
+            job_ids=[job.job_id],
+            expected=[due],
+            next_run_at=[next_run_at],
+            run_flags=[8 if overlap == "queue" else 0],
+        )
+    else:
+        batch = fire_of(job._replace(next_run_at=due), next_run_at=next_run_at, overlap=overlap, max_queued=max_queued)
+    return await fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch)
+
+
 def fire_of(
     job: NewJob,
     *,

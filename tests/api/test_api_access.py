@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
@@ -86,6 +87,24 @@ async def test_with_keys_every_route_that_is_not_meant_for_all_is_401_without_on
     assert seen >= 24
 
 
+async def test_with_keys_the_page_has_no_data_and_asks_for_a_key(client_of: Client, operations: Operations) -> None:
+    await operations.submit(JobRequest("h", name="secret-report", schedule="every 1h"))
+    await operations.create_key(role="read")
+    nobody = await client_of()
+    assert (await nobody.get("/live")).status_code == 401
+    page, script = (await nobody.get("/")).text, (await nobody.get("/static/page.js")).text
+    assert "secret-report" not in page
+    form = page[page.index('<form id="key-form" hidden>') : page.index("</form>")]
+    assert 'type="password"' in form
+    assert "duly key create --role read" in form
+    # Only a header carries it, only for this tab, and only to where the page came from.
+    assert re.findall(r"fetch\((.*?),", script) == ['"/live"']
+    assert "Authorization: `Bearer ${key}`" in script
+    assert "response.status === 401" in script
+    assert "localStorage" not in script
+    assert "document.cookie" not in script
+
+
 async def test_a_key_in_the_address_is_no_key(client_of: Client, operations: Operations) -> None:
     key = (await operations.create_key(role="admin")).text
     nobody = await client_of()
@@ -159,6 +178,8 @@ async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
     swept = await ours.post("/api/v1/dead-letters/redrive", json={"job_id": dead_id[:36]})
     assert swept.json() == {"redriven": 0, "refused": 0, "more": False}
     assert (await ours.post("/api/v1/dead-letters/redrive", json={})).json()["redriven"] == 0
+    for query in ({"job_id": dead_id[:36]}, {"all": "true"}):
+        assert (await ours.delete("/api/v1/dead-letters", params=query)).json() == {"purged": 0, "more": False}
     assert (await ours.get(JOBS, params={"cursor": "ffffffff-ffff-ffff-ffff-ffffffffffff"})).json()["items"] == []
     for path in ("/api/v1/forecast", "/live", JOBS, "/api/v1/dead-letters"):
         assert "theirs" not in (await ours.get(path)).text

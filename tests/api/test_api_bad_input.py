@@ -304,15 +304,50 @@ async def test_a_method_that_does_not_exist_is_405_and_says_which_do(client: htt
     response = await client.put(JOBS, json=MINIMAL)
     assert response.status_code == 405
     assert response.headers["content-type"] == "application/problem+json"
-    assert response.headers["allow"] == "GET, POST"
-    assert (await client.put(f"{JOBS}/x")).headers["allow"] == "DELETE, GET, PATCH"
+    assert response.headers["allow"] == "GET, HEAD, POST"
+    assert (await client.put(f"{JOBS}/x")).headers["allow"] == "DELETE, GET, HEAD, PATCH"
     assert (await client.put(f"{JOBS}/batch")).headers["allow"] == "POST"
     assert (await client.post("/healthz")).headers["allow"] == "GET, HEAD"
+
+
+async def test_what_can_be_read_can_be_asked_for_without_its_body(client: httpx.AsyncClient) -> None:
+    job_id = (await client.post(JOBS, json=MINIMAL)).json()["job_id"]
+    for path in (JOBS, f"{JOBS}/{job_id}", f"{JOBS}/x", f"{JOBS}?x=1", "/healthz", "/metrics", "/", "/nope"):
+        read, head = await client.get(path), await client.head(path)
+        assert head.status_code == read.status_code, path
+        assert head.content == b"", path
+        assert head.headers["content-type"] == read.headers["content-type"], path
+        assert head.headers.get("etag") == read.headers.get("etag"), path
+    assert (await client.head(f"{JOBS}/{job_id}/trigger")).status_code == 405
+    assert len((await client.get(f"{JOBS}/{job_id}/runs")).json()["items"]) == 1
+
+
+async def test_a_slash_too_many_an_empty_body_and_an_unquoted_plus_are_told_for_what_they_are(
+    client: httpx.AsyncClient,
+) -> None:
+    slash = await client.get(f"{JOBS}/")
+    assert slash.status_code == 404
+    assert "leave out the slash" in slash.json()["detail"]
+    assert "slash" not in (await client.get("/nope/")).json()["detail"]
+    empty = await client.post(JOBS, headers={"Content-Type": "application/json"})
+    assert_problem(empty, 422, "body")
+    assert "is empty" in empty.json()["detail"]
+    since = await client.get("/api/v1/dead-letters?since=2026-01-01T00:00:00+01:00")
+    assert_problem(since, 422, "since")
+    assert "%2B" in since.json()["detail"]
 
 
 async def test_an_unknown_handler_is_422_once_some_are_known(pool: Pool, settings: Settings) -> None:
     operations = await Operations.open(pool, settings, local_handlers=["send_report"])
     transport = httpx.ASGITransport(app=create_app(operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        assert_problem(await client.post(JOBS, json=MINIMAL | {"handler": "send_reprot"}), 422, "handler")
+        unknown = MINIMAL | {"handler": "send_reprot"}
+        assert_problem(await client.post(JOBS, json=unknown), 422, "handler")
         assert (await client.post(JOBS, json=MINIMAL)).status_code == 201
+        allowing = f"{JOBS}?allow_unknown_handler"
+        assert_problem(await client.post(f"{allowing}=false", json=unknown), 422, "handler")
+        assert_problem(await client.post(f"{allowing}=yes", json=unknown), 422, "allow_unknown_handler")
+        assert_problem(
+            await client.post(f"{JOBS}?alow_unknown_handler=true", json=unknown), 422, "alow_unknown_handler"
+        )
+        assert (await client.post(f"{allowing}=true", json=unknown)).status_code == 201

@@ -207,6 +207,8 @@ async def test_an_unknown_handler_refuses_only_its_own_job(pool: Pool, database_
         items = (await client.post(BATCH, json=jobs)).json()["items"]
         assert [item["status"] for item in items] == [201, 422, 201]
         assert items[1]["error"]["field"] == "handler"
+        items = (await client.post(f"{BATCH}?allow_unknown_handler=true", json=jobs)).json()["items"]
+        assert [item["status"] for item in items] == [201, 201, 201]
 
 
 QUICK: list[dict[str, Any]] = [

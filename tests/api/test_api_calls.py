@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from duly.api import routes
 from duly.api.schemas import (
     ClusterDocument,
     DeadLetterDocument,
@@ -25,7 +26,7 @@ from duly.config import Settings
 from duly.errors import Permanent
 from duly.model import JobRequest, Policy
 from duly.node import running_worker
-from duly.operations import Operations, forecasting
+from duly.operations import Operations, dead_letters, forecasting
 from duly.store.pool import Pool
 from duly.worker.task import Task
 from support import due_job, eventually, put
@@ -55,7 +56,7 @@ async def test_a_change_sets_what_is_named_and_leaves_the_rest(client: httpx.Asy
     changed = response.json()
     JobDocument.model_validate(changed, strict=False)
     differing = {field for field in job if job[field] != changed[field]}
-    assert differing == {"schedule", "timezone", "next_run_at", "updated_at"}
+    assert differing == {"schedule", "timezone", "next_run_at", "updated_at", "version"}
     assert changed["next_run_at"].endswith("-12-31T15:00:00Z")
     assert (await client.get(f"{JOBS}/{job['job_id']}")).json() == changed
 
@@ -236,6 +237,48 @@ async def test_dead_letters_are_listed_shown_redriven_and_forgotten(
     assert (await client.get("/api/v1/dead-letters")).json()["items"] == []
 
 
+async def test_dead_letters_are_forgotten_by_filter_and_all_of_them_only_when_that_is_said(
+    client: httpx.AsyncClient, pool: Pool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(ctx: Any) -> None:
+        raise Permanent("no")
+
+    letters = "/api/v1/dead-letters"
+    async with running_worker(pool, {"fail": Task("fail", fail)}, settings):
+        for name in ("a", "a", "b", "c", "c", "c"):
+            assert (await client.post(JOBS, json={"name": name, "handler": "fail"})).status_code == 201
+
+        async def all_dead() -> bool:
+            return len((await client.get(letters)).json()["items"]) == 6
+
+        await eventually(all_dead)
+
+    async def left() -> list[str]:
+        return sorted(one["name"] for one in (await client.get(letters)).json()["items"])
+
+    everything = ["a", "a", "b", "c", "c", "c"]
+    # A misspelt filter, an empty one or none must not be taken for "all".
+    for wrong, field in (
+        ("", "all"), ("?all=false", "all"), ("?nmae=a", "nmae"), ("?name=", "name"), ("?all=true&nmae=a", "nmae"),
+        ("?since=yesterday", "since"), ("?all=maybe", "all"), ("?name=a&name=b", "name"),
+    ):  # fmt: skip
+        refused = await client.delete(letters + wrong)
+        assert (refused.status_code, refused.json()["field"]) == (422, field), wrong
+    assert (await client.delete(f"{letters}?job_id=x")).status_code == 404
+    assert await left() == everything
+    assert (await client.delete(f"{letters}?name=z")).json() == {"purged": 0, "more": False}
+    assert (await client.delete(f"{letters}?name=a")).json() == {"purged": 2, "more": False}
+    assert await left() == ["b", "c", "c", "c"]
+    # One call does a bounded part, and says that there is more.
+    monkeypatch.setattr(routes.dead_letters, "SWEEP_LIMIT", 2)
+    monkeypatch.setattr(dead_letters, "BATCH", 1)
+    assert (await client.delete(f"{letters}?name=c")).json() == {"purged": 2, "more": True}
+    assert (await client.delete(f"{letters}?name=c")).json() == {"purged": 1, "more": False}
+    assert await left() == ["b"]
+    assert (await client.delete(f"{letters}?all=true")).json() == {"purged": 1, "more": False}
+    assert await left() == []
+
+
 async def test_upcoming_shows_local_times_and_what_dst_does(client: httpx.AsyncClient) -> None:
     job = await submit(client, schedule="30 2 * * *", timezone="America/New_York", start_at="2031-03-08T00:00:00-05:00")
     items = (await client.get(f"{JOBS}/{job['job_id']}/upcoming", params={"count": 2})).json()["items"]
@@ -263,6 +306,52 @@ async def test_explain_answers_for_a_time_or_for_the_last(client: httpx.AsyncCli
     assert other["verdict"] == "not_an_occurrence"
     for wrong in ("yesterday", "2031-01-01T00:00:00", "0001-01-01T00:00:00Z", ""):
         assert (await client.get(address, params={"at": wrong})).json()["field"] == "at", wrong
+
+
+async def test_explain_answers_for_every_occurrence_of_a_range_page_by_page(
+    client: httpx.AsyncClient, operations: Operations
+) -> None:
+    job = await submit(client, schedule="every 10m", start_at="2031-01-01T00:00:00Z")
+    address = f"{JOBS}/{job['job_id']}/explain"
+    bounds = {"from": "2031-01-01T00:00:00Z", "to": "2031-01-01T02:00:00+00:00"}
+    whole = (await client.get(address, params=bounds)).json()
+    assert whole["next_cursor"] is None
+    assert len(whole["items"]) == 13
+    for item in whole["items"]:
+        ExplanationDocument.model_validate(item)
+    assert {item["verdict"] for item in whole["items"]} == {"not_due"}
+    library = await operations.explain_range(
+        job["job_id"], start=datetime(2031, 1, 1, tzinfo=UTC), end=datetime(2031, 1, 1, 2, tzinfo=UTC)
+    )
+    moments = [item["scheduled_at"] for item in whole["items"]]
+    assert [datetime.fromisoformat(moment) for moment in moments] == [one.scheduled_at for one in library]
+    paged: list[str] = []
+    cursor: str | None = None
+    while True:
+        # As it came, without any quoting.
+        more = "" if cursor is None else f"&cursor={cursor}"
+        query = f"from=2031-01-01T00:00:00Z&to=2031-01-01T02:00:00Z&limit=5{more}"
+        page = (await client.get(f"{address}?{query}")).json()
+        paged += [item["scheduled_at"] for item in page["items"]]
+        assert len(page["items"]) <= 5
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert paged == moments
+    # To now, if nothing else is said: there was nothing yet.
+    assert (await client.get(f"{address}?from=2026-01-01T00:00:00Z")).json() == {"items": [], "next_cursor": None}
+    assert (await client.get(f"{address}?from=2031-01-01T00:00:00Z")).json() == {"items": [], "next_cursor": None}
+    start = "from=2031-01-01T00:00:00Z"
+    for wrong, field in (
+        ("from=yesterday", "from"), ("from=", "from"), (f"{start}&to=2030-01-01T00:00:00Z", "to"),
+        ("to=2031-01-01T00:00:00Z", "to"), ("cursor=2031-01-01T00:00:00Z", "cursor"),
+        (f"{start}&at=2031-01-01T00:00:00Z", "at"), (f"{start}&limit=0", "limit"), (f"{start}&limit=1001", "limit"),
+        ("limit=1001", "limit"),
+        (f"{start}&cursor=x", "cursor"), (f"{start}&until=2031-01-01T00:00:00Z", "until"),
+    ):  # fmt: skip
+        refused = await client.get(f"{address}?{wrong}")
+        assert (refused.status_code, refused.json()["field"]) == (422, field), wrong
+    assert (await client.get(f"{JOBS}/019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e/explain?{start}")).status_code == 404
 
 
 async def test_a_preview_is_the_documented_one_and_saves_nothing(client: httpx.AsyncClient) -> None:
@@ -295,6 +384,9 @@ async def test_cluster_and_stats_show_nodes_shards_workers_and_counts(
     ClusterDocument.model_validate(cluster)
     assert [worker["queues"] for worker in cluster["workers"]] == [["q"]]
     assert len(cluster["shards"]) == 64
+    assert cluster["lag_seconds"] == 0
+    await put(pool, due_job(pool, pool.clock.now() - timedelta(minutes=5)))
+    assert 290 < (await client.get("/api/v1/cluster")).json()["lag_seconds"] < 600
     stats = (await client.get("/api/v1/stats")).json()
     StatsDocument.model_validate(stats)
     assert (stats["scope"], stats["queued"], stats["running"]) == ("store", 1, 0)

@@ -74,7 +74,26 @@ async def test_a_job_document_has_every_field_of_the_spec_with_its_default(clien
         "labels": {},
         "status": "active",
         "status_reason": None,
+        "run_count": 1,
+        "version": 1,
     }
+
+
+async def test_a_job_says_how_often_it_ran_and_a_list_gives_the_version_that_a_change_wants(
+    client: httpx.AsyncClient,
+) -> None:
+    job_id = (await client.post(JOBS, json=MINIMAL | {"schedule": "every 1h"})).json()["job_id"]
+    assert (await client.get(f"{JOBS}/{job_id}")).json()["run_count"] == 0
+    assert (await client.patch(f"{JOBS}/{job_id}", json={"priority": 1})).status_code == 200
+    listed = (await client.get(JOBS)).json()["items"][0]
+    shown = await client.get(f"{JOBS}/{job_id}")
+    assert shown.json() == listed
+    assert shown.headers["etag"] == f'"{listed["version"]}"'
+    headers = {"If-Match": f'"{listed["version"]}"'}
+    assert (await client.patch(f"{JOBS}/{job_id}", json={"priority": 2}, headers=headers)).status_code == 200
+    for field in ("run_count", "version"):
+        refused = await client.patch(f"{JOBS}/{job_id}", json={field: 7})
+        assert (refused.status_code, refused.json()["errors"][0]["message"]) == (422, "is read-only")
 
 
 async def test_every_settable_field_comes_back_as_it_was_sent(client: httpx.AsyncClient) -> None:

@@ -298,6 +298,29 @@ async def test_a_client_that_sends_too_much_still_gets_to_read_the_answer(operat
         assert (await client.get("/healthz")).status_code == 200
 
 
+async def test_a_head_without_an_end_is_refused_before_it_fills_the_memory(operations: Operations) -> None:
+    async with serving(operations) as url:
+        address = httpx.URL(url)
+        reader, writer = await asyncio.open_connection(address.host, address.port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
+        sent = 0
+        try:
+            while sent < 20_000_000 and not reader.at_eof():
+                writer.write(b"X-Filler: " + b"x" * 8000 + b"\r\n")
+                sent += 8000
+                await writer.drain()
+                await asyncio.sleep(0)
+            answer = await asyncio.wait_for(reader.read(), 30)
+            assert answer.startswith(b"HTTP/1.1 4")
+        except ConnectionError:
+            pass  # it did not wait for the end either
+        finally:
+            writer.close()
+        assert sent < 5_000_000
+        async with httpx.AsyncClient() as client:
+            assert (await client.get(f"{url}/healthz", headers={"X-Filler": "x" * 30_000})).status_code == 200
+
+
 async def test_a_port_that_is_taken_is_said_clearly(operations: Operations) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -42,7 +42,7 @@ from duly.store.pool import Pool
 from duly.worker.task import Task
 from endpoint import Endpoint, reply, silence
 from httpline import Line
-from support import count, eventually
+from support import count, due_job, eventually, put
 
 
 @asynccontextmanager
@@ -239,6 +239,62 @@ async def test_dead_letters_are_listed_shown_redriven_and_purged(call: Calls, po
     assert await call.every("dead_letters") == []
 
 
+async def test_dead_letters_are_purged_by_filter_or_all_at_once(call: Calls, pool: Pool, settings: Settings) -> None:
+    async with failing(pool, settings):
+        for name in ("one", "two", "two", "three"):
+            await call("submit", "fail", name=name)
+        await eventually(lambda: _has(pool, "dead_letters", 4))
+        assert await call("purge_all", DeadLetterFilter(name="two")) == duly.operations.Swept(2, 0)
+        assert {letter.name for letter in await call.every("dead_letters")} == {"one", "three"}
+        wanted = await call("those_now")
+        await call("submit", "fail", name="later")
+        await eventually(lambda: _has(pool, "dead_letters", 3))
+    # What died after the look is not forgotten with the rest.
+    assert await call("purge_some", wanted) == (duly.operations.Swept(2, 0), False)
+    assert [letter.name for letter in await call.every("dead_letters")] == ["later"]
+    with pytest.raises(InvalidInput) as refused:
+        await call("purge_some", DeadLetterFilter())
+    assert refused.value.field == "all"
+    assert await call("purge_all") == duly.operations.Swept(1, 0)
+    assert await call("purge_all") == duly.operations.Swept(0, 0)
+
+
+async def test_a_purge_of_unknown_fate_is_not_sent_again(caller: Caller, line: Line) -> None:
+    line.arm("DELETE ", "swallow", times=3)
+    with pytest.raises(ApiUnavailable, match="not known"):
+        await caller.at(line.url)("purge_some", DeadLetterFilter(name="x"))
+    assert line.struck == 1
+
+
+async def test_every_occurrence_of_a_range_is_explained_page_by_page(
+    call: Calls, operations: Operations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "PAGE", 4)
+    start = datetime(2031, 1, 1, tzinfo=UTC)
+    job = await call("submit", "report", schedule="every 10m", start_at=start)
+    found = await call.every("explanations", job.job_id, start=start, end=start + timedelta(hours=2))
+    known = await operations.explain_range(str(job.job_id), start=start, end=start + timedelta(hours=2))
+    assert [(one.scheduled_at, one.verdict, one.sentence) for one in found] == [
+        (one.scheduled_at, one.verdict, one.sentence) for one in known
+    ]
+    assert len(found) == 13
+    assert await call.every("explanations", job.job_id, start=start - timedelta(days=3650)) == []
+
+
+async def test_a_task_that_no_worker_has_is_refused_unless_it_is_allowed(
+    caller: Caller, pool: Pool, settings: Settings
+) -> None:
+    async with serving(await Operations.open(pool, settings, local_handlers=["known"])) as address:
+        call = caller.at(address)
+        with pytest.raises(InvalidInput) as refused:
+            await call("submit", "unknown")
+        assert refused.value.field == "handler"
+        assert (await call("submit", "unknown", allow_unknown_handler=True)).handler == "unknown"
+        request = JobRequest("unknown")
+        assert (await call("submit_many", [request]))[0].error is not None
+        assert (await call("submit_many", [request], allow_unknown_handler=True))[0].created
+
+
 async def test_what_dies_again_during_a_redrive_is_not_sent_again(call: Calls, pool: Pool, settings: Settings) -> None:
     async with failing(pool, settings):
         await call("submit", "fail", name="one")
@@ -279,6 +335,10 @@ async def test_the_cluster_and_its_figures(call: Calls, pool: Pool, settings: Se
         workers = [node for node in cluster.nodes if node.kind == "worker"]
         assert [(node.alive, node.info["queues"]) for node in workers] == [(True, ["default"])]
         assert len(cluster.shards) == 64
+        assert cluster.lag_seconds == 0
+        await put(pool, due_job(pool, pool.clock.now() - timedelta(minutes=5)))
+        assert 290 < (await call("cluster")).lag_seconds < 600
+        await pool.query("delete from duly.jobs")
     stats = await call("stats")
     assert (stats.queued, stats.dead_letters, stats.oldest_overdue_at) == (0, 0, None)
 
@@ -302,12 +362,14 @@ async def test_every_route_of_the_api_has_a_call(operations: Operations) -> None
     routes = {(verb.upper(), path) for path, verbs in paths.items() if path.startswith("/api/v1") for verb in verbs}
     of_jobs = ("get_job", "change", "cancel", "pause", "resume", "trigger", "upcoming", "explain", "runs_page")
     of_runs = ("get_run", "cancel_run", "get_dead_letter", "redrive", "purge")
+    wanted = DeadLetterFilter(name="x")
     others = ("jobs_page", "dead_letters_page", "redrive_some", "forecast", "cluster", "stats")
     made: list[calls.Call[Any]] = [
         *(getattr(calls, name)("{job_id}") for name in of_jobs),
         *(getattr(calls, name)("{run_id}") for name in of_runs),
         *(getattr(calls, name)() for name in others),
         calls.preview("now"),
+        calls.purge_some(wanted),
         calls.submit_request(JobRequest("x")),
         next(calls.submit_many([JobRequest("x")])),
     ]

@@ -18,11 +18,11 @@ import pytest
 from duly.errors import Conflict, NotFound
 from duly.model import Overlap, Policy, make_run_id
 from duly.operations import Operations
-from duly.store import fires, maintenance, runs
+from duly.store import maintenance, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued
-from support import count, due_job, fire_of, lead, put, succeeded, take
+from support import count, due_job, fire_as_seen, lead, put, succeeded, take
 
 START = datetime(2030, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -81,16 +81,14 @@ class History:
         before = await self.unfinished()
         due = self.next
         self.next += SECOND
-        done = await fires.fire(
+        done = await fire_as_seen(
             self.pool,
-            shard=self.job.shard,
+            self.job,
+            due,
+            self.next,
             epoch=self.epoch,
-            batch=fire_of(
-                self.job._replace(next_run_at=due),
-                next_run_at=self.next,
-                overlap=self.overlap,
-                max_queued=self.max_queued,
-            ),
+            overlap=self.overlap,
+            max_queued=self.max_queued,
         )
         assert done.moved == {self.job.job_id}
         after = await self.unfinished()
@@ -252,10 +250,15 @@ async def test_overlap_holds_while_many_act_at_once(pool: Pool, operations: Oper
     async def fire(job: NewJob) -> None:
         due = START
         while not stop.is_set():
-            batch = fire_of(
-                job._replace(next_run_at=due), next_run_at=due + SECOND, overlap=overlap, max_queued=policy.max_queued
+            fired = await fire_as_seen(
+                pool,
+                job,
+                due,
+                due + SECOND,
+                epoch=epochs[job.job_id],
+                overlap=overlap,
+                max_queued=policy.max_queued,
             )
-            fired = await fires.fire(pool, shard=job.shard, epoch=epochs[job.job_id], batch=batch)
             assert fired.led
             if fired.moved:
                 due += SECOND

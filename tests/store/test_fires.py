@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 import pytest
 
 from duly.store import fires, runs
+from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from support import count, due_job, fire_of, hours_ago, lead, put, succeeded, take
+from support import count, due_job, eventually, fire_of, hours_ago, lead, put, succeeded, take
 
 HOUR = timedelta(hours=1)
 
@@ -213,3 +214,66 @@ async def test_parking_is_fenced_like_a_fire(pool: Pool) -> None:
     assert await fires.park(pool, shard=job.shard, epoch=old, jobs=parked) == []
     assert await fires.park(pool, shard=job.shard, epoch=new, jobs=parked) == [job.job_id]
     assert await count(pool, "jobs", "status = 'paused' and status_reason = 'its zone is gone'") == 1
+
+
+async def seen_on_time(pool: Pool, job: NewJob, next_run_at: datetime) -> fires.OnTime:
+    (seen,) = await fires.due(pool, shard=job.shard, job_ids=[job.job_id])
+    assert not seen.busy
+    assert seen.place is not None
+    return fires.OnTime(
+        places=[seen.place],
+        versions=[seen.version],
+        job_ids=[job.job_id],
+        expected=[seen.next_run_at],
+        next_run_at=[next_run_at],
+        run_flags=[0],
+    )
+
+
+async def test_a_simple_fire_moves_the_row_that_was_seen_once(pool: Pool) -> None:
+    due = hours_ago(1)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    batch = await seen_on_time(pool, job, due + HOUR)
+    first, second = [await fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch) for _ in range(2)]
+    assert (first.moved, second.moved) == (frozenset({job.job_id}), frozenset())
+    assert second.led
+    assert await count(pool, "runs") == 1
+    assert await count(pool, "jobs", "next_run_at = $1 and last_run_at = $2 and run_count = 1", due + HOUR, due) == 1
+
+
+async def test_a_simple_fire_of_a_deposed_leader_moves_nothing(pool: Pool) -> None:
+    due = hours_ago(1)
+    job = due_job(pool, due)
+    await put(pool, job)
+    old = await lead(pool, job.shard)
+    batch = await seen_on_time(pool, job, due + HOUR)
+    await lead(pool, job.shard)
+    fired = await fires.fire(pool, shard=job.shard, epoch=old, batch=batch)
+    assert (fired.moved, fired.led) == (frozenset(), False)
+    assert await count(pool, "runs") == 0
+
+
+@pytest.mark.parametrize("waits", [True, False])
+async def test_a_simple_fire_leaves_a_row_that_was_written_since_it_was_seen(pool: Pool, waits: bool) -> None:
+    """Also when it has to wait for that write, and the row as it then is would fit."""
+    due = hours_ago(1)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    batch = await seen_on_time(pool, job, due + HOUR)
+    async with pool.transaction() as other:
+        await other.connection.execute("update duly.jobs set extra_at = duly.now() where job_id = $1", job.job_id)
+        firing = asyncio.create_task(fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch))
+        if waits:
+            await eventually(lambda: waits_for_a_lock(pool))
+    fired = await firing
+    assert (fired.moved, fired.led) == (frozenset(), True)
+    assert await count(pool, "runs") == 0
+    assert await count(pool, "jobs", "next_run_at = $1", due) == 1
+
+
+async def waits_for_a_lock(pool: Pool) -> bool:
+    waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    return bool(await pool.query(waiting))

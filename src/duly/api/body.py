@@ -97,6 +97,8 @@ def parse_json(body: bytes) -> tuple[Any, bool]:
     try:
         value = json.loads(body.decode(), parse_int=integer, parse_float=number, parse_constant=constant)
     except json.JSONDecodeError as error:
+        if not body.strip():
+            raise _invalid("body", "is empty and must be JSON") from error
         raise _invalid("body", f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}") from error
     except UnicodeDecodeError as error:
         raise _invalid("body", "is not JSON: it is not UTF-8") from error

@@ -58,8 +58,10 @@ def job_document(job: Job) -> dict[str, Any]:
         "status_reason": job.status_reason,
         "next_run_at": time_text(job.next_run_at),
         "last_run_at": time_text(job.last_run_at),
+        "run_count": job.run_count,
         "created_at": time_text(job.created_at),
         "updated_at": time_text(job.updated_at),
+        "version": job.version,
     }
 
 
@@ -171,6 +173,7 @@ def cluster_document(status: ClusterStatus) -> dict[str, Any]:
             for node in status.nodes
             if node.kind == "worker"
         ],
+        "lag_seconds": status.lag_seconds,
     }
 
 

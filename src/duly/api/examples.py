@@ -48,8 +48,10 @@ _JOB: dict[str, Any] = {
     "status_reason": None,
     "next_run_at": "2026-03-09T13:00:00Z",
     "last_run_at": None,
+    "run_count": 0,
     "created_at": "2026-03-06T10:15:00Z",
     "updated_at": "2026-03-06T10:15:00Z",
+    "version": 1,
 }
 _RUN: dict[str, Any] = {
     "run_id": _RUN_ID,
@@ -157,6 +159,7 @@ EXAMPLES: dict[str, Example] = {
     "get_dead_letter": Example(_LETTER),
     "redrive_dead_letters": Example({"redriven": 12, "refused": 0, "more": False}, {"queue": "default"}),
     "redrive_dead_letter": Example(_QUEUED),
+    "purge_dead_letters": Example({"purged": 12, "more": False}),
     "purge_dead_letter": Example(),
     "preview_schedule": Example(
         {"kind": "cron", "canonical": "0 9 * * 1", "occurrences": _OCCURRENCES},
@@ -195,6 +198,7 @@ EXAMPLES: dict[str, Example] = {
                 }
             ],
             "workers": [{**_NODE, "held": 7, "queues": ["default"], "concurrency": 100}],
+            "lag_seconds": 0.0,
         }
     ),
     "get_stats": Example(

@@ -189,7 +189,10 @@ async def _handle_http(request: Request, error: Exception) -> Response:
     detail = str(error.detail)
     headers = error.headers
     if error.status_code == 404:
-        detail = f"there is nothing at {request.url.path[:_LONGEST_NAME]}"
+        path = request.scope["path"]
+        detail = f"there is nothing at {path[:_LONGEST_NAME]}"
+        if path.endswith("/") and _routes_at(request, path.rstrip("/")):
+            detail += "; leave out the slash at its end"
     elif error.status_code == 405:
         detail = f"{request.method[:_LONGEST_NAME]} is not possible here"
         headers = {"Allow": ", ".join(sorted(_allowed(request)))}
@@ -201,12 +204,15 @@ def _allowed(request: Request) -> set[str]:
 
     A path that is a route's own is not taken for the id that another has in its place.
     """
-    path = request.scope["path"]
+    methods = {method for route in _routes_at(request, request.scope["path"]) for method in route.methods or ()}
+    return methods | {"HEAD"} if "GET" in methods else methods
+
+
+def _routes_at(request: Request, path: str) -> list[Route]:
     routes: Sequence[Route] = request.app.state.routes
-    here = [route for route in routes if route.path == path] or [
+    return [route for route in routes if route.path == path] or [
         route for route in routes if route.path_regex.match(path)
     ]
-    return {method for route in here for method in route.methods or ()}
 
 
 def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from duly import checks
@@ -97,7 +97,7 @@ _HEADERS: dict[str, Any] = {
 _VARIABLES: dict[str, Any] = {
     "type": "object",
     "propertyNames": {"pattern": "^[A-Z_][A-Z0-9_]{0,199}$"},
-    "additionalProperties": {"type": "string", "maxLength": 1000, "pattern": _NO_NUL},
+    "additionalProperties": {"type": "string", "pattern": _NO_NUL},
 }
 _HANDLER: dict[str, Any] = {
     "anyOf": [
@@ -124,7 +124,7 @@ _HANDLER: dict[str, Any] = {
                     "type": "array",
                     "minItems": 1,
                     "maxItems": MAX_ARGUMENTS,
-                    "items": {"type": "string", "minLength": 1, "maxLength": 1000, "pattern": _NO_NUL},
+                    "items": {"type": "string", "minLength": 1, "pattern": _NO_NUL},
                 },
                 "env": _VARIABLES,
                 "secret_env": _VARIABLES,
@@ -268,8 +268,10 @@ class JobDocument(JobBody):
     status_reason: str | None
     next_run_at: datetime | None
     last_run_at: datetime | None
+    run_count: int = Field(description="how many runs it had; what max_runs bounds")
     created_at: datetime
     updated_at: datetime
+    version: int = Field(description="grows with every change; its ETag")
 
 
 class _Document(BaseModel):
@@ -381,6 +383,15 @@ class ExplanationDocument(_Document):
     related: ExplanationDocument | None
 
 
+class ExplanationList(_Document):
+    items: list[ExplanationDocument]
+    next_cursor: str | None
+
+
+class ExplanationAnswer(RootModel[ExplanationDocument | ExplanationList]):
+    """Of one occurrence, or with `from` of all in a range."""
+
+
 class FieldErrorDocument(_Document):
     field: str
     message: str
@@ -464,6 +475,13 @@ class RedriveDocument(_Document):
     more: bool = Field(description="whether this call ended before all that match were looked at: call again")
 
 
+class PurgeDocument(_Document):
+    """How many were forgotten."""
+
+    purged: int
+    more: bool = Field(description="whether this call ended before all that match were looked at: call again")
+
+
 class ForecastItem(_Document):
     minute: datetime
     queue: str
@@ -518,6 +536,7 @@ class ClusterDocument(_Document):
     nodes: list[SchedulerDocument]
     shards: list[ShardDocument]
     workers: list[WorkerDocument]
+    lag_seconds: float = Field(description="how late the oldest job is that is due and has not fired; 0: none is")
 
 
 class StatsDocument(_Document):

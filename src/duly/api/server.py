@@ -11,20 +11,23 @@ from collections.abc import Callable, Iterator
 from duly.errors import ConfigError, MissingExtra
 from duly.operations import Operations
 
+_EXTRA = ("fastapi", "starlette", "uvicorn", "prometheus_client")
+
 try:
     import uvicorn
     from fastapi import FastAPI
 
-    from duly.api import description, live, problems, routes
+    from duly.api import description, live, metrics, problems, routes
     from duly.api.access import Access
     from duly.api.guard import Guard, is_loopback_address
 except ModuleNotFoundError as missing:
-    if missing.name is not None and missing.name.partition(".")[0] in ("fastapi", "starlette", "uvicorn"):
+    if missing.name is not None and missing.name.partition(".")[0] in _EXTRA:
         raise MissingExtra("the HTTP API", "api") from missing
     raise
 
 # A body may be this much larger than the largest payload: the other fields, and the spaces between them.
 BODY_HEADROOM = 64 * 1024
+_HEAD_BYTES = 64 * 1024
 _SHUTDOWN_SECONDS = 5
 _BACKLOG = 2048
 
@@ -48,7 +51,8 @@ def create_app(operations: Operations) -> FastAPI:
         Guard, access=access, hosts=[host.strip() for host in settings.api_hosts.split(",") if host.strip()]
     )
     limit = settings.payload_max_bytes + BODY_HEADROOM
-    router, pages = routes.make_router(operations, body_limit=limit), live.make_routes(operations)
+    router = routes.make_router(operations, body_limit=limit)
+    pages = [*live.make_routes(operations), *metrics.make_routes(operations)]
     problems.install(app, [*router.routes, *pages])
     app.include_router(router)
     app.router.routes.extend(pages)
@@ -85,6 +89,10 @@ async def serve(
         log_level="warning",
         access_log=False,
         lifespan="off",
+        # Not whatever is installed. httptools takes a fifth less time for a submit (760 instead of 950 µs, measured),
+        # but with it uvicorn puts no bound on a request's head: whoever can connect could fill the memory, key or not.
+        http="h11",
+        h11_max_incomplete_event_size=_HEAD_BYTES,
         ws="none",
         proxy_headers=False,
         server_header=False,

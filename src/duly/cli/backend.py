@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from uuid import UUID
 
-from duly.errors import ConfigError, DulyError, InvalidInput, NotFound
+from duly.errors import DulyError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from duly.client import AsyncClient
@@ -38,7 +38,12 @@ class Backend(Protocol):
     async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted: ...
 
     async def submit_each(
-        self, requests: Sequence[JobRequest], *, tenant: str, atomic: bool = False
+        self,
+        requests: Sequence[JobRequest],
+        *,
+        tenant: str,
+        atomic: bool = False,
+        allow_unknown_handler: bool = False,
     ) -> list[Submitted | DulyError]: ...
 
     async def get_job(self, job_id: str) -> Job: ...
@@ -111,19 +116,23 @@ class Remote:
     async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
         from duly.operations import Submitted
 
-        if allow_unknown_handler:
-            raise ConfigError("--allow-unknown-handler is for a store of one's own: over --url the API decides that")
-        submitted = await self._client.submit_request(request)
+        submitted = await self._client.submit_request(request, allow_unknown_handler=allow_unknown_handler)
         return Submitted(submitted.job.job_id, submitted.created)
 
     async def submit_each(
-        self, requests: Sequence[JobRequest], *, tenant: str, atomic: bool = False
+        self,
+        requests: Sequence[JobRequest],
+        *,
+        tenant: str,
+        atomic: bool = False,
+        allow_unknown_handler: bool = False,
     ) -> list[Submitted | DulyError]:
         """Of the tenant that the API key belongs to, whatever is asked for."""
         from duly.operations import Submitted
 
         found: list[Submitted | DulyError] = []
-        for item in await self._client.submit_many(requests, atomic=atomic):
+        items = await self._client.submit_many(requests, atomic=atomic, allow_unknown_handler=allow_unknown_handler)
+        for item in items:
             if item.error is not None:
                 found.append(item.error)
             else:
@@ -203,7 +212,12 @@ class Remote:
     async def explain_range(
         self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000
     ) -> list[Explanation]:
-        raise ConfigError("--from and --to are for a store of one's own: over --url ask for one time")
+        found: list[Explanation] = []
+        async for one in self._client.explanations(job_id, start=start, end=end):
+            found.append(one)
+            if len(found) >= limit:
+                break
+        return found
 
     async def forecast(self, *, minutes: int = 60) -> Forecast:
         return await self._client.forecast(minutes=minutes)
@@ -245,28 +259,21 @@ class Remote:
             yield Swept(done, part.refused)
 
     async def purge_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
-        """One by one: the API forgets single dead letters only."""
         from duly.operations import Swept
 
         dead_now = await self._client.those_now(_given(wanted))
         done = 0
         more = dead_now is not None
         while more and dead_now is not None:
-            page = await self._client.dead_letters_page(dead_now, limit=_PAGE)
-            for letter in page.items:
-                try:
-                    await self._client.purge(letter.run_id)
-                except NotFound:
-                    continue  # somebody else did, or redrove it
-                done += 1
+            part, more = await self._client.purge_some(dead_now)
+            done += part.done
             yield Swept(done, 0)
-            more = page.next_cursor is not None
 
     async def status(self) -> ClusterStatus:
         from duly.operations import ClusterStatus
 
         cluster = await self._client.cluster()
-        return ClusterStatus(cluster.nodes, cluster.shards, await self._client.stats())
+        return ClusterStatus(cluster.nodes, cluster.shards, await self._client.stats(), cluster.lag_seconds)
 
     async def preview(
         self,

@@ -49,7 +49,15 @@ class Line:
         return document
 
 
-def submit_file(context: typer.Context, file: str, *, application: Duly | None, atomic: bool, as_json: bool) -> int:
+def submit_file(
+    context: typer.Context,
+    file: str,
+    *,
+    application: Duly | None,
+    atomic: bool,
+    allow_unknown_handler: bool,
+    as_json: bool,
+) -> int:
     """Submit every line; returns the exit code. A line that is refused keeps no other out, unless `atomic`."""
     counts: Counter[str] = Counter()
     conflicts = 0
@@ -67,7 +75,14 @@ def submit_file(context: typer.Context, file: str, *, application: Duly | None, 
         read = _requests(stream, application)
         with_operations(
             context,
-            lambda operations: _submit(operations, read, tell, atomic=atomic, progress=_Progress()),
+            lambda operations: _submit(
+                operations,
+                read,
+                tell,
+                atomic=atomic,
+                allow_unknown_handler=allow_unknown_handler,
+                progress=_Progress(),
+            ),
             application=application,
         )
     if not as_json:
@@ -86,6 +101,7 @@ async def _submit(
     tell: Callable[[Line], None],
     *,
     atomic: bool,
+    allow_unknown_handler: bool,
     progress: _Progress,
 ) -> None:
     from duly.model import DEFAULT_TENANT
@@ -96,10 +112,16 @@ async def _submit(
             _check_atomic(chunk)
         good = [(number, request) for number, request in chunk if not isinstance(request, InvalidInput)]
         try:
-            answers = iter(await operations.submit_each([one for _, one in good], tenant=DEFAULT_TENANT, atomic=atomic))
+            found = await operations.submit_each(
+                [one for _, one in good],
+                tenant=DEFAULT_TENANT,
+                atomic=atomic,
+                allow_unknown_handler=allow_unknown_handler,
+            )
         except Refused as error:
             index, first = next(iter(error.errors.items()))
             raise _at(good[index][0], first) from error
+        answers = iter(found)
         progress.clear()
         for number, request in chunk:
             answer = request if isinstance(request, InvalidInput) else next(answers)

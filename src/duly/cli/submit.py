@@ -180,7 +180,7 @@ def submit(
     from duly.cli.loading import load_app
 
     if file is not None:
-        _refuse_all_but(context, "file", "atomic", "app", "as_json")
+        _refuse_all_but(context, "file", "atomic", "app", "allow_unknown_handler", "as_json")
     elif atomic:
         raise InvalidInput("--atomic", "is for --file")
 
@@ -189,7 +189,16 @@ def submit(
     if file is not None:
         from duly.cli.bulk import submit_file
 
-        raise typer.Exit(submit_file(context, file, application=application, atomic=atomic, as_json=as_json))
+        raise typer.Exit(
+            submit_file(
+                context,
+                file,
+                application=application,
+                atomic=atomic,
+                allow_unknown_handler=allow_unknown_handler,
+                as_json=as_json,
+            )
+        )
     handler = read_handler(
         words or (),
         url=url,

@@ -201,6 +201,7 @@ def submit(
     schedule: str | datetime | None = None,
     run_at: datetime | None = None,
     idempotent: bool = True,
+    allow_unknown_handler: bool = False,
     **options: Unpack[JobOptions],
 ) -> Generator[Call[Any], Any, Job]:
     """Register a job. Without `run_at` or `schedule` it runs now.
@@ -209,14 +210,18 @@ def submit(
     gets one that the client makes (`client:` and a random part). It is stored with the job, as if you had given it:
     you see it in the job, and nothing else comes of it. With `idempotent=False` none is made, and a submit whose fate
     is unknown raises `ApiUnavailable` instead of being sent again.
+
+    A task that no worker has is refused, as it may be misspelt, unless you allow it.
     """
     request = request_of(handler, payload, schedule=schedule, run_at=run_at, **options)
-    submitted = yield submit_request(request, idempotent=idempotent)
+    submitted = yield submit_request(request, idempotent=idempotent, allow_unknown_handler=allow_unknown_handler)
     job: Job = submitted.job
     return job
 
 
-def submit_request(request: JobRequest, *, idempotent: bool = True) -> Call[SubmittedJob]:
+def submit_request(
+    request: JobRequest, *, idempotent: bool = True, allow_unknown_handler: bool = False
+) -> Call[SubmittedJob]:
     """`submit` for a request that is there already; also says whether the job is new."""
     own_key = request.dedupe_key is None and idempotent
     request = _keyed(request) if own_key else request
@@ -229,13 +234,18 @@ def submit_request(request: JobRequest, *, idempotent: bool = True) -> Call[Subm
         "POST",
         "/jobs",
         read,
+        query=_flags(allow_unknown_handler=allow_unknown_handler),
         body=encode(job_body(request)),
         repeatable=request.dedupe_key is not None,
     )
 
 
 def submit_many(
-    requests: Iterable[JobRequest], *, atomic: bool = False, idempotent: bool = True
+    requests: Iterable[JobRequest],
+    *,
+    atomic: bool = False,
+    idempotent: bool = True,
+    allow_unknown_handler: bool = False,
 ) -> Generator[Call[Any], Any, list[BatchItem]]:
     """Register many jobs (made with `request_of`), up to 10,000 per call of the API. What became of each, in order.
 
@@ -254,7 +264,7 @@ def submit_many(
             "POST",
             "/jobs/batch",
             _batch_items,
-            query=(("atomic", "true"),) if atomic else (),
+            query=_flags(atomic=atomic, allow_unknown_handler=allow_unknown_handler),
             body=b"[" + b",".join(bodies[chunk]) + b"]",
             repeatable=all(request.dedupe_key is not None for request in sent[chunk]),
         )
@@ -378,6 +388,19 @@ def explain(job_id: str | UUID, *, at: datetime | None = None) -> Call[Explanati
     return Call("GET", _path("jobs", job_id, "explain"), _explanation, _query(at=at))
 
 
+def explanations_page(
+    job_id: str | UUID, *, start: datetime, end: datetime | None = None, cursor: str | None = None, limit: int = 100
+) -> Call[Page[Explanation]]:
+    """One page of what became of every occurrence from `start` to `end` (or now), oldest first."""
+    query = _query(**{"from": start}, to=end, cursor=cursor, limit=limit)
+    return Call("GET", _path("jobs", job_id, "explain"), partial(_page, read=documents.read_explanation), query)
+
+
+def explanations(job_id: str | UUID, *, start: datetime, end: datetime | None = None) -> Pages[Explanation]:
+    """What became of every occurrence from `start` to `end` (or now), oldest first; pages are fetched as needed."""
+    return Pages(lambda cursor: explanations_page(job_id, start=start, end=end, cursor=cursor, limit=PAGE))
+
+
 # Runs
 
 
@@ -468,6 +491,27 @@ def purge(run_id: str) -> Call[None]:
     return Call("DELETE", _path("dead-letters", run_id), _nothing, repeatable=False)
 
 
+def purge_all(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], Any, Swept]:
+    """Forget all that match for good. Only those that are dead now, not what dies meanwhile."""
+    dead_now: DeadLetterFilter | None = yield from those_now(wanted)
+    done = 0
+    more = dead_now is not None
+    while more and dead_now is not None:
+        part: tuple[Swept, bool] = yield purge_some(dead_now)
+        swept, more = part
+        done += swept.done
+    return Swept(done, 0)
+
+
+def purge_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
+    """One call of the API's purge by filter: what it did, and whether there is more to do. A filter must say which."""
+
+    def read(answer: Answer) -> tuple[Swept, bool]:
+        return Swept(answer.document["purged"], 0), answer.document["more"]
+
+    return Call("DELETE", "/dead-letters", read, _query(**_filter(wanted)), repeatable=False)
+
+
 def _filter(wanted: DeadLetterFilter) -> dict[str, Any]:
     return {name: getattr(wanted, name) for name in DeadLetterFilter.__dataclass_fields__}
 
@@ -549,6 +593,10 @@ def _path(*parts: str | UUID) -> str:
         if str(part) in ("", ".", ".."):
             raise NotFound(f"there is no {parts[0][:-1]} {str(part)!r}")  # type: ignore[index]
     return "".join("/" + quote(str(part), safe="") for part in parts)
+
+
+def _flags(**given: bool) -> tuple[tuple[str, str], ...]:
+    return tuple((name, "true") for name, value in given.items() if value)
 
 
 def _query(**given: Any) -> tuple[tuple[str, str], ...]:

@@ -1,7 +1,7 @@
 """The API's documents as the values that the library hands out: the way back from `duly.api.documents`.
 
 A field that this version does not know is ignored: a newer server sent it. What the API does not tell of a job is left
-empty: its shard and how often it ran (-1) and, on lists, its version (0).
+empty: its shard (-1).
 """
 
 from __future__ import annotations
@@ -204,12 +204,14 @@ class Cluster:
 
     nodes: list[NodeStatus]
     shards: list[ShardStatus]
+    lag_seconds: float = 0.0
+    """How late the oldest job is that is due and has not fired; 0 when none is."""
 
 
 def read_cluster(document: Document) -> Cluster:
     nodes = [_node(one, "scheduler") for one in document["nodes"]]
     nodes += [_node(one, "worker") for one in document["workers"]]
-    return Cluster(nodes, [_shard(one) for one in document["shards"]])
+    return Cluster(nodes, [_shard(one) for one in document["shards"]], document.get("lag_seconds", 0.0))
 
 
 def _node(document: Document, kind: str) -> NodeStatus:

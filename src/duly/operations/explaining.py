@@ -11,7 +11,7 @@ from duly import checks
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_TENANT, Job
 from duly.operations.lifetime import Lifetime, local_time
-from duly.operations.looking import Looking, with_key
+from duly.operations.looking import PAGE_LIMIT, Looking, Page, with_key
 from duly.operations.verdicts import Explanation, Judge
 from duly.store import changes, cluster, history
 from duly.store.cluster import Leader
@@ -68,6 +68,37 @@ class Explaining(Looking):
             if first <= moment <= last and moment not in found:
                 found[moment] = Occurrence(moment, local_time(moment, job.timezone))
         return [judge.judge(found[moment]) for moment in sorted(found)[:limit]]
+
+    async def explanations(
+        self,
+        job_id: str,
+        *,
+        start: datetime,
+        end: datetime | None = None,
+        tenant: str = DEFAULT_TENANT,
+        cursor: str | None = None,
+        limit: int = 100,
+    ) -> Page[Explanation]:
+        """`explain_range` a page at a time, up to now if no end is given. A cursor is where the next page begins."""
+        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        first = checks.check_moment("from", start)
+        last = self.now() if end is None else checks.check_moment("to", end)
+        assert first is not None
+        assert last is not None
+        if end is not None and last < first:
+            raise InvalidInput("to", "must not be before from")
+        if cursor is not None:
+            try:
+                at = checks.check_moment("cursor", datetime.fromisoformat(cursor))
+            except ValueError as error:
+                raise InvalidInput("cursor", "is not one that a list gave") from error
+            first = first if at is None else max(first, at)
+        if last < first:  # nothing yet, from a future moment to now
+            await self.get_job(job_id, tenant=tenant)
+            return Page([], None)
+        found = await self.explain_range(job_id, start=first, end=last, limit=limit + 1, tenant=tenant)
+        more = len(found) > limit
+        return Page(found[:limit], found[limit].scheduled_at.isoformat() if more else None)
 
     async def _explain_last(self, life: Lifetime, leader: Leader) -> Explanation:
         job = life.job

@@ -249,7 +249,8 @@ class Firer(Service):
 
     async def _fire_jobs(self, term: Term, jobs: Sequence[DueJob], found: datetime | None) -> list[bytes]:
         """Plan and fire. A job that the planner or the database chokes on is parked; it never sinks its shard."""
-        now = self._clock.now()
+        # The database's time, not this node's idea of it: it also decides which later occurrences are due by now.
+        now = max(job.now for job in jobs)
         batch = plan_batch(
             jobs,
             now=now,

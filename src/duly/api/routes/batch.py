@@ -19,7 +19,14 @@ from starlette.responses import Response
 from duly.api.access import check_role, principal_of
 from duly.api.body import JSON, NDJSON, parse_json, parse_object, read_bytes, refuse_unusable
 from duly.api.problems import FieldError, Problem, json_response
-from duly.api.routes.common import answers, read_flag, refuse_others
+from duly.api.routes.common import (
+    ALLOW_UNKNOWN_HANDLER,
+    ALLOWS_UNKNOWN_HANDLER,
+    answers,
+    flag,
+    read_flag,
+    refuse_others,
+)
 from duly.api.routes.jobs import IDEMPOTENCY_KEY
 from duly.api.schemas import BatchResult, JobBody, read_job
 from duly.errors import Conflict, DulyError, InvalidInput
@@ -37,8 +44,9 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
 
     async def submit_batch(request: Request) -> Response:
         principal = check_role(principal_of(request), "write")
-        refuse_others(request, ("atomic",))
+        refuse_others(request, ("atomic", ALLOW_UNKNOWN_HANDLER))
         atomic = read_flag(request, "atomic")
+        allow_unknown_handler = read_flag(request, ALLOW_UNKNOWN_HANDLER)
         if IDEMPOTENCY_KEY in request.headers:
             raise InvalidInput(IDEMPOTENCY_KEY, "is for one job: give each job of a batch a dedupe_key of its own")
         media_type, body = await read_bytes(request, limit=limit, media_types=(*JSON, *NDJSON))
@@ -48,7 +56,9 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
         if atomic and refused:
             raise _whole(refused)
         try:
-            submitted = await operations.submit_each(requests, tenant=principal.tenant, atomic=atomic)
+            submitted = await operations.submit_each(
+                requests, tenant=principal.tenant, atomic=atomic, allow_unknown_handler=allow_unknown_handler
+            )
         except Refused as error:
             raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error
         return _answer(submitted, refused)
@@ -68,12 +78,8 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
         responses=answers(200, "What became of each", BatchResult, 409, 413, 415),
         openapi_extra={
             "parameters": [
-                {
-                    "name": "atomic",
-                    "in": "query",
-                    "description": "all or nothing: if one is wrong, nothing is stored and the answer is a problem",
-                    "schema": {"type": "boolean", "default": False},
-                }
+                flag("atomic", "all or nothing: if one is wrong, nothing is stored and the answer is a problem"),
+                ALLOWS_UNKNOWN_HANDLER,
             ],
             "requestBody": {
                 "required": True,

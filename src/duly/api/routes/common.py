@@ -116,10 +116,31 @@ def read_flag(request: Request, name: str) -> bool:
     return text == "true"
 
 
+#: For the calls that submit: theirs is a parameter of the call, not a field of the job.
+ALLOW_UNKNOWN_HANDLER = "allow_unknown_handler"
+
+
+def flag(name: str, description: str) -> dict[str, Any]:
+    """A parameter of a call that reads its request itself, as OpenAPI has it."""
+    return {
+        "name": name,
+        "in": "query",
+        "description": description,
+        "schema": {"type": "boolean", "default": False},
+    }
+
+
+ALLOWS_UNKNOWN_HANDLER = flag(
+    ALLOW_UNKNOWN_HANDLER, "take a job whose task no worker has yet; else it is refused, as it may be misspelt"
+)
+
+
 def read_moment(field: str, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
         return checks.check_moment(field, datetime.fromisoformat(text))
     except ValueError as error:
-        raise InvalidInput(field, "must be a time such as 2026-03-08T09:30:00Z") from error
+        # What an address calls a space was meant as a plus.
+        told = "; write + as %2B in an address" if " " in text else ""
+        raise InvalidInput(field, f"must be a time such as 2026-03-08T09:30:00Z{told}") from error

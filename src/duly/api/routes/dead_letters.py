@@ -16,15 +16,18 @@ from duly.api.schemas import (
     DeadLetterDocument,
     DeadLetterFilterBody,
     DeadLetterList,
+    PurgeDocument,
     RedriveDocument,
     RunDocument,
     read_body,
 )
+from duly.errors import InvalidInput
 from duly.operations import DeadLetterFilter, Operations, Principal, Swept
 
-# How many one call sends again: some seconds' worth. Whoever has more calls again.
-REDRIVE_LIMIT = 10_000
+# How many one call sends again or forgets: some seconds' worth. Whoever has more calls again.
+SWEEP_LIMIT = 10_000
 _FILTERS = ("job_id", "name", "queue", "handler", "error_type", "since", "until")
+JobId = Annotated[str | None, Query(json_schema_extra={"format": "uuid"})]
 _Time = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
 
 
@@ -39,7 +42,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
     )
     async def list_dead_letters(
         who: Principal = READER,
-        job_id: Annotated[str | None, Query(json_schema_extra={"format": "uuid"})] = None,
+        job_id: JobId = None,
         name: Text = None,
         queue: Text = None,
         handler: Text = None,
@@ -62,7 +65,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         operation_id="redrive_dead_letters",
         summary="Send all that match again",
         description=(
-            f"The oldest first, at most {REDRIVE_LIMIT:,} in one call; `more` says whether to call again. Their "
+            f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Their "
             "attempts start anew, their idempotency keys stay. An empty object means all of them."
         ),
         tags=["dead letters"],
@@ -77,9 +80,45 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         more = False
         # Each step is a transaction of its own, so that nothing is left open where this ends.
         async for swept in operations.redrive_all(wanted, tenant=who.tenant):
-            if more := swept.done >= REDRIVE_LIMIT:
+            if more := swept.done >= SWEEP_LIMIT:
                 break
         return json_response({"redriven": swept.done, "refused": swept.refused, "more": more})
+
+    @router.delete(
+        "/dead-letters",
+        operation_id="purge_dead_letters",
+        summary="Forget all that match for good",
+        description=(
+            f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Give a "
+            "filter, or `all=true`. That their runs died stays in the history."
+        ),
+        tags=["dead letters"],
+        dependencies=[only(*_FILTERS, "all")],
+        responses=answers(200, "How many", PurgeDocument, 404),
+    )
+    async def purge_dead_letters(
+        request: Request,
+        who: Principal = WRITER,
+        job_id: JobId = None,
+        name: Text = None,
+        queue: Text = None,
+        handler: Text = None,
+        error_type: Text = None,
+        since: _Time = None,
+        until: _Time = None,
+        all_: Annotated[bool, Query(alias="all", description="where no filter narrows them down")] = False,
+    ) -> Response:
+        if not all_ and not any(name in request.query_params for name in _FILTERS):
+            raise InvalidInput("all", f"must be true, or give a filter: one of {', '.join(_FILTERS)}")
+        wanted = DeadLetterFilter(
+            job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
+        )
+        swept = Swept(0, 0)
+        more = False
+        async for swept in operations.purge_all(wanted, tenant=who.tenant):
+            if more := swept.done >= SWEEP_LIMIT:
+                break
+        return json_response({"purged": swept.done, "more": more})
 
     @router.get(
         "/dead-letters/{run_id}",

@@ -17,18 +17,21 @@ from duly.api.body import read_object, read_optional_object
 from duly.api.documents import explanation_document, job_document, occurrence_document, run_document
 from duly.api.problems import FieldError, Problem, json_response
 from duly.api.routes.common import (
+    ALLOW_UNKNOWN_HANDLER,
+    ALLOWS_UNKNOWN_HANDLER,
     PREFIX,
     READER,
     WRITER,
     answers,
     cursor_of,
     only,
+    read_flag,
     read_moment,
     refuse_others,
     request_body,
 )
 from duly.api.schemas import (
-    ExplanationDocument,
+    ExplanationAnswer,
     JobDocument,
     JobList,
     OccurrenceList,
@@ -54,6 +57,8 @@ _ETAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,9})\1\s*')
 _IF_MATCH = r'^(\*|(W/)?("[0-9]{1,9}"|[0-9]{1,9}))$'
 _LABEL = r"^[^\x00-\x1f\x7f-\x9f:]{1,63}:[^\x00-\x1f\x7f-\x9f]{0,255}$"
 
+_TIME = {"format": "date-time"}
+
 Text = Annotated[str | None, Query(json_schema_extra=text_rules(200))]
 Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": PAGE_LIMIT})]
 
@@ -69,14 +74,16 @@ def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> N
     async def submit_job(request: Request) -> Response:
         """The body is a job as section 2 of the specification has it; only `name` and `handler` are required."""
         principal = check_role(principal_of(request), "write")
-        refuse_others(request)
+        refuse_others(request, (ALLOW_UNKNOWN_HANDLER,))
+        allow_unknown_handler = read_flag(request, ALLOW_UNKNOWN_HANDLER)
         body = read_job(await read_object(request, limit=body_limit))
         header = _idempotency_key(request)
         if header is not None and body.dedupe_key not in (None, header):
             raise InvalidInput(IDEMPOTENCY_KEY, "must not differ from dedupe_key: they mean the same")
         try:
             job, created = await operations.register(
-                body.to_request(dedupe_key=body.dedupe_key if header is None else header, tenant=principal.tenant)
+                body.to_request(dedupe_key=body.dedupe_key if header is None else header, tenant=principal.tenant),
+                allow_unknown_handler=allow_unknown_handler,
             )
         except Conflict as error:
             key = "dedupe_key" if header is None else IDEMPOTENCY_KEY
@@ -109,7 +116,8 @@ def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> N
                         "maxLength": _LONGEST_KEY,
                         "pattern": "^[!-~]([ -~]*[!-~])?$",
                     },
-                }
+                },
+                ALLOWS_UNKNOWN_HANDLER,
             ],
             **request_body("JobBody"),
         },
@@ -174,9 +182,8 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         limit: Limit = 100,
     ) -> Response:
         page = await operations.job_runs(job_id, tenant=who.tenant, cursor=_read_moment_cursor(cursor), limit=limit)
-        # With `Z`, the cursor can be put into an address as it is; a `+` there would mean a space.
-        following = None if page.next_cursor is None else page.next_cursor.replace("+00:00", "Z")
-        return json_response({"items": [run_document(run) for run in page.items], "next_cursor": following})
+        items = [run_document(run) for run in page.items]
+        return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
 
     @router.get(
         "/jobs/{job_id}/upcoming",
@@ -203,21 +210,39 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
     @router.get(
         "/jobs/{job_id}/explain",
         operation_id="explain_occurrence",
-        summary="What became of one occurrence, and why",
+        summary="What became of one occurrence, or of all in a range, and why",
+        description=(
+            "Without `from`: of the one at `at`, or of the last one that was expected. With `from`: a list of every "
+            "occurrence from then to `to`, and every run beside them, oldest first. `to` and `cursor` are for that."
+        ),
         tags=["jobs"],
-        dependencies=[only("at")],
-        responses=answers(200, "The answer", ExplanationDocument, 404),
+        dependencies=[only("at", "from", "to", "cursor", "limit")],
+        responses=answers(200, "The answer; with `from` a page of them", ExplanationAnswer, 404),
     )
     async def explain(
+        request: Request,
         job_id: str,
         who: Principal = READER,
-        at: Annotated[
-            str | None,
-            Query(description="absent: the last expected one", json_schema_extra={"format": "date-time"}),
-        ] = None,
+        at: Annotated[str | None, Query(description="absent: the last expected one", json_schema_extra=_TIME)] = None,
+        from_: Annotated[str | None, Query(alias="from", json_schema_extra=_TIME)] = None,
+        to: Annotated[str | None, Query(description="absent: now", json_schema_extra=_TIME)] = None,
+        cursor: Annotated[str | None, cursor_of("run")] = None,
+        limit: Limit = 100,
     ) -> Response:
-        answer = await operations.explain(job_id, at=read_moment("at", at), tenant=who.tenant)
-        return json_response(explanation_document(answer))
+        moment, start, end = read_moment("at", at), read_moment("from", from_), read_moment("to", to)
+        checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        if start is None:
+            for field in ("to", "cursor"):
+                if field in request.query_params:
+                    raise InvalidInput(field, "is for a range and needs from")
+            return json_response(explanation_document(await operations.explain(job_id, at=moment, tenant=who.tenant)))
+        if moment is not None:
+            raise InvalidInput("at", "is one occurrence and cannot be given together with from")
+        page = await operations.explanations(
+            job_id, start=start, end=end, tenant=who.tenant, cursor=_read_moment_cursor(cursor), limit=limit
+        )
+        items = [explanation_document(one) for one in page.items]
+        return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
 
 
 def _add_changing(router: APIRouter, operations: Operations, body_limit: int) -> None:
@@ -380,6 +405,11 @@ def _read_labels(texts: list[str]) -> dict[str, str]:
     except InvalidInput as error:
         raise InvalidInput("label", error.message) from error
     return labels
+
+
+def _in_address(cursor: str | None) -> str | None:
+    """With `Z` it can be put into an address as it is; a `+` there would mean a space."""
+    return None if cursor is None else cursor.replace("+00:00", "Z")
 
 
 def _read_moment_cursor(cursor: str | None) -> str | None:

@@ -9,11 +9,14 @@ const TIMEOUT_MS = 10_000;
 
 const byId = (id) => document.getElementById(id);
 const connection = byId("connection");
+const keyForm = byId("key-form");
+const KEY = "duly-api-key";
 
 let latest = null; // the last document
 let latestAt = 0; // when it came, by this machine's monotonic clock
 let timer = 0;
 let asking = false;
+let key = sessionStorage.getItem(KEY) ?? ""; // where the server has none, none is asked for
 
 // Times
 
@@ -79,7 +82,9 @@ function part(cell, index, tag) {
 function writeJobLink(cell, name, jobId, suffix = "") {
   const link = part(cell, 0, "a");
   const address = `/api/v1/jobs/${encodeURIComponent(jobId)}${suffix}`;
-  if (link.getAttribute("href") !== address) link.href = address;
+  // Where a key is needed the browser would not send it along, so there the name leads nowhere.
+  if (key) link.removeAttribute("href");
+  else if (link.getAttribute("href") !== address) link.href = address;
   write(link, name);
 }
 
@@ -212,10 +217,14 @@ function showConnection(state, text) {
   byId("main").classList.toggle("stale", state === "lost");
 }
 
+class KeyNeeded extends Error {}
+
 async function ask() {
-  const response = await fetch("/live", { signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store" });
+  const headers = key ? { Authorization: `Bearer ${key}` } : {};
+  const response = await fetch("/live", { headers, signal: AbortSignal.timeout(TIMEOUT_MS), cache: "no-store" });
   if (!response.ok) {
     const problem = await response.json().catch(() => ({}));
+    if (response.status === 401) throw new KeyNeeded(key ? problem.detail : "This server needs an API key.");
     throw new Error(problem.title ?? `the server answered ${response.status}`);
   }
   return response.json();
@@ -230,20 +239,43 @@ async function poll() {
     latest = answer;
     latestAt = performance.now();
     render();
+    keyForm.hidden = true;
     showConnection("live", "live");
   } catch (error) {
+    if (error instanceof KeyNeeded) return askForKey(error.message);
     const reason = error instanceof TypeError || error.name === "TimeoutError" ? "Duly does not answer" : error.message;
     showConnection("lost", `${reason}; trying again`);
     if (latest) fill("jobs", latest.jobs);
   } finally {
     asking = false;
     window.clearTimeout(timer);
-    if (!document.hidden) timer = window.setTimeout(poll, Math.max(100, POLL_MS - (performance.now() - started)));
+    if (!document.hidden && keyForm.hidden) timer = window.setTimeout(poll, Math.max(100, POLL_MS - (performance.now() - started)));
   }
 }
 
+// Nothing is asked until a key is given: each refusal would be the same.
+function askForKey(reason) {
+  key = "";
+  sessionStorage.removeItem(KEY);
+  write(byId("key-reason"), reason);
+  keyForm.hidden = false;
+  showConnection("lost", "an API key is needed");
+  byId("key").focus();
+}
+
+keyForm.addEventListener("submit", (event) => {
+  event.preventDefault();
+  // What no header can carry is no key.
+  key = byId("key").value.replace(/[^!-~]/g, "");
+  sessionStorage.setItem(KEY, key);
+  byId("key").value = "";
+  keyForm.hidden = true;
+  poll();
+});
+
 document.addEventListener("visibilitychange", () => {
   window.clearTimeout(timer);
+  if (!keyForm.hidden) return;
   if (document.hidden) showConnection("waiting", "paused");
   else poll();
 });

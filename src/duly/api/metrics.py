@@ -1,0 +1,101 @@
+"""`/metrics`: what the store and this process can tell a Prometheus, in its text format.
+
+Only gauges that one bounded statement answers, and this process's own figures. However many ask, the store is asked
+once a second. A label has as many values as there are queues (the deepest, and one for the rest), live schedulers and
+shards.
+
+The figures are of the whole store, and so are the names of its queues: where there are keys, the role `admin` is
+needed, as for the figures of `GET /stats`. Prometheus gets a key of a tenant that has no jobs, which can do nothing
+else with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from duly.api.access import check_role, principal_of
+from duly.operations import Operations
+from duly.store.stores import MOST_COUNTED, Figures
+
+#: Of the text format, which every Prometheus reads whatever else it asks for.
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+# The queues that have a line of their own.
+MOST_QUEUES = 100
+OTHER_QUEUES = "(other queues)"
+_FRESH_SECONDS = 1.0
+
+
+def make_routes(operations: Operations) -> list[Route]:
+    metrics = Metrics(operations)
+
+    async def show_metrics(request: Request) -> Response:
+        check_role(principal_of(request), "admin")
+        return Response(await metrics.text(), headers={"Content-Type": MEDIA_TYPE})
+
+    return [Route("/metrics", show_metrics)]
+
+
+class Metrics(Collector):
+    """One look at the store, told to all who ask within the same second."""
+
+    def __init__(self, operations: Operations) -> None:
+        self._operations = operations
+        self._looking = asyncio.Lock()
+        self._fresh_until = 0.0
+        self._figures = Figures()
+        self._text = b""
+        # A queue that was seen stays, at 0: a line that vanishes is not the same as an empty queue.
+        self._queues: dict[str, int] = {}
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+
+    async def text(self) -> bytes:
+        async with self._looking:
+            if time.monotonic() >= self._fresh_until:
+                self._figures = await self._operations.figures()
+                self._note_queues(self._figures.queue_depth)
+                self._text = generate_latest(self._registry)
+                self._fresh_until = time.monotonic() + _FRESH_SECONDS
+            return self._text
+
+    def _note_queues(self, depth: dict[str, int]) -> None:
+        known = dict.fromkeys(self._queues, 0) | depth
+        deepest = sorted(known, key=lambda queue: (-known[queue], queue))
+        self._queues = {queue: known[queue] for queue in deepest[:MOST_QUEUES]}
+        if rest := deepest[MOST_QUEUES:]:
+            others = self._queues.get(OTHER_QUEUES, 0) + sum(known[queue] for queue in rest)
+            self._queues[OTHER_QUEUES] = others
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        figures = self._figures
+        yield _gauge(
+            "duly_queue_depth",
+            f"Runs that may start and wait for a worker; at most {MOST_COUNTED} are counted",
+            "queue",
+            self._queues,
+        )
+        letters = f"Runs in the dead letters; at most {MOST_COUNTED} are counted"
+        yield GaugeMetricFamily("duly_dead_letters", letters, value=figures.dead_letters)
+        yield _gauge("duly_due_jobs", "Jobs whose time has come and that have not fired", "shard", figures.due_jobs)
+        yield _gauge("duly_shards_owned", "Shards that a live scheduler leads", "node", figures.shards_owned)
+        yield GaugeMetricFamily(
+            "duly_shards_unowned", "Shards that no live scheduler leads", value=figures.shards_unowned
+        )
+
+
+def _gauge(name: str, told: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, told, labels=[label])
+    for value, number in values.items():
+        family.add_metric([value], number)
+    return family
