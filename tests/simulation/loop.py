@@ -1,0 +1,221 @@
+"""Virtual time: event loops whose clock jumps to the next timer, and a seeded choice of who runs next.
+
+Every thread of every simulated process has a loop of its own. Within one, callbacks run in the order in which asyncio
+promises them; between them, the seed decides. No loop ever waits, and nothing here touches a socket or a real clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from asyncio import events
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import Context
+from datetime import UTC, datetime, timedelta, tzinfo
+from random import Random
+from typing import Any
+
+#: What the database's clock says when a simulation begins.
+BEGINNING = datetime(2031, 3, 3, 12, 0, tzinfo=UTC)
+
+
+class Timeline:
+    """The one true time, which nobody in the simulation sees directly, and everything that will happen."""
+
+    def __init__(self, dice: Random) -> None:
+        self.dice = dice
+        self.now = 0.0
+        self.steps = 0
+        self.errors: list[str] = []
+        self.tasks: list[asyncio.Task[Any]] = []
+        self._coming: list[tuple[float, int, NodeLoop | None, Any]] = []
+        self._number = 0
+        self._runnable: list[NodeLoop] = []
+
+    @property
+    def database_now(self) -> datetime:
+        return BEGINNING + timedelta(microseconds=int(self.now * 1e6))
+
+    def at(self, moment: float, callback: Callable[[], None]) -> None:
+        """Something that happens outside of all nodes: in the database, on the wire, by the hand of fate."""
+        self._push(moment, None, callback)
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._push(self.now + seconds, None, callback)
+
+    def _push(self, moment: float, loop: NodeLoop | None, what: Any) -> None:
+        self._number += 1
+        heapq.heappush(self._coming, (moment, self._number, loop, what))
+
+    def ready(self, loop: NodeLoop) -> None:
+        self._runnable.append(loop)
+
+    def run(self, until: float, done: Callable[[], bool]) -> None:
+        """Step by step, up to a moment or until `done`, which is asked whenever time moves on."""
+        try:
+            self._run(until, done)
+        finally:
+            events._set_running_loop(None)
+
+    def bury(self) -> None:
+        """It is over for all: let go of what their tasks hold, without their last words."""
+        for task in self.tasks:
+            if not task.done():
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                coroutine: Any = task.get_coro()
+                with suppress(BaseException):
+                    coroutine.close()
+        self.tasks.clear()
+
+    def _run(self, until: float, done: Callable[[], bool]) -> None:
+        runnable, coming, random = self._runnable, self._coming, self.dice.random
+        running: NodeLoop | None = None
+        while True:
+            while runnable:
+                index = int(random() * len(runnable)) if len(runnable) > 1 else 0
+                loop = runnable[index]
+                if loop.frozen or not loop.waiting:
+                    loop.listed = False
+                    runnable[index] = runnable[-1]
+                    runnable.pop()
+                    continue
+                self.steps += 1
+                if loop is not running:
+                    events._set_running_loop(loop)
+                    running = loop
+                loop.run_next()
+            if not coming or coming[0][0] > until or done():
+                return
+            moment, _, owner, what = heapq.heappop(coming)
+            self.now = max(self.now, moment)
+            if owner is None:
+                what()
+            elif not what._cancelled:
+                owner.enqueue(what)
+
+
+class NodeLoop(asyncio.AbstractEventLoop):
+    """One thread's event loop. Its clock has an origin and a speed of its own."""
+
+    def __init__(self, timeline: Timeline, name: str, *, origin: float = 0.0, speed: float = 1.0) -> None:
+        self.timeline = timeline
+        self.name = name
+        self.origin = origin
+        self.speed = speed
+        self.waiting: deque[events.Handle] = deque()
+        self.listed = False
+        self.frozen = False
+        self.dead = False
+
+    # Fate.
+
+    def freeze(self) -> None:
+        self.frozen = True
+
+    def thaw(self) -> None:
+        if not self.dead:
+            self.frozen = False
+            self._list()
+
+    def kill(self) -> None:
+        self.frozen = self.dead = True
+        self.waiting.clear()
+
+    @property
+    def behind(self) -> bool:
+        """It has not come to all that it should have done by now."""
+        return self.frozen or bool(self.waiting)
+
+    # Running.
+
+    def enqueue(self, handle: events.Handle) -> None:
+        if not self.dead:
+            self.waiting.append(handle)
+            self._list()
+
+    def _list(self) -> None:
+        if not self.listed and not self.frozen:
+            self.listed = True
+            self.timeline.ready(self)
+
+    def run_next(self) -> None:
+        handle: Any = self.waiting.popleft()
+        if not handle._cancelled:
+            handle._context.run(handle._callback, *handle._args)
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        self.call_soon(lambda: self.create_task(work()))
+
+    # What asyncio asks of a loop.
+
+    def time(self) -> float:
+        return self.timeline.now * self.speed + self.origin
+
+    def call_soon(  # type: ignore[override]
+        self, callback: Any, *args: Any, context: Context | None = None
+    ) -> events.Handle:
+        handle = events.Handle(callback, args, self, context)
+        self.enqueue(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
+
+    def call_later(  # type: ignore[override]
+        self, delay: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> events.TimerHandle:
+        return self.call_at(self.time() + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Any, *args: Any, context: Context | None = None
+    ) -> events.TimerHandle:
+        handle = events.TimerHandle(when, callback, args, self, context)
+        # Never a rounding error too early: here no time passes until it is done.
+        self.timeline._push((when - self.origin) / self.speed + 1e-9, self, handle)
+        return handle
+
+    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
+        pass
+
+    def create_future(self) -> asyncio.Future[Any]:
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, *, name: str | None = None, context: Context | None = None) -> asyncio.Task[Any]:
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        self.timeline.tasks.append(task)
+        return task
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return True
+
+    def is_closed(self) -> bool:
+        return self.dead
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        if not self.dead:
+            self.timeline.errors.append(f"{self.name}: {context.get('message')}: {context.get('exception')!r}")
+
+
+class VirtualTime:
+    """Stands in for the module `time` where the product asks it."""
+
+    @staticmethod
+    def monotonic() -> float:
+        return events._get_running_loop().time()  # type: ignore[union-attr]
+
+    @staticmethod
+    def monotonic_ns() -> int:
+        return int(events._get_running_loop().time() * 1e9)  # type: ignore[union-attr]
+
+
+class VirtualDatetime:
+    """Stands in for `datetime` where the product asks for the machine's own clock: it may be minutes off."""
+
+    @staticmethod
+    def now(_zone: tzinfo | None = None) -> datetime:
+        loop: Any = events._get_running_loop()
+        return BEGINNING + timedelta(seconds=loop.time())

@@ -1,0 +1,212 @@
+"""Deliberately broken versions of the statements and of the product's logic. The simulation must find each of them.
+
+Each is one mistake that somebody could make; a simulation that does not see it checks nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import duly.store.fires
+from duly.cluster.member import TRUSTED, MemberCoordinator
+from duly.worker.completer import Completer
+from duly.worker.leases import LeaseKeeper
+from simulation.loop import VirtualTime
+from simulation.model import Claim, Held, Job, Key, Model, Row
+
+
+class NoEpochCheck(Model):
+    """A fire does not ask whether its term still stands."""
+
+    def leads(self, shard: int, epoch: int) -> bool:
+        return True
+
+
+class NoCompareAndSet(Model):
+    """A fire does not ask where the job stands."""
+
+    def may_fire(self, job: Job | None, shard: int, expected: datetime) -> bool:
+        return job is not None and job.next_run_at is not None
+
+    def is_seen(self, job: Job | None, place: tuple[int, int]) -> bool:
+        return True
+
+
+class NoFence(Model):
+    """A completion is accepted although the claim is gone."""
+
+    _remembered: dict[UUID, Claim]
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._remembered = {}
+
+    def runs_claim(self, *args: Any) -> list[Row]:
+        rows = super().runs_claim(*args)
+        self._remembered |= self.claims
+        return rows
+
+    def held_under(self, claim_id: UUID) -> Claim | None:
+        return self._remembered.get(claim_id)
+
+    def release(self, claim_id: UUID, ordinal: int) -> None:
+        if claim_id in self.claims:
+            super().release(claim_id, ordinal)
+
+
+class BeatsExtendNothing(Model):
+    """A heartbeat is answered, and the lease stays as it was."""
+
+    def extend(self, claim: Claim, until: datetime) -> None:
+        pass
+
+
+class RescueByAge(Model):
+    """Claims are taken back by how old they are, however alive their worker is."""
+
+    def has_expired(self, claim: Claim) -> bool:
+        return claim.claimed_at + timedelta(seconds=15) < self._now()
+
+
+class RescueForgetsHistory(Model):
+    """What a claim has already recorded is put back with the rest."""
+
+    def to_take_back(self, claim: Claim) -> list[tuple[int, Held]]:
+        return [(n, one) for n, one in enumerate(claim.held, start=1) if n not in claim.released]
+
+
+class RequeueForgets(Model):
+    """The claim does not note which runs it let go: the same retry, sent again, has effect again."""
+
+    def release(self, claim_id: UUID, ordinal: int) -> None:
+        pass
+
+    def _enqueue(self, run: Any, *, was: UUID | None) -> None:
+        key: Key = run.job_id, run.scheduled_at
+        if key not in self.runs:
+            super()._enqueue(run, was=was)
+
+
+class WaitersForgotten(Model):
+    """The end of a run lets nobody go, and upkeep looks for nobody who waits."""
+
+    def runs_line(self, job_ids: Sequence[UUID]) -> list[Row]:
+        return [Row(told=0)]
+
+
+class Steals(Model):
+    """A shard is taken from whoever leads it, by a node that now and then sees nobody but itself."""
+
+    def cluster_acquire(self, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> list[Row]:
+        everybody, self.nodes = self.nodes, {one: node for one, node in self.nodes.items() if one == node_id}
+        try:
+            return super().cluster_acquire(node_id, shards, epochs)
+        finally:
+            self.nodes = everybody
+
+    def cluster_beat(self, node_id: UUID, lease: float) -> list[Row]:
+        rows = super().cluster_beat(node_id, lease)
+        if rows and self._dice.random() < 0.1:
+            rows[0].values["nodes"] = [node_id]
+        return rows
+
+
+MODELS: dict[str, type[Model]] = {
+    "epoch check dropped": NoEpochCheck,
+    "next_run_at not compared": NoCompareAndSet,
+    "completion not fenced": NoFence,
+    "heartbeats extend nothing": BeatsExtendNothing,
+    "rescue by age": RescueByAge,
+    "rescue forgets history": RescueForgetsHistory,
+    "requeue forgets what it let go": RequeueForgets,
+    "terms taken from the living": Steals,
+    "nobody who waits is let go": WaitersForgotten,
+}
+
+Patch = tuple[Any, str, Callable[[Any], Any]]
+
+
+def _term_from_answer(original: Any) -> Any:
+    def trust_until(self: MemberCoordinator, _moment: float) -> None:
+        original(self, VirtualTime.monotonic() + self._lease * TRUSTED)
+
+    return trust_until
+
+
+def _claim_from_answer(original: Any) -> Any:
+    def hold(self: LeaseKeeper, claim_id: UUID, _sent: float) -> bool:
+        held: bool = original(self, claim_id, VirtualTime.monotonic())
+        return held
+
+    return hold
+
+
+def _never(_original: Any) -> Any:
+    return lambda *_: None
+
+
+def _advance_before_insert(original: Any) -> Any:
+    async def fire(store: Any, shard: int, epoch: int, batch: Any) -> Any:
+        await store.fetch("fires/advance", shard, epoch, batch.job_ids, batch.expected, batch.next_run_at)
+        return await original(store, shard, epoch, batch)
+
+    return fire
+
+
+def _close_too_early(_original: Any) -> Any:
+    def closing(_self: Completer, batch: Sequence[Any]) -> list[UUID]:
+        return sorted({outcome.run.claim_id for outcome in batch})
+
+    return closing
+
+
+def _not_strictly(original: Any) -> Any:
+    async def fire(store: Any, shard: int, epoch: int, batch: Any) -> Any:
+        return await original(store, shard, epoch, replace(batch, next_run_at=batch.expected))
+
+    return fire
+
+
+LOGIC: dict[str, list[Patch]] = {
+    "term measured from the answer": [(MemberCoordinator, "_trust_until", _term_from_answer)],
+    "nobody steps down": [(MemberCoordinator, "_step_down", _never)],
+    "claim measured from the answer": [(LeaseKeeper, "hold", _claim_from_answer)],
+    "claims never given up": [(LeaseKeeper, "_give_up_expired", _never)],
+    "claim closed over unfinished runs": [(Completer, "_closing", _close_too_early)],
+    "next_run_at stays": [(duly.store.fires, "_fire_on_time", _not_strictly)],
+    "schedule advanced before insert": [(duly.store.fires, "_fire_on_time", _advance_before_insert)],
+}
+
+
+class Advancing(Model):
+    """Knows the statement that the mutant sends before the real one."""
+
+    def fires_advance(
+        self, shard: int, epoch: int, job_ids: Sequence[UUID], expected: Sequence[datetime], following: Sequence[Any]
+    ) -> list[Row]:
+        for job_id, before, after in zip(job_ids, expected, following, strict=True):
+            if self.leads(shard, epoch) and self.may_fire(self.jobs[job_id], shard, before):
+                self.events.append(("moving", job_id, before, after, shard, epoch))
+                self.events.append(("moved", job_id))
+                self._set_job(self.jobs[job_id], next_run_at=after)
+        return []
+
+
+@contextmanager
+def broken_logic(name: str) -> Iterator[None]:
+    """The product with this mistake in it."""
+    before = []
+    for owner, attribute, change in LOGIC[name]:
+        original = getattr(owner, attribute)
+        before.append((owner, attribute, original))
+        setattr(owner, attribute, change(original))
+    try:
+        yield
+    finally:
+        for owner, attribute, original in before:
+            setattr(owner, attribute, original)

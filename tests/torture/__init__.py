@@ -1,0 +1,1 @@
+"""The torture: see README.md."""

@@ -1,0 +1,103 @@
+"""The store's own diary: triggers that write every row change into `torture.audit`, in the transaction that made it.
+
+So the diary has exactly what was committed, survives crashes as the store does, and is promoted with it. What the
+harness adds lives in a schema of its own; the product does not know of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+RECORD = "audit.jsonl"
+
+# The product's tables and what the records call them.
+TABLES: Mapping[str, str] = {
+    "jobs": "jobs",
+    "runs": "runs",
+    "claims": "claims",
+    "history": "history",
+    "attempts": "attempts",
+    "dead_letters": "dead_letters",
+    "shards": "shards",
+    "catch_ups": "catch_ups",
+    "job_changes": "changes",
+}
+
+
+def _sql(name: str) -> str:
+    return resources.files("torture.audit").joinpath(f"{name}.sql").read_text(encoding="utf-8")
+
+
+async def install(admin_url: str) -> None:
+    """Into a migrated store, before the first node starts."""
+    connection = await asyncpg.connect(admin_url)
+    try:
+        await connection.execute(_sql("install"))
+        for table, called in TABLES.items():
+            # Row by row and on the parents: PostgreSQL hands such a trigger on to every partition, those that are
+            # attached later included.
+            await connection.execute(
+                f"create trigger torture_audit after insert or update or delete on duly.{table} "
+                f"for each row execute function torture.note('{called}')"
+            )
+    finally:
+        await connection.close()
+
+
+async def export(admin_url: str, folder: Path) -> int:
+    """Write `audit.jsonl`; returns how many changes it has. By a cursor: a long run has millions."""
+    connection = await asyncpg.connect(admin_url)
+    written = 0
+    try:
+        with (folder / RECORD).open("w", encoding="utf-8") as file:
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                async for row in connection.cursor(_sql("export"), prefetch=2000):
+                    file.write(row["line"])
+                    file.write("\n")
+                    written += 1
+    finally:
+        await connection.close()
+    return written
+
+
+async def tables(admin_url: str) -> dict[str, list[Any]]:
+    """All rows as they are, and the handlers' own table `effects`."""
+    connection = await asyncpg.connect(admin_url)
+    try:
+        found = {}
+        async with connection.transaction(isolation="repeatable_read", readonly=True):
+            for table, called in {**{f"duly.{table}": called for table, called in TABLES.items()},
+                                  "duly.nodes": "nodes", "duly.terms": "terms",
+                                  "torture.effects": "effects"}.items():  # fmt: skip
+                rows = await connection.fetch(f"select to_jsonb(t)::text as row from {table} t")
+                found[called] = [json.loads(row["row"]) for row in rows]
+        return found
+    finally:
+        await connection.close()
+
+
+async def activity(admin_url: str) -> list[dict[str, Any]]:
+    """Who is connected: what `pg_stat_activity` says of all but this very connection."""
+    connection = await asyncpg.connect(admin_url)
+    try:
+        rows = await connection.fetch(_sql("activity"))
+        return [json.loads(row["row"]) for row in rows]
+    finally:
+        await connection.close()
+
+
+async def under_way(admin_url: str) -> dict[str, int]:
+    """What has not come to its end yet."""
+    connection = await asyncpg.connect(admin_url)
+    try:
+        row = await connection.fetchrow(_sql("under_way"))
+        assert row is not None
+        return dict(row)
+    finally:
+        await connection.close()

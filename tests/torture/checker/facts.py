@@ -1,0 +1,470 @@
+"""The audit, replayed transaction by transaction: where every run was at every moment, and who held it.
+
+Rows of one transaction become visible together, and the order in which triggers of one statement write them says
+nothing; so a run's state is looked at before and after a transaction, never in the middle. Transactions are ordered by
+their last write: two that touch the same row, or lock it, are in the order of their commits then, because the later one
+wrote nothing of it before the earlier one was over.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from .finding import Key, moment
+from .records import Fault, Records, Row, Word, micros, micros_or_none
+from .stepping import Grid, grid_of
+
+MISSED, DEDUPLICATED, TRIGGERED = 2, 4, 16
+ENDED = frozenset({"succeeded", "dead", "cancelled", "skipped", "missed"})
+ACTIVE = frozenset({"queued", "retrying", "running"})
+UNFINISHED = ACTIVE | {"waiting"}
+SECOND = 1_000_000
+# The database's clock is read before the statement, the audit's after it.
+_RETRACTED_LATE = SECOND // 2
+# How long before and after a promotion an asynchronous standby may have missed something: what the old primary still
+# acknowledged while clients had not found the new one is lost as well.
+_BEFORE_PROMOTION, _AFTER_PROMOTION = 60 * SECOND, 30 * SECOND
+
+
+@dataclass(slots=True, eq=False)
+class Transaction:
+    index: int
+    at: int
+    rows: list[Row]
+
+
+@dataclass(slots=True)
+class Version:
+    """A job's row as one transaction left it. `edit`: somebody changed the job; a fire does not raise its version.
+
+    `retracted`: occurrences that were fired ahead of their time and that this transaction took back before it.
+    """
+
+    transaction: Transaction
+    op: str
+    old: dict[str, Any] | None
+    row: dict[str, Any]
+    changes: list[dict[str, Any]]
+    retracted: list[int] = field(default_factory=list)
+
+    @property
+    def edit(self) -> bool:
+        if self.old is None:
+            return False
+        return bool(self.old.get("version") != self.row.get("version"))
+
+    @property
+    def next_run_at(self) -> int | None:
+        return micros_or_none(self.row.get("next_run_at"))
+
+    @property
+    def old_next_run_at(self) -> int | None:
+        return None if self.old is None else micros_or_none(self.old.get("next_run_at"))
+
+
+@dataclass(slots=True)
+class Job:
+    job_id: str
+    versions: list[Version] = field(default_factory=list)
+    deleted: Transaction | None = None
+    _begun: list[int] = field(default_factory=list)
+
+    @property
+    def row(self) -> dict[str, Any]:
+        return self.versions[-1].row
+
+    @property
+    def name(self) -> str:
+        row = self.row
+        return str(row.get("dedupe_key") or row.get("name"))
+
+    def during(self, first: int, last: int) -> list[dict[str, Any]]:
+        """The rows that were in force at some moment from first to last."""
+        if len(self._begun) != len(self.versions):
+            self._begun = [version.transaction.at for version in self.versions]
+        begin = max(0, bisect_left(self._begun, first) - 1)
+        return [version.row for version in self.versions[begin : bisect_right(self._begun, last)]]
+
+
+@dataclass(slots=True, eq=False)
+class Hold:
+    """A claim's hold on one run: from the claim until it let go, recorded something, or was taken away."""
+
+    claim_id: str
+    key: Key
+    ordinal: int
+    attempt: int
+    worker_id: str
+    begun: Transaction
+    ended: Transaction | None = None
+    how: str = ""
+    cause: str | None = None
+
+    def end(self, transaction: Transaction, how: str) -> None:
+        if self.ended is None:
+            self.ended, self.how = transaction, how
+
+
+@dataclass(slots=True)
+class Move:
+    transaction: Transaction
+    before: str | None
+    after: str | None
+    retracted: bool = False
+
+
+@dataclass(slots=True)
+class Birth:
+    """A run, or the record that an occurrence does not run, as it came into the store."""
+
+    key: Key
+    transaction: Transaction
+    table: str
+    row: dict[str, Any]
+    state: str
+    retracted: bool = False
+
+    @property
+    def flags(self) -> int:
+        return int(self.row.get("flags") or 0)
+
+
+@dataclass(slots=True)
+class TokenWrite:
+    """A row that names a claim, and whether that claim still held the run."""
+
+    transaction: Transaction
+    row: Row
+    key: Key
+    claim_id: str
+    hold: Hold | None
+    gone_since: Transaction | None
+    gone_how: str
+
+
+@dataclass(slots=True)
+class Outcome:
+    transaction: Transaction
+    op: str
+    old: dict[str, Any] | None
+    new: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class Shared:
+    """Two places at once: the run is in both."""
+
+    key: Key
+    transaction: Transaction
+    places: str
+
+
+class Facts:
+    def __init__(self, records: Records) -> None:
+        self.records = records
+        self.transactions: list[Transaction] = []
+        self.jobs: dict[str, Job] = {}
+        self.holds: dict[Key, list[Hold]] = defaultdict(list)
+        self.hold_of: dict[tuple[str, Key], Hold] = {}
+        self.claims: dict[str, list[Key]] = {}
+        self.claim_gone: dict[str, Transaction] = {}
+        self.ghost_claims: list[tuple[Transaction, Row]] = []
+        self.token_writes: list[TokenWrite] = []
+        self.outcomes: dict[Key, list[Outcome]] = defaultdict(list)
+        self.attempts: dict[Key, list[tuple[Transaction, dict[str, Any]]]] = defaultdict(list)
+        self.moves: dict[Key, list[Move]] = defaultdict(list)
+        self.births: list[Birth] = []
+        self.birth_by_key: dict[Key, Birth] = {}
+        self.births_of: dict[str, list[Birth]] = defaultdict(list)
+        self.born_in: dict[tuple[str, int], list[Birth]] = defaultdict(list)
+        self.shared: list[Shared] = []
+        self.startable: dict[Key, list[tuple[Transaction, int]]] = defaultdict(list)
+        self.shards: dict[int, list[tuple[Transaction, int]]] = defaultdict(list)
+        self.shard_rows: list[tuple[Transaction, Row]] = []
+        self.catch_ups: list[tuple[Transaction, Row]] = []
+        self.letters: dict[Key, list[tuple[Transaction, str]]] = defaultdict(list)
+        self.words: dict[Key, list[Word]] = defaultdict(list)
+        self._runs: dict[Key, dict[str, Any]] = {}
+        self._ended: dict[Key, str] = {}
+        self._held: dict[Key, set[str]] = defaultdict(set)
+        for word in records.sink:
+            self.words[word.key].append(word)
+        self._order()
+        for transaction in self.transactions:
+            self._replay(transaction)
+        # What was taken back before its time never was; if it still comes, it is born again.
+        self.births = [birth for birth in self.births if not birth.retracted]
+        for birth in self.births:
+            self.births_of[birth.key[0]].append(birth)
+        self.by_key = {job.row.get("dedupe_key"): job for job in self.jobs.values() if job.row.get("dedupe_key")}
+        self.birth_of = {birth.key: birth for birth in reversed(self.births)}
+
+    # What the settings promise
+
+    @property
+    def grace(self) -> int:
+        return self.records.setting("misfire_grace", 10)
+
+    @property
+    def recovery(self) -> int:
+        """How long after a fault its consequences may last: both leases and what a look every few seconds adds."""
+        return self.records.setting("leader_lease", 5) + self.records.setting("worker_lease", 15) + 10 * SECOND
+
+    @property
+    def settled(self) -> int:
+        run = self.records.run
+        return micros(run.get("settled") or run.get("ended") or 0)
+
+    @property
+    def healed(self) -> int:
+        run = self.records.run
+        return micros(run.get("healed") or run.get("started") or 0)
+
+    def promotions(self) -> list[Fault]:
+        return [one for one in self.records.faults if "promot" in one.kind.lower() or "failover" in one.kind.lower()]
+
+    def not_replicated(self, at: int | None) -> bool:
+        """Whether what happened then may be gone because PostgreSQL had not replicated it."""
+        if at is None or self.records.run.get("standby") != "asynchronous":
+            return False
+        return any(one.begun - _BEFORE_PROMOTION <= at <= one.ended + _AFTER_PROMOTION for one in self.promotions())
+
+    # How things are called
+
+    def called(self, key: Key) -> str:
+        return f"{self.job_called(key[0])} run {moment(key[1])}"
+
+    def job_called(self, job_id: str) -> str:
+        job = self.jobs.get(job_id)
+        return f"job {job.name} ({job_id})" if job else f"job {job_id}"
+
+    def state_before(self, key: Key, transaction: Transaction) -> str | None:
+        """Where the run was when the transaction began."""
+        state = None
+        for move in self.moves.get(key, ()):
+            if move.transaction.index >= transaction.index:
+                return move.before
+            state = move.after
+        return state
+
+    def state_at_end(self, key: Key) -> str | None:
+        moves = self.moves.get(key)
+        return moves[-1].after if moves else None
+
+    def policies(self, job_id: str, at: int, before: int = 10 * SECOND) -> list[dict[str, Any]]:
+        """The policies in force then or a little before: a fire plans by what it read."""
+        job = self.jobs.get(job_id)
+        return [row.get("policy") or {} for row in job.during(at - before, at)] if job else []
+
+    def never_overlaps(self, job_id: str, first: int, last: int) -> bool:
+        """Whether the job's overlap was skip or queue all the time."""
+        # A fire plans by what it read, perhaps a little before.
+        span = last - first + 10 * SECOND
+        return all(policy.get("overlap", "skip") != "parallel" for policy in self.policies(job_id, last, span))
+
+    # Replay
+
+    def _order(self) -> None:
+        rows: dict[int, list[Row]] = defaultdict(list)
+        for row in self.records.audit:
+            rows[row.txid].append(row)
+        ordered = sorted(rows.values(), key=lambda some: some[-1].n)
+        self.transactions = [
+            Transaction(index, max(row.at for row in some), some) for index, some in enumerate(ordered)
+        ]
+
+    def _state(self, key: Key) -> str | None:
+        if key in self._ended:
+            return self._ended[key]
+        if key in self._runs:
+            return str(self._runs[key]["state"])
+        return "running" if self._held.get(key) else None
+
+    def _replay(self, transaction: Transaction) -> None:
+        before: dict[Key, str | None] = {}
+        born: dict[Key, tuple[str, dict[str, Any]]] = {}
+        changes = [row.new for row in transaction.rows if row.table == "changes" and row.new]
+        # A claim that closes in the transaction that records its last run has held it until then.
+        for row in sorted(transaction.rows, key=lambda row: (row.table == "claims" and row.op == "delete", row.n)):
+            match row.table:
+                case "jobs":
+                    self._job(transaction, row, changes)
+                case "runs":
+                    self._run(transaction, row, before, born)
+                case "claims":
+                    self._claim(transaction, row, before)
+                case "history":
+                    self._outcome(transaction, row, before, born)
+                case "attempts" if row.op == "insert" and row.new:
+                    key = _key(row.new)
+                    self.attempts[key].append((transaction, row.new))
+                    self._names(transaction, row, key, row.new.get("claim_id"))
+                case "dead_letters":
+                    self.letters[_key(row.any)].append((transaction, row.op))
+                case "shards":
+                    self.shard_rows.append((transaction, row))
+                    if row.new:
+                        self.shards[int(row.new["shard"])].append((transaction, int(row.new["epoch"])))
+                case "catch_ups":
+                    self.catch_ups.append((transaction, row))
+                case _:
+                    pass
+        for key, was in before.items():
+            state = self._state(key)
+            if state != was:
+                self.moves[key].append(Move(transaction, was, state))
+                if state is None and was == "queued" and self._is_retraction(transaction, key):
+                    self.moves[key][-1].retracted = True
+                    self.birth_by_key[key].retracted = True
+                    self.jobs[key[0]].versions[-1].retracted.append(key[1])
+                if was is None and state is not None:
+                    table, document = born.get(key, ("claims", {}))
+                    birth = Birth(key, transaction, table, document, state)
+                    self.births.append(birth)
+                    self.birth_by_key[key] = birth
+                    self.born_in[(key[0], transaction.index)].append(birth)
+            self._look_for_two_places(key, transaction)
+
+    def _is_retraction(self, transaction: Transaction, key: Key) -> bool:
+        """Fired ahead of its time and taken back before it, by a transaction that moves the job back or changes it."""
+        job = self.jobs.get(key[0])
+        if job is None or not job.versions or job.versions[-1].transaction is not transaction:
+            return False
+        version = job.versions[-1]
+        gone = next(
+            row.at for row in transaction.rows if row.table == "runs" and row.op == "delete" and _key(row.any) == key
+        )
+        if key not in self.birth_by_key or self.holds.get(key) or gone > key[1] + _RETRACTED_LATE:
+            return False
+        return version.edit or (version.next_run_at is not None and version.next_run_at <= key[1])
+
+    def _look_for_two_places(self, key: Key, transaction: Transaction) -> None:
+        if key in self._runs and key in self._ended:
+            self.shared.append(Shared(key, transaction, f"in the queue and recorded as {self._ended[key]}"))
+        elif key in self._runs and self._held.get(key):
+            self.shared.append(Shared(key, transaction, f"in the queue and held by {', '.join(self._held[key])}"))
+        elif len(self._held.get(key, ())) > 1 and key not in self._ended:
+            self.shared.append(Shared(key, transaction, f"held by {' and '.join(sorted(self._held[key]))}"))
+
+    def _job(self, transaction: Transaction, row: Row, changes: list[dict[str, Any]]) -> None:
+        job_id = str(row.any["job_id"])
+        job = self.jobs.setdefault(job_id, Job(job_id))
+        if row.new is None:
+            job.deleted = transaction
+            return
+        own = [change for change in changes if change.get("job_id") == job_id]
+        if job.versions and job.versions[-1].transaction is transaction:
+            # Several steps in one transaction are one to everybody else.
+            job.versions[-1].row = row.new
+            return
+        job.versions.append(Version(transaction, row.op, row.old, row.new, own))
+
+    def _run(
+        self,
+        transaction: Transaction,
+        row: Row,
+        before: dict[Key, str | None],
+        born: dict[Key, tuple[str, dict[str, Any]]],
+    ) -> None:
+        key = _key(row.any)
+        if row.old and key not in self._runs and key not in before:
+            self._runs[key] = row.old  # it was there before the audit began
+        before.setdefault(key, self._state(key))
+        if row.new is None:
+            self._runs.pop(key, None)
+        else:
+            self._runs[key] = row.new
+            self.startable[key].append((transaction, micros(row.new["run_at"])))
+            if row.op == "insert":
+                born.setdefault(key, ("runs", row.new))
+
+    def _claim(self, transaction: Transaction, row: Row, before: dict[Key, str | None]) -> None:
+        document = row.any
+        claim_id = str(document["claim_id"])
+        if row.op == "insert":
+            keys = [
+                (str(job), micros(at)) for job, at in zip(document["job_ids"], document["scheduled_ats"], strict=True)
+            ]
+            self.claims[claim_id] = keys
+            for ordinal, (key, attempt) in enumerate(zip(keys, document["attempts"], strict=True), start=1):
+                before.setdefault(key, self._state(key))
+                hold = Hold(claim_id, key, ordinal, int(attempt), str(document.get("worker_id")), transaction)
+                self.holds[key].append(hold)
+                self.hold_of[claim_id, key] = hold
+                self._held[key].add(claim_id)
+            return
+        known = self.claims.get(claim_id)
+        if known is None or claim_id in self.claim_gone:
+            self.ghost_claims.append((transaction, row))
+            return
+        if row.op == "delete":
+            self.claim_gone[claim_id] = transaction
+            for key in known:
+                if claim_id in self._held[key]:
+                    before.setdefault(key, self._state(key))
+                    self._held[key].discard(claim_id)
+                    self.hold_of[claim_id, key].end(transaction, "the claim was taken away")
+            return
+        was = (row.old or {}).get("released") or []
+        now = document.get("released") or []
+        if len(now) == len(was):
+            return
+        for ordinal in set(now) - set(was):
+            key = known[int(ordinal) - 1]
+            before.setdefault(key, self._state(key))
+            self._held[key].discard(claim_id)
+            hold = self.hold_of[claim_id, key]
+            if hold.ended is None:
+                hold.cause = hold.cause or "released"
+            hold.end(transaction, "the claim let it go")
+
+    def _outcome(
+        self,
+        transaction: Transaction,
+        row: Row,
+        before: dict[Key, str | None],
+        born: dict[Key, tuple[str, dict[str, Any]]],
+    ) -> None:
+        key = _key(row.any)
+        if row.old and key not in self._ended and key not in before:
+            self._ended[key] = str(row.old["status"])
+        before.setdefault(key, self._state(key))
+        self.outcomes[key].append(Outcome(transaction, row.op, row.old, row.new))
+        if row.new is None:
+            self._ended.pop(key, None)
+            return
+        self._ended[key] = str(row.new["status"])
+        if row.op == "insert":
+            born.setdefault(key, ("history", row.new))
+            self._names(transaction, row, key, row.new.get("claim_id"))
+
+    def _names(self, transaction: Transaction, row: Row, key: Key, claim_id: Any) -> None:
+        if claim_id is None:
+            return
+        hold = self.hold_of.get((str(claim_id), key))
+        gone = None if hold is None or hold.ended is None or hold.ended is transaction else hold.ended
+        self.token_writes.append(
+            TokenWrite(transaction, row, key, str(claim_id), hold, gone, "" if hold is None else hold.how)
+        )
+        if hold is not None and gone is None:
+            # A failed attempt says more than the outcome that is recorded with it.
+            hold.cause = row.table if row.table == "attempts" else hold.cause or row.table
+            hold.end(transaction, f"recorded in {row.table}")
+
+
+def _key(document: dict[str, Any]) -> Key:
+    return (str(document["job_id"]), micros(document["scheduled_at"]))
+
+
+def grid_before(version: Version) -> Grid | None:
+    """The grid that was in force until this version."""
+    return grid_of(version.old) if version.old is not None else grid_of(version.row)
+
+
+def version_at(job: Job, transaction: Transaction) -> Version | None:
+    """The job as it stood when the transaction began; its first version where it begins with this one."""
+    place = bisect_right([version.transaction.index for version in job.versions], transaction.index - 1)
+    return job.versions[max(0, place - 1)] if job.versions else None

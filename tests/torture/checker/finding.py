@@ -1,0 +1,40 @@
+"""What the checker says when a promise was broken, and how it spells jobs, runs and times."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+# A run is (job_id, scheduled_at in microseconds since 1970).
+Key = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`at` is the moment (microseconds) on which it depends whether an asynchronous standby could have lost what is
+    missing; None where replication is no excuse."""
+
+    invariant: str
+    message: str
+    evidence: list[dict[str, Any]] = field(default_factory=list)
+    at: int | None = None
+
+    def document(self) -> dict[str, Any]:
+        return {"invariant": self.invariant, "message": self.message, "evidence": self.evidence}
+
+
+def moment(micros: int | None) -> str:
+    if micros is None:
+        return "never"
+    try:
+        text = (_EPOCH + timedelta(microseconds=micros)).isoformat(timespec="microseconds")
+    except OverflowError:
+        return "infinity"
+    return text.replace("+00:00", "Z").replace(".000000Z", "Z")
+
+
+def seconds(micros: int) -> str:
+    return f"{micros / 1e6:.3f} s"

@@ -1,0 +1,1 @@
+"""One module an invariant. Each has `check(facts)`, whose docstring states the promise."""

@@ -1,0 +1,51 @@
+"""Legal moves only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..facts import ENDED, Facts
+from ..finding import Finding, moment
+
+NAME = "moves"
+
+# Section 6 of the spec, in our own words. None: it is nowhere yet.
+LEGAL: dict[str | None, frozenset[str]] = {
+    # A fire queues it or lets it wait for an earlier one; what overlap or the missed policy drops is born ended.
+    None: frozenset({"queued", "waiting", "skipped", "missed"}),
+    "queued": frozenset({"running", "cancelled"}),
+    "retrying": frozenset({"running", "cancelled"}),
+    "waiting": frozenset({"queued", "cancelled"}),
+    # Rescue, snooze and shutdown return it to the queue.
+    "running": frozenset({"succeeded", "retrying", "queued", "dead", "cancelled"}),
+    # A redrive; behind an unfinished run of its job it waits.
+    "dead": frozenset({"queued", "waiting"}),
+    "succeeded": frozenset(),
+    "cancelled": frozenset(),
+    "skipped": frozenset(),
+    "missed": frozenset(),
+}
+
+
+def check(facts: Facts) -> Iterator[Finding]:
+    """`queued` → `running` → `succeeded` | `retrying` → `running` … | `dead` | `cancelled`; plus `waiting`, "
+    "`skipped`, `missed`.
+
+    Every write respects the legal moves (what was fired ahead of its time may be taken back before it), and a run is in
+    one place: in the queue, under one claim, or in the history.
+    """
+    for key, moves in facts.moves.items():
+        for move in moves:
+            if move.after in LEGAL.get(move.before, frozenset()) or move.retracted:
+                continue
+            if move.before in ENDED and (move.after in ENDED or move.after is None):
+                continue  # one outcome in place of another: that is what `outcomes` looks at
+            became = "nowhere: neither queued, nor claimed, nor recorded" if move.after is None else move.after
+            yield Finding(
+                NAME,
+                f"{facts.called(key)}: went from {move.before or 'nothing'} to {became} at "
+                f"{moment(move.transaction.at)}",
+                [{"before": one.before, "after": one.after, "at": moment(one.transaction.at)} for one in moves],
+            )
+    for shared in facts.shared:
+        yield Finding(NAME, f"{facts.called(shared.key)}: {shared.places} at {moment(shared.transaction.at)}")

@@ -1,0 +1,111 @@
+"""What every fault has in common, and what a plan knows of the world it is made for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar
+
+import asyncpg
+
+from ..world import World
+from ..world.node import Node
+
+#: What PostgreSQL says when it is away, or goes away.
+AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+class NotNow(Exception):
+    """The world is not in a state for this fault; the message says why. Nothing was done."""
+
+
+@dataclass(frozen=True)
+class Sort:
+    """What can be done in a world, and for how long: a plan depends on this and the seed, on nothing else."""
+
+    schedulers: tuple[str, ...]
+    workers: tuple[str, ...]
+    api: tuple[str, ...]
+    namespaces: bool
+    standby: bool
+    registry: bool
+    small_disk: bool
+    clocks: bool
+    leader_lease: float
+    worker_lease: float
+
+    @classmethod
+    def of(cls, world: World) -> Sort:
+        return cls(
+            schedulers=tuple(node.name for node in world.of_kind("scheduler")),
+            workers=tuple(node.name for node in world.of_kind("worker")),
+            api=tuple(node.name for node in world.of_kind("api")),
+            namespaces=world.namespaces,
+            standby=world.database.mode != "none",
+            registry=world.registry is not None,
+            small_disk=world.database.primary.on_small_disk,
+            clocks=all(node.clock.can_step for node in world.nodes.values()),
+            leader_lease=world.lease("scheduler"),
+            worker_lease=world.lease("worker"),
+        )
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.schedulers + self.workers + self.api
+
+    def lease(self, target: str) -> float:
+        return self.leader_lease if target in self.schedulers else self.worker_lease
+
+
+class Fault(ABC):
+    """One thing that is done to one target, and undone. Made by a plan, used once."""
+
+    kind: ClassVar[str]
+    #: How often it is drawn, beside the others.
+    weight: ClassVar[float] = 1.0
+    #: How long its healing usually takes, so that a plan leaves room for it.
+    healing: ClassVar[float] = 0.0
+
+    def __init__(self, target: str, seed: int = 0) -> None:
+        self.target = target
+        self.seed = seed
+        self.details: dict[str, Any] = {}
+
+    @classmethod
+    @abstractmethod
+    def targets(cls, sort: Sort) -> tuple[str, ...]:
+        """What it can be done to in such a world; nothing, if its needs are not met."""
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.5, 8.0)
+
+    def touches(self, sort: Sort) -> frozenset[str]:
+        """What no other fault may touch at the same time."""
+        return frozenset({f"{self.target} network"})
+
+    @abstractmethod
+    async def inject(self, world: World, random: Random) -> None:
+        """Do it. What was chosen on the way is written to `details`. Raises NotNow if it cannot be done now."""
+
+    @abstractmethod
+    async def heal(self, world: World) -> None:
+        """Undo it, as far as it was done; also after an `inject` that failed half-way."""
+
+    def node(self, world: World) -> Node:
+        return world.nodes[self.target]
+
+
+def spread(random: Random, least: float, most: float) -> float:
+    """Between the two, short ones more often: as many below their geometric mean as above."""
+    return round(math.exp(random.uniform(math.log(least), math.log(most))), 3)
+
+
+async def until(holds: Any, seconds: float) -> None:
+    """Until an async condition holds, or TimeoutError."""
+    async with asyncio.timeout(seconds):
+        while not await holds():  # noqa: ASYNC110 nobody signals it
+            await asyncio.sleep(0.1)

@@ -1,0 +1,272 @@
+"""Mutants: Duly with one promise's guard taken out. Each must be caught by the checker within a few minutes of torture.
+
+Nothing in the product knows of them. A mutant changes the text of SQL statements or replaces functions in the processes
+that `torture.launch` starts, or changes the store once it is migrated. One whose pattern is not in the product any more
+fails loudly: a mutant that changes nothing would let the checker pass for the wrong reason.
+
+Where Duly guards a promise twice (the fenced write, and the node that stops by itself) a mutant takes out both: what is
+asked here is whether the checker sees the damage, not whether one guard covers for the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from importlib import import_module, resources
+from typing import Any
+
+
+class Unmatched(Exception):
+    """The product has changed, and the mutant must follow it."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`faults`: the mix that shows it soonest; None: any, (): none at all.
+
+    `statements`: name → (old, new) pairs, each old text there exactly once. `everywhere`: a statement that must have
+    the old text, that text, and the new one; whatever else has it is changed alike. `patch`: called in every process.
+    `database`: run on the migrated store. `nuisance`: run on it over and over, by the harness.
+    """
+
+    name: str
+    what: str
+    faults: tuple[str, ...] | None
+    statements: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
+    everywhere: tuple[str, str, str] | None = None
+    patch: Callable[[], None] | None = None
+    database: Sequence[str] = ()
+    nuisance: str = ""
+    standby: str = ""
+
+
+def apply(name: str) -> None:
+    """In a process of Duly's, before anything else of it is imported."""
+    mutant = MUTANTS[name]
+    if mutant.statements or mutant.everywhere:
+        _mutate_statements(mutant)
+    if mutant.patch is not None:
+        mutant.patch()
+
+
+def _mutate_statements(mutant: Mutant) -> None:
+    module = import_module("duly.store.statements")
+    original: Callable[[str], str] = module.statement
+    texts = {}
+    for name, pairs in mutant.statements.items():
+        text = original(name)
+        for old, new in pairs:
+            if text.count(old) != 1:
+                raise Unmatched(f"mutant {mutant.name}: {name}.sql has {text.count(old)} times {old!r}, not once")
+            text = text.replace(old, new)
+        texts[name] = text
+    if mutant.everywhere is not None:
+        surely, old, new = mutant.everywhere
+        for name in _all_statements():
+            if old in (text := original(name)):
+                texts[name] = text.replace(old, new)
+        if surely not in texts:
+            raise Unmatched(f"mutant {mutant.name}: {surely}.sql has no {old!r}")
+
+    def statement(name: str) -> str:
+        return texts.get(name) or original(name)
+
+    # Everybody else imports it by name, later.
+    module.statement = statement  # type: ignore[attr-defined]
+
+
+def _all_statements() -> list[str]:
+    root = resources.files("duly.store").joinpath("sql")
+    return [
+        f"{folder.name}/{file.name.removesuffix('.sql')}"
+        for folder in root.iterdir()
+        for file in folder.iterdir()
+        if file.name.endswith(".sql")
+    ]
+
+
+def _replace(owner: Any, name: str, new: Any) -> None:
+    if not hasattr(owner, name):
+        raise Unmatched(f"{owner!r} has no {name}")
+    setattr(owner, name, new)
+
+
+def _keep_lost_leases() -> None:
+    """A worker that is too late believes in its leases all the same."""
+    keeper = import_module("duly.worker.leases").LeaseKeeper
+    _replace(keeper, "_give_up_expired", lambda self: None)
+
+
+def _never_beat() -> None:
+    leases = import_module("duly.worker.leases")
+
+    async def beat(self: Any, pool: Any) -> None:
+        with self._lock:
+            for claim_id in self._trusted_until:
+                self._trusted_until[claim_id] = leases.time.monotonic() + 3600
+
+    _replace(leases.LeaseKeeper, "_beat", beat)
+
+
+def _advance_first() -> None:
+    """The job moves in one transaction, its runs are inserted in the next: whoever dies in between loses them."""
+    fires = import_module("duly.store.fires")
+    original = fires.fire
+    if not all(hasattr(fires.Fire(), name) for name in (*_RUNS, *_DROPS)):
+        raise Unmatched("a fire has other columns")
+
+    async def fire(store: Any, *, shard: int, epoch: int, batch: Any) -> Any:
+        if None in batch.next_run_at:
+            return await original(store, shard=shard, epoch=epoch, batch=batch)
+        if isinstance(batch, fires.Fire):
+            bare = fires.replace(batch, **{name: [] for name in _RUNS})
+            done = await original(store, shard=shard, epoch=epoch, batch=bare)
+            await asyncio.sleep(_GAP)
+            # From where the job stands now to the same place: only the runs are new, and overlap is decided as ever.
+            rest = fires.replace(batch, expected=batch.next_run_at, **{name: [] for name in _DROPS})
+            await original(store, shard=shard, epoch=epoch, batch=rest)
+            return done
+        # The simple ones, whose statement takes no other runs than its own.
+        count = len(batch.job_ids)
+        bare = fires.Fire(batch.job_ids, batch.expected, batch.next_run_at, ["parallel"] * count, [1] * count)
+        done = await original(store, shard=shard, epoch=epoch, batch=bare)
+        await asyncio.sleep(_GAP)
+        columns = zip(batch.job_ids, batch.expected, batch.run_flags, strict=True)
+        rows = [row for row in columns if row[0] in done.moved]
+        await store.query(_INSERT_RUNS, shard, epoch, *([row[place] for row in rows] for place in range(3)))
+        return done
+
+    _replace(fires, "fire", fire)
+
+
+# Between the two: long enough that a kill meets it now and then.
+_GAP = 0.2
+_RUNS = ("run_job_ids", "run_scheduled_at", "run_flags", "run_place")
+_DROPS = ("drop_job_ids", "drop_first", "drop_last", "drop_count", "drop_reason")
+_INSERT_RUNS = """
+insert into duly.runs (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
+select j.job_id, f.at, greatest(f.at, duly.now()), duly.now(), $2, $1, j.priority, 0, f.flags, 'queued', j.queue
+from unnest($3::uuid[], $4::timestamptz[], $5::smallint[]) as f (job_id, at, flags)
+join duly.jobs j on j.job_id = f.job_id
+"""
+
+
+def _next_or_same() -> None:
+    """A resumed job goes on with the latest occurrence that is not later than now, not with the first that is.
+
+    Not in every `next()`: with that nothing fires at all, because a scheduler parks such a job at once, and whoever
+    walks a timetable never comes to an end.
+    """
+    changing = import_module("duly.operations.changing")
+    original = changing.Changing._resume_at
+
+    def resume_at(self: Any, job: Any) -> Any:
+        future = original(self, job)
+        if job.kind == "once":
+            return future
+        timetable = changing.timetable_of(job)
+        found = timetable.next(future - timedelta(seconds=10))
+        while (following := timetable.next(found)) < future:
+            found = following
+        return found
+
+    _replace(changing.Changing, "_resume_at", resume_at)
+
+
+def _lead_for_ever() -> None:
+    """A node that others have taken for dead goes on firing for the shards it had: its firer is not told."""
+    member = import_module("duly.cluster.member").MemberCoordinator
+    original = member._end
+    if "view" not in member._move_towards_assignment.__code__.co_varnames:
+        raise Unmatched("a pass no longer calls what it sees a view")
+
+    def end(self: Any, shard: int) -> None:
+        # What it hands over by its own will it ends, as before.
+        view = sys._getframe(1).f_locals.get("view")
+        if view is not None and view.leaders[shard] == self.node_id:
+            original(self, shard)
+        else:
+            self.terms.pop(shard, None)
+
+    _replace(member, "_end", end)
+    _replace(member, "_end_all", lambda self: self.terms.clear())
+
+
+_MUTANTS = (
+    Mutant(
+        "token-check-dropped",
+        "a rescue leaves the old claim in place, so that its worker's writes still count",
+        faults=("pause", "unplug", "half-open"),
+        statements={
+            "maintenance/rescue": [
+                (
+                    "delete from duly.claims where claim_id = any ($1::uuid[])",
+                    "update duly.claims set lease_until = 'infinity' where claim_id = any ($1::uuid[])",
+                )
+            ]
+        },
+        patch=_keep_lost_leases,
+    ),
+    Mutant(
+        "unique-constraint-dropped",
+        "nothing keeps an occurrence from having two outcomes",
+        faults=("cut-after-commit", "reset-in-batch"),
+        database=(
+            "alter table duly.history drop constraint history_pkey",
+            "create index history_not_unique on duly.history (job_id, scheduled_at)",
+        ),
+    ),
+    Mutant(
+        "now-for-leases",
+        "times are those of the transaction's start: a lease written after a wait is born old",
+        faults=(),
+        # Whoever looks after a database locks rows now and then. Shorter than a heartbeat waits for its answer.
+        nuisance="begin; select from duly.claims for no key update; select pg_sleep(0.5); commit",
+        database=(
+            (
+                "create or replace function duly.now() returns timestamptz language sql volatile "
+                "as $$ select coalesce(frozen_at, now() + shift) from duly.clock $$"
+            ),
+        ),
+    ),
+    Mutant("heartbeat-skipped", "workers do not extend their leases", faults=(), patch=_never_beat),
+    Mutant(
+        "advanced-before-insert",
+        "the schedule moves on in one transaction and the run is inserted in the next",
+        faults=("kill", "postgres-crash"),
+        patch=_advance_first,
+    ),
+    Mutant(
+        "next-not-strict",
+        "a resumed job goes on with the occurrence that has just passed",
+        faults=(),
+        patch=_next_or_same,
+    ),
+    Mutant(
+        "rescue-by-age",
+        "a claim is taken back when it is old, however well its worker beats",
+        faults=(),
+        statements={
+            "maintenance/expired": [
+                ("where lease_until < (select duly.now())", "where claimed_at < (select duly.now()) - interval '5 s'"),
+            ],
+            "maintenance/any_expired": [
+                (
+                    "duly.claims where lease_until < (select duly.now())",
+                    "duly.claims where claimed_at < (select duly.now()) - interval '5 s'",
+                ),
+            ],
+        },
+    ),
+    Mutant(
+        "epoch-check-dropped",
+        "whoever once led a shard may fire for it",
+        faults=("pause", "unplug", "partition"),
+        everywhere=("fires/fire", "where shard = $1 and epoch = $2 for share", "where shard = $1 for share"),
+        patch=_lead_for_ever,
+    ),
+)
+MUTANTS: Mapping[str, Mutant] = {mutant.name: mutant for mutant in _MUTANTS}

@@ -1,0 +1,112 @@
+"""The sink: a process of its own that no fault touches, and the only witness of what handlers really did.
+
+It records every word on its own disk and answers only when that is synced; and it is a downstream that fences, as the
+documentation tells users to build one: of a run it remembers the greatest token it has seen, whatever the word, and
+refuses the effect of a smaller one. Attempts are not compared: a redrive begins them anew.
+
+One JSON document a line each way. A call that is sent again because its answer was lost names itself the same
+(`execution` and `word`) and is recorded once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+_FIELDS = ("word", "job", "job_id", "run_id", "scheduled_at", "attempt", "token", "worker")
+# What a record has beside them: which execution it was, and how that ended by its own account.
+_MORE = ("execution", "note")
+
+
+@dataclass
+class Sink:
+    """`record` answers when the line is on the disk. All that gathers during one sync goes with the next."""
+
+    path: Path
+    _number: int = 0
+    _newest: dict[str, str] = field(default_factory=dict)
+    _known: dict[tuple[str, str], asyncio.Future[bool]] = field(default_factory=dict)
+    _waiting: list[tuple[str, asyncio.Future[bool], bool]] = field(default_factory=list)
+    _gathered: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def record(self, said: dict[str, Any]) -> bool:
+        key = (str(said["execution"]), str(said["word"]))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = asyncio.get_running_loop().create_future()
+            accepted = self._judge(said)
+            self._number += 1
+            line = {"n": self._number, "at": time.time(), **{name: said[name] for name in _FIELDS}}
+            line["accepted"] = accepted
+            line |= {name: said.get(name) for name in _MORE}
+            self._waiting.append((json.dumps(line), known, accepted))
+            self._gathered.set()
+        return await asyncio.shield(known)
+
+    def _judge(self, said: dict[str, Any]) -> bool:
+        run_id, token = str(said["run_id"]), str(said["token"])
+        newest = self._newest.get(run_id)
+        if newest is None or token > newest:
+            self._newest[run_id] = newest = token
+        return token == newest
+
+    async def write(self) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            while True:
+                await self._gathered.wait()
+                self._gathered.clear()
+                batch, self._waiting = self._waiting, []
+                file.write("".join(f"{line}\n" for line, _, _ in batch))
+                await asyncio.to_thread(_sync, file)
+                for _, answer, accepted in batch:
+                    answer.set_result(accepted)
+
+
+def _sync(file: Any) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+async def _serve(sink: Sink, address: str) -> None:
+    async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while line := await reader.readline():
+                accepted = await sink.record(json.loads(line))
+                writer.write(json.dumps({"accepted": accepted}).encode() + b"\n")
+                await writer.drain()
+        except (OSError, ValueError):
+            # The caller is gone, perhaps in the middle of a line.
+            return
+        finally:
+            writer.close()
+
+    kind, _, place = address.partition("://")
+    if kind == "unix":
+        server = await asyncio.start_unix_server(converse, place)
+        os.chmod(place, 0o777)
+    else:
+        host, _, port = place.rpartition(":")
+        server = await asyncio.start_server(converse, host, int(port))
+        place = f"{host}:{server.sockets[0].getsockname()[1]}"
+    writing = asyncio.create_task(sink.write())
+    print(f"{kind}://{place}", flush=True)
+    async with server:
+        await writing
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    options.add_argument("--record", type=Path, required=True, help="the file to write to")
+    options.add_argument("--listen", required=True, help="tcp://HOST:PORT (0: any) or unix:///PATH")
+    given = options.parse_args()
+    asyncio.run(_serve(Sink(given.record), given.listen))
+
+
+if __name__ == "__main__":
+    main()
