@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench clean
+.PHONY: help demo test check format bench torture clean
 
 help: ## what there is
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # Rebuilt when the dependencies change.
 $(VENV)/.ready: pyproject.toml scripts/setup
@@ -35,5 +35,11 @@ format: $(VENV)/.ready ## put the code into its one format
 bench: $(VENV)/.ready ## measure, beside a raw-SQL loop of the same statements
 	$(BIN)/duly bench
 
+bench-peers: $(VENV)/.ready ## measure beside peers, which it installs (half an hour; ARGS=--help says what else)
+	@PYTHONPATH=bench $(BIN)/python -m peers $(ARGS)
+
+torture: $(VENV)/.ready ## try to make it lose or double a run, for MINUTES=10 with SEED=7
+	PYTHONPATH=tests $(BIN)/python -m torture.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
 clean: ## remove what was set up here
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
