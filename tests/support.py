@@ -83,6 +83,14 @@ async def lead(pool: Pool, shard: int) -> int:
     return won[shard]
 
 
+async def fire_now(pool: Executor, *, shard: int, epoch: int, batch: fires.Fire) -> fires.Fired:
+    """Fire, by a look at the jobs as they are now, unless the batch has been fired before."""
+    if not batch.versions:
+        seen = {job.job_id: job.version for job in await fires.due(pool, shard=shard, job_ids=batch.job_ids)}
+        batch.versions = [seen.get(job_id, 0) for job_id in batch.job_ids]
+    return await fires.fire(pool, shard=shard, epoch=epoch, batch=batch)
+
+
 async def fire_as_seen(
     pool: Pool, job: NewJob, due: datetime, next_run_at: datetime, *, epoch: int, overlap: str, max_queued: int
 ) -> fires.Fired:
@@ -100,6 +108,7 @@ async def fire_as_seen(
         )
     else:
         batch = fire_of(job._replace(next_run_at=due), next_run_at=next_run_at, overlap=overlap, max_queued=max_queued)
+        batch.versions = [seen[0].version if seen else 0]
     return await fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch)
 
 

@@ -17,10 +17,9 @@ import pytest
 
 from cluster.nodes import KINDS, LEASE, REGISTRIES, SHARDS, Cluster
 from duly.cluster.coordinator import Term
-from duly.store import fires
 from duly.store.pool import Pool
 from servers import Servers
-from support import count, due_job, eventually, fire_of, put
+from support import count, due_job, eventually, fire_now, fire_of, put
 
 
 @pytest.fixture
@@ -126,11 +125,11 @@ async def the_deposed_fire_nothing(pool: Pool, old: dict[int, Term]) -> None:
     job = next(job for job in jobs if job.shard in old)
     await put(pool, job)
     batch = fire_of(job, next_run_at=due + timedelta(hours=1))
-    fired = await fires.fire(pool, shard=job.shard, epoch=old[job.shard].epoch, batch=batch)
+    fired = await fire_now(pool, shard=job.shard, epoch=old[job.shard].epoch, batch=batch)
     assert fired.moved == frozenset()
     assert await count(pool, "runs") == 0
     new = (await pool.query("select epoch from duly.shards where shard = $1", job.shard))[0]["epoch"]
-    fired = await fires.fire(pool, shard=job.shard, epoch=new, batch=batch)
+    fired = await fire_now(pool, shard=job.shard, epoch=new, batch=batch)
     assert fired.moved == {job.job_id}
 
 

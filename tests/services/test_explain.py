@@ -67,7 +67,8 @@ class World:
             if batch.parked:
                 await fires.park(self.pool, shard=job.shard, epoch=epoch, jobs=batch.parked)
             else:
-                await fires.fire(self.pool, shard=job.shard, epoch=epoch, batch=batch.fire)
+                for part in (batch.on_time, batch.fire):
+                    await fires.fire(self.pool, shard=job.shard, epoch=epoch, batch=part)
 
     async def succeed(self) -> None:
         """Run whatever is queued."""

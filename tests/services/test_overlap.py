@@ -24,7 +24,7 @@ from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued
 from support import count, due_job, fire_as_seen, lead, put, succeeded, take
 
-START = datetime(2030, 1, 1, tzinfo=UTC)
+START = datetime(2020, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 ERROR = '{"type": "Boom", "message": "no", "traceback": null}'
 HISTORIES = int(os.environ.get("DULY_TEST_HISTORIES", "40"))

@@ -69,11 +69,8 @@ class Server:
                 rows = self.model.execute_within(transaction, request.name, request.args)
                 self._watch_idle(transaction, request)
             else:
-                rows = self.model.execute(request.name, request.args, request.seen)
+                rows = self.model.execute(request.name, request.args)
         except LockedBy as lock:
-            if request.name == "fires/fire" and request.seen is None:
-                jobs = self.model.jobs
-                request.seen = {job_id: jobs[job_id].place for job_id in request.args[2] if job_id in jobs}
             lock.transaction.waiters.append(lambda: self.execute(request))
             return
         except Refused as error:
@@ -98,7 +95,7 @@ class Server:
 
 
 class Request:
-    __slots__ = ("args", "back", "executed", "future", "name", "pool", "seen", "transaction", "withdrawn")
+    __slots__ = ("args", "back", "executed", "future", "name", "pool", "transaction", "withdrawn")
 
     def __init__(self, pool: SimPool, name: str, args: Sequence[Any], transaction: Transaction | None) -> None:
         self.pool = pool
@@ -108,7 +105,6 @@ class Request:
         self.future: asyncio.Future[list[Row]] = pool.loop.create_future()
         self.back: float | None = None
         self.executed = self.withdrawn = False
-        self.seen: dict[Any, int] | None = None
 
     def answer(self, rows: list[Row]) -> None:
         """On its way back, unless the link is dead."""

@@ -164,12 +164,10 @@ class Model:
 
     # The ways in.
 
-    def execute(self, name: str, args: Sequence[Any], seen: dict[UUID, int] | None = None) -> list[Row]:
-        """One statement as its own transaction. `seen`: where jobs lay when it began to wait for a lock."""
+    def execute(self, name: str, args: Sequence[Any]) -> list[Row]:
+        """One statement as its own transaction."""
         if self.transactions:
             self._wait_for_locks(name, args)
-        if name == "fires/fire":
-            return self.fires_fire(*args, seen=seen)
         rows: list[Row] = getattr(self, name.replace("/", "_"))(*args)
         return rows
 
@@ -442,7 +440,7 @@ class Model:
         run_job_ids: Sequence[UUID], run_scheduled_at: Sequence[datetime], run_flags: Sequence[int],
         run_place: Sequence[int], drop_job_ids: Sequence[UUID], drop_first: Sequence[datetime],
         drop_last: Sequence[datetime], drop_count: Sequence[int], drop_reason: Sequence[str],
-        *, seen: dict[UUID, int] | None = None,
+        versions: Sequence[int],
     ) -> list[Row]:  # fmt: skip
         now, led = self._now(), self.leads(shard, epoch)
         runs: dict[UUID, list[tuple[datetime, int, int]]] = {}
@@ -459,8 +457,8 @@ class Model:
             if not led or not self.may_fire(job, shard, expected[number]):
                 continue
             assert job is not None
-            if seen is not None and seen.get(job_id) != job.place:
-                continue  # changed by whoever held the lock that this statement waited for
+            if not self.is_seen(job, (0, versions[number])):
+                continue  # changed since it was looked at, or by whoever held the lock that this waited for
             busy = overlap[number] != "parallel" and self._busy(job)
             waiting = sum(run.state == "waiting" for run in self._runs_of(job_id))
             self.events.append(("moving", job_id, job.next_run_at, next_run_at[number], shard, epoch))

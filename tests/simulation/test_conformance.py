@@ -163,7 +163,13 @@ class Pair:
             first = expected + timedelta(seconds=5 * count)
             fire.drop_job_ids, fire.drop_first, fire.drop_last = [job.job_id], [first], [first + timedelta(seconds=10)]
             fire.drop_count, fire.drop_reason = [3], ["deferred" if dropped < 0.2 else "SKIP"]
-        await self.both(fires.fire, shard=job.shard, epoch=self._epoch(job.shard), batch=fire)
+        epoch, stale = self._epoch(job.shard), self.dice.random() < 0.1
+        fired = []
+        for store in (self.pool, self.modelled):
+            seen = await fires.due(store, shard=job.shard, job_ids=[job.job_id])
+            fire.versions = [999_999_999 if stale else seen[0].version]
+            fired.append(await fires.fire(store, shard=job.shard, epoch=epoch, batch=fire))
+        assert fired[0] == fired[1]
 
     async def on_time(self) -> None:
         """Both are asked what is due, and each fires by what it was told."""

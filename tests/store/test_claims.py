@@ -10,10 +10,10 @@ from uuid import uuid4
 import pytest
 
 from duly.model import from_micros
-from duly.store import fires, maintenance, runs
+from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Buried, Claim, Requeued
-from support import count, due_job, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
+from support import count, due_job, fire_now, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
 
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})
 
@@ -337,7 +337,7 @@ async def test_the_next_waiting_run_starts_when_the_one_before_it_ends(pool: Poo
     epoch = await lead(pool, job.shard)
     moments = [due, due + timedelta(minutes=1), due + timedelta(minutes=2)]
     fire = fire_of(job, next_run_at=due + timedelta(hours=9), scheduled=moments, overlap="queue")
-    assert (await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)).live == 3
+    assert (await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)).live == 3
     for moment in moments:
         claim = await take(pool)
         assert [run.scheduled_at for run in claim.runs] == [moment]
@@ -353,7 +353,7 @@ async def test_a_run_that_began_to_wait_as_its_predecessor_ended_is_freed_by_the
     fire = fire_of(
         job, next_run_at=due + timedelta(hours=9), scheduled=[due, due + timedelta(minutes=1)], overlap="queue"
     )
-    await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)
+    await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)
     claim = await take(pool)
     # The first one ends without letting the next go, as if its completion had not seen it.
     await pool.query("update duly.claims set flags = '{0}'")
@@ -371,7 +371,7 @@ async def test_the_sweep_leaves_a_run_whose_predecessor_still_runs(pool: Pool) -
     fire = fire_of(
         job, next_run_at=due + timedelta(hours=9), scheduled=[due, due + timedelta(minutes=1)], overlap="queue"
     )
-    await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)
+    await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)
     await take(pool)
     assert await maintenance.free_waiting(pool) == 0
 

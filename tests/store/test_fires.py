@@ -11,7 +11,7 @@ import pytest
 from duly.store import fires, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from support import count, due_job, eventually, fire_of, hours_ago, lead, put, succeeded, take
+from support import count, due_job, eventually, fire_now, fire_of, hours_ago, lead, put, succeeded, take
 
 HOUR = timedelta(hours=1)
 
@@ -21,7 +21,7 @@ async def test_a_fire_makes_the_run_and_moves_the_job_in_one_step(pool: Pool) ->
     job = due_job(pool, due)
     await put(pool, job)
     epoch = await lead(pool, job.shard)
-    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    fired = await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
     assert fired.moved == {job.job_id}
     row = (await pool.query("select next_run_at, last_run_at, run_count, status from duly.jobs"))[0]
     assert (row["next_run_at"], row["last_run_at"], row["run_count"], row["status"]) == (due + HOUR, due, 1, "active")
@@ -35,8 +35,8 @@ async def test_the_same_fire_sent_twice_fires_once(pool: Pool) -> None:
     await put(pool, job)
     epoch = await lead(pool, job.shard)
     fire = fire_of(job, next_run_at=due + HOUR)
-    assert (await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)).moved
-    assert not (await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)).moved
+    assert (await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)).moved
+    assert not (await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)).moved
     assert await count(pool, "runs") == 1
 
 
@@ -48,7 +48,7 @@ async def test_an_old_epoch_fires_nothing(pool: Pool) -> None:
     old = await lead(pool, job.shard)
     new = await lead(pool, job.shard)
     assert new > old
-    fired = await fires.fire(pool, shard=job.shard, epoch=old, batch=fire_of(job, next_run_at=due + HOUR))
+    fired = await fire_now(pool, shard=job.shard, epoch=old, batch=fire_of(job, next_run_at=due + HOUR))
     assert (fired.moved, fired.live) == (frozenset(), 0)
     assert await count(pool, "runs") == 0
     assert await count(pool, "jobs", "next_run_at = $1", due) == 1
@@ -60,7 +60,7 @@ async def test_a_takeover_waits_for_the_fire_that_is_under_way_and_the_next_one_
     await put(pool, job)
     old = await lead(pool, job.shard)
     async with pool.transaction() as transaction:
-        await fires.fire(transaction, shard=job.shard, epoch=old, batch=fire_of(job, next_run_at=due + HOUR))
+        await fire_now(transaction, shard=job.shard, epoch=old, batch=fire_of(job, next_run_at=due + HOUR))
         takeover = asyncio.create_task(lead(pool, job.shard))
         done, _ = await asyncio.wait([takeover], timeout=0.3)
         assert not done, "the epoch was raised under a fire that had already checked it"
@@ -75,7 +75,7 @@ async def test_two_leaders_at_once_fire_each_occurrence_once(pool: Pool) -> None
     await put(pool, job)
     epoch = await lead(pool, job.shard)
     fire = fire_of(job, next_run_at=due + HOUR)
-    results = await asyncio.gather(*(fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire) for _ in range(8)))
+    results = await asyncio.gather(*(fire_now(pool, shard=job.shard, epoch=epoch, batch=fire) for _ in range(8)))
     assert sum(len(result.moved) for result in results) == 1
     assert await count(pool, "runs") == 1
 
@@ -86,7 +86,7 @@ async def test_a_job_that_was_paused_meanwhile_does_not_fire(pool: Pool) -> None
     await put(pool, job)
     epoch = await lead(pool, job.shard)
     await pool.query("update duly.jobs set status = 'paused', next_run_at = null")
-    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    fired = await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
     assert not fired.moved
     assert await count(pool, "runs") == 0
 
@@ -97,7 +97,7 @@ async def test_a_job_of_another_shard_does_not_fire(pool: Pool) -> None:
     await put(pool, job)
     other = (job.shard + 1) % 64
     epoch = await lead(pool, other)
-    fired = await fires.fire(pool, shard=other, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    fired = await fire_now(pool, shard=other, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
     assert not fired.moved
 
 
@@ -106,7 +106,7 @@ async def test_the_last_occurrence_ends_the_job_and_it_is_completed_when_its_run
     job = due_job(pool, due)
     await put(pool, job)
     epoch = await lead(pool, job.shard)
-    await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=None))
+    await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=None))
     assert await count(pool, "job_status", "shown_status = 'active'") == 1
     claim = await take(pool)
     assert await count(pool, "job_status", "shown_status = 'active'") == 1
@@ -122,7 +122,7 @@ async def test_dropped_occurrences_are_one_row_with_their_count_and_reason(pool:
     fire = fire_of(job, next_run_at=due + 30 * HOUR, scheduled=[due + 26 * HOUR])
     fire.drop_job_ids, fire.drop_first, fire.drop_last = [job.job_id], [due], [due + 25 * HOUR]
     fire.drop_count, fire.drop_reason = [26], ["RUN_ONCE"]
-    await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire)
+    await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)
     row = (await pool.query("select scheduled_at, status, note from duly.history"))[0]
     assert (row["scheduled_at"], row["status"]) == (due, "missed")
     assert json.loads(row["note"])["count"] == 26
@@ -143,7 +143,7 @@ class TestOverlap:
         job = due_job(pool, due)
         await put(pool, job)
         epoch = await lead(pool, job.shard)
-        await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+        await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
         if stage != "queued":
             claim = await take(pool)
             if stage == "retrying":
@@ -154,7 +154,7 @@ class TestOverlap:
 
     async def test_skip_records_the_new_one_as_skipped(self, pool: Pool, stage: str) -> None:
         fire, shard, epoch = await self._unfinished(pool, stage)
-        fired = await fires.fire(pool, shard=shard, epoch=epoch, batch=fire)
+        fired = await fire_now(pool, shard=shard, epoch=epoch, batch=fire)
         assert (fired.live, fired.skipped) == (0, 1)
         row = (await pool.query("select status, note from duly.history"))[0]
         assert row["status"] == "skipped"
@@ -165,19 +165,19 @@ class TestOverlap:
     async def test_queue_lets_the_new_one_wait(self, pool: Pool, stage: str) -> None:
         fire, shard, epoch = await self._unfinished(pool, stage)
         fire.overlap, fire.run_flags = ["queue"], [8]
-        await fires.fire(pool, shard=shard, epoch=epoch, batch=fire)
+        await fire_now(pool, shard=shard, epoch=epoch, batch=fire)
         assert await count(pool, "runs", "state = 'waiting' and run_at = 'infinity'") == 1
 
     async def test_queue_is_bounded(self, pool: Pool, stage: str) -> None:
         fire, shard, epoch = await self._unfinished(pool, stage)
         fire.overlap, fire.run_flags, fire.max_queued = ["queue"], [8], [0]
-        fired = await fires.fire(pool, shard=shard, epoch=epoch, batch=fire)
+        fired = await fire_now(pool, shard=shard, epoch=epoch, batch=fire)
         assert (fired.live, fired.skipped) == (0, 1)
 
     async def test_parallel_starts_it(self, pool: Pool, stage: str) -> None:
         fire, shard, epoch = await self._unfinished(pool, stage)
         fire.overlap = ["parallel"]
-        await fires.fire(pool, shard=shard, epoch=epoch, batch=fire)
+        await fire_now(pool, shard=shard, epoch=epoch, batch=fire)
         assert await count(pool, "runs", "state = 'queued' and scheduled_at = $1", fire.expected[0]) == 1
 
 
@@ -186,11 +186,11 @@ async def test_a_finished_run_does_not_hold_up_the_next(pool: Pool) -> None:
     job = due_job(pool, due)
     await put(pool, job)
     epoch = await lead(pool, job.shard)
-    await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
     claim = await take(pool)
     await runs.complete(pool, [succeeded(claim.runs[0])])
     second = due_job(pool, due + HOUR, job_id=job.job_id, shard=job.shard)
-    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(second, next_run_at=due + 2 * HOUR))
+    fired = await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire_of(second, next_run_at=due + 2 * HOUR))
     assert (fired.live, fired.skipped) == (1, 0)
 
 
@@ -200,7 +200,7 @@ async def test_a_run_whose_history_was_dropped_by_retention_does_not_hold_up_its
     await put(pool, job)
     epoch = await lead(pool, job.shard)
     await pool.query("update duly.jobs set last_run_at = $1", due - 24 * 400 * HOUR)
-    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    fired = await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
     assert (fired.live, fired.skipped) == (1, 0)
 
 

@@ -176,10 +176,20 @@ async def test_fire_touches_the_jobs_it_names_and_probes_history_once_each(full_
     n = len(jobs)
     args: tuple[Any, ...] = (
         0, 1, jobs, [NOW] * n, [NOW] * n, ["skip"] * n, [100] * n,
-        jobs, [NOW] * n, [0] * n, [1] * n, [], [], [], [], [],
+        jobs, [NOW] * n, [0] * n, [1] * n, [], [], [], [], [], [1] * n,
     )  # fmt: skip
     for plan in await plans_of(full_pool, "fires/fire", *args):
         assert_index_only_access(plan)
+
+
+@pytest.mark.parametrize("size", [1, 2000])
+async def test_a_simple_fire_goes_to_the_rows_it_names(full_pool: Pool, size: int) -> None:
+    rows = await full_pool.query("select ctid, xmin, job_id from duly.jobs limit $1", size)
+    n = len(rows)
+    named = [row["ctid"] for row in rows], [row["xmin"] for row in rows], [row["job_id"] for row in rows]
+    for plan in await plans_of(full_pool, "fires/on_time", 0, 1, *named, [NOW] * n, [NOW] * n, [0] * n):
+        assert_index_only_access(plan)
+        assert "Tid Scan" in [node["Node Type"] for node in nodes_of(plan)]
 
 
 @pytest.mark.parametrize("size", [1, 2000])

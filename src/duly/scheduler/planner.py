@@ -151,6 +151,7 @@ def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Go
     fire.next_run_at.append(plan.next_run_at)
     fire.overlap.append(overlap)
     fire.max_queued.append(policy.max_queued)
+    fire.versions.append(job.version)
     # Late ones come first.
     if runs and runs[0][1]:
         late = sum(missed for _, missed in runs)

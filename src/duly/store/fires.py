@@ -36,7 +36,7 @@ class DueJob:
     """When it last fired or was last changed: what lies before that has been answered for."""
     place: tuple[int, int] | None = None
     version: int = 0
-    """Which row this is: `fires/on_time.sql` moves this very one or none."""
+    """Which row this is: a fire moves this very one or none."""
     busy: bool = True
     """An earlier run may be unfinished."""
 
@@ -78,6 +78,7 @@ class Fire:
     drop_last: list[datetime] = field(default_factory=list)
     drop_count: list[int] = field(default_factory=list)
     drop_reason: list[str] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,7 @@ async def _fire(store: Executor, shard: int, epoch: int, batch: Fire) -> Fired:
         batch.drop_last,
         batch.drop_count,
         batch.drop_reason,
+        batch.versions,
     )
     row = rows[0]
     return Fired(frozenset(row["moved"] or ()), row["led"], row["live"], row["skipped"])

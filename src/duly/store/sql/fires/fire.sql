@@ -3,8 +3,11 @@
 --   jobs:  $3 job_id  $4 expected next_run_at  $5 new next_run_at  $6 overlap (skip, queue, parallel)  $7 max_queued
 --   runs:  $8 job_id  $9 scheduled_at  $10 flags  $11 place among the job's runs of this fire, from 1
 --   drops: $12 job_id  $13 first  $14 last  $15 count  $16 reason; 'deferred' ones are not dropped, they run later
+--   $17 version of each job's row when fires/due.sql looked at it
 -- Whoever tries, an occurrence fires once: the row moves only from the expected next_run_at, and only while the
--- shard's epoch is still the caller's. FOR SHARE keeps the epoch from being raised until this commits; a leader that
+-- shard's epoch is still the caller's. And only if it is the very row that was planned by: a change of the schedule may
+-- leave next_run_at as it was, and a trigger, redrive or cancel that the lock waited for has brought or ended a run that
+-- this statement's snapshot does not show. Such a job is left for the next look. FOR SHARE keeps the epoch from being raised until this commits; a leader that
 -- was deposed meanwhile finds no row and moves nothing.
 with clock as materialized (
     select duly.now() as now
@@ -15,19 +18,16 @@ term as materialized (
 due as materialized (
     -- Lateral with a limit: always one probe of the primary key a job, never a walk over the shard.
     select j.job_id, j.queue, j.priority, j.last_run_at, j.extra_at, f.next_run_at, f.overlap, f.max_queued
-    from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::text[], $7::int[])
-        as f (job_id, expected, next_run_at, overlap, max_queued)
+    from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::text[], $7::int[], $17::xid[])
+        as f (job_id, expected, next_run_at, overlap, max_queued, version)
     cross join lateral (
-        select ctid as place, job_id, queue, priority, last_run_at, extra_at
+        select job_id, queue, priority, last_run_at, extra_at
         from duly.jobs
-        where job_id = f.job_id and next_run_at = f.expected and shard = $1
+        where job_id = f.job_id and next_run_at = f.expected and shard = $1 and xmin = f.version
         limit 1
         for no key update
     ) j
-    -- The lock may have waited for a trigger, redrive or cancel whose run this statement's snapshot does not show. Such a
-    -- job is left for the next look: deciding its overlap by what was before would run two at once.
-    cross join lateral (select ctid as place from duly.jobs where job_id = f.job_id limit 1) seen
-    where exists (select from term) and j.place = seen.place
+    where exists (select from term)
 ),
 busy as materialized (
     -- An earlier run is unfinished. One that stands in the queue is found by one probe. One that is running is in a
