@@ -5,7 +5,8 @@
 --   $7 new next_run_at, $8 flags of the run
 -- The overlap was decided by that look. It still holds if the row is the very one that was seen: whatever begins a run
 -- of a job out of turn (trigger, redrive, catch-up, repair) writes the job's row in the same transaction. By place there
--- is nothing to look up, and the version makes sure that nothing else has come to stand there.
+-- is nothing to look up, and the version makes sure that nothing else has come to stand there. (The shard is not compared
+-- again: it would only tempt the planner to read all of it.)
 with clock as materialized (
     select duly.now() as now
 ),
@@ -19,7 +20,7 @@ moved as (
     from unnest($3::tid[], $4::xid[], $5::uuid[], $6::timestamptz[], $7::timestamptz[], $8::smallint[])
         as f (place, version, job_id, expected, next_run_at, flags)
     where j.ctid = f.place and j.xmin = f.version and j.job_id = f.job_id and j.next_run_at = f.expected
-        and j.shard = $1 and exists (select from term)
+        and exists (select from term)
     returning j.job_id, f.expected, f.flags, j.queue, j.priority
 ),
 live as (
