@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -43,7 +42,8 @@ async def _tortured(plan: Plan) -> Result:
 @alone
 @pytest.mark.timeout(900)
 async def test_nothing_is_lost_or_doubled_while_everything_breaks() -> None:
-    seed = int(os.environ.get("DULY_TORTURE_SEED") or random.randrange(10**6))
+    # The same each time, so that a red one is the doing of what was changed; `make torture` draws new ones.
+    seed = int(os.environ.get("DULY_TORTURE_SEED") or 100)
     minutes = float(os.environ.get("DULY_TORTURE_MINUTES") or 1.2)
     result = await _tortured(Plan(seed=seed, minutes=minutes, recurring=60))
     told = "\n".join(f"{finding['invariant']}: {finding['message']}" for finding in result.findings[:20])
