@@ -35,7 +35,7 @@ format: $(VENV)/.ready ## put the code into its one format
 bench: $(VENV)/.ready ## measure, beside a raw-SQL loop of the same statements
 	$(BIN)/duly bench
 
-bench-peers: $(VENV)/.ready ## measure beside peers, which it installs (half an hour; ARGS=--help says what else)
+bench-peers: $(VENV)/.ready ## measure beside peers, which it installs (40 minutes; ARGS=--help says what else)
 	@PYTHONPATH=bench $(BIN)/python -m peers $(ARGS)
 
 torture: $(VENV)/.ready ## try to make it lose or double a run, for MINUTES=10 with SEED=7

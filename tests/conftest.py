@@ -118,11 +118,16 @@ _ALONE = (
 )
 
 
+_LONG = ("torture/", "simulation/", "cluster/test_churn.py", "cluster/test_coordinator_contract.py")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     for item in items:
         if item.path.relative_to(here).as_posix().startswith(_ALONE):
             item.add_marker("alone")
+    # Whole files go to whoever is free: the long ones first, so that none of them is what everybody waits for.
+    items.sort(key=lambda item: not item.path.relative_to(here).as_posix().startswith(_LONG))
 
 
 @pytest.hookimpl(trylast=True)

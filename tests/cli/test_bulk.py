@@ -125,7 +125,7 @@ def test_progress_is_shown_to_whoever_watches(duly: Run, tmp_path: Path, monkeyp
 
 def test_what_does_not_go_with_a_file_is_refused(duly: Run, tmp_path: Path) -> None:
     file = write(tmp_path / "jobs", {"handler": "greet"})
-    for extra in (["greet"], ["--queue", "q"], ["--command"], ["--payload", "{}"], ["--allow-unknown-handler"]):
+    for extra in (["greet"], ["--queue", "q"], ["--command"], ["--payload", "{}"]):
         ended = duly("submit", "--file", file, *extra)
         assert ended.code == 2
         assert "--file" in ended.err

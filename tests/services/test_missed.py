@@ -181,6 +181,23 @@ class TestGovernedCatchUp:
         shares = sorted([len(await scheduler.late(job)) for job in jobs])
         assert shares[0] >= 4
 
+    async def test_a_job_with_two_outages_behind_it_goes_through_them_oldest_first(self, pool: Pool) -> None:
+        scheduler = await governed(pool, 5)
+        job = due_job(pool, START + MINUTE, kind="cron", schedule="* * * * *", policy=ALL)
+        await scheduler.put(job)
+        await scheduler.lead(job)
+        await scheduler.step(START + 20 * MINUTE + 30 * SECOND)
+        await scheduler.step(START + 40 * MINUTE + 30 * SECOND)  # and away again in between
+        assert await count(pool, "catch_ups") == 2
+        # Those that ran at once when each was found are not what is asked here.
+        begun = set(await scheduler.late(job))
+        order: list[datetime] = []
+        for second in range(1, 12):
+            await scheduler.step(START + 40 * MINUTE + 30 * SECOND + second * SECOND)
+            order += sorted(set(await scheduler.late(job)) - begun - set(order))
+        assert order == sorted(order)
+        assert len(order) + len(begun) == 40
+
     async def test_on_time_occurrences_keep_their_place(self, pool: Pool) -> None:
         scheduler = await governed(pool, 5)
         behind = due_job(pool, START + MINUTE, kind="cron", schedule="* * * * *", policy=ALL)

@@ -519,7 +519,13 @@ class Model:
         return self._in_claims(job.job_id)
 
     def fires_catch_ups(self, shards: Sequence[int], limit: int) -> list[Row]:
-        waiting = sorted((one for one in self.catch_ups.values() if one.shard in shards), key=lambda one: one.served_at)
+        oldest: dict[UUID, datetime] = {}
+        for one in self.catch_ups.values():
+            oldest[one.job_id] = min(one.last_at, oldest.get(one.job_id, one.last_at))
+        waiting = sorted(
+            (one for one in self.catch_ups.values() if one.shard in shards and one.last_at == oldest[one.job_id]),
+            key=lambda one: one.served_at,
+        )
         return [
             Row(
                 job_id=one.job_id, shard=one.shard, first_at=one.first_at, last_at=one.last_at, count=one.number,

@@ -52,11 +52,10 @@ async def test_nothing_is_lost_or_doubled_while_everything_breaks() -> None:
     shutil.rmtree(result.folder)
 
 
-@alone
 @pytest.mark.timeout(600)
 async def test_a_duly_that_rescues_by_age_is_caught() -> None:
     """One mutant for the checker's sake, the one that needs no faults; `--mutant` has them all."""
-    plan = Plan(seed=1, minutes=0.4, mutant="rescue-by-age", coordinator="postgres", standby="none", recurring=40)
+    plan = Plan(seed=1, minutes=0.3, mutant="rescue-by-age", coordinator="postgres", standby="none", recurring=40)
     result = await _tortured(plan)
     assert "leases" in {finding["invariant"] for finding in result.findings}
     shutil.rmtree(result.folder)

@@ -16,7 +16,7 @@ import asyncpg
 from duly.bench.child import monotonic_us
 from duly.bench.server import connect
 from duly.clock import Clock
-from duly.model import DEFAULT_POLICY, DEFAULT_QUEUE, from_micros, to_micros
+from duly.model import DEFAULT_QUEUE, from_micros, to_micros
 from duly.store import cluster, fires, stores
 from duly.store.pool import LARGE, Pool
 from duly.store.statements import statement
@@ -155,15 +155,13 @@ class RawFirer:
     async def _fire_batches(
         self, connection: asyncpg.Connection[asyncpg.Record], batches: list[tuple[int, list[UUID], list[datetime]]]
     ) -> None:
-        look, fire = statement("fires/due"), statement("fires/fire")
+        look, fire = statement("fires/due"), statement("fires/on_time")
         while batches:
             shard, job_ids, dues = batches.pop()
-            await connection.fetch(look, job_ids, shard)
-            count = len(job_ids)
+            seen = {row["job_id"]: row for row in await connection.fetch(look, job_ids, shard)}
+            places, versions = zip(*((seen[one]["place"], seen[one]["version"]) for one in job_ids), strict=True)
             nexts = [None if self._period is None else due + self._period for due in dues]
-            skips, queues = [DEFAULT_POLICY.overlap] * count, [DEFAULT_POLICY.max_queued] * count
-            rows = await fetch_as_store(
-                connection, count, fire, shard, self._epochs[shard], job_ids, dues, nexts, skips, queues,
-                job_ids, dues, [0] * count, [1] * count, [], [], [], [], [],
-            )  # fmt: skip
-            self.fired += rows[0]["live"]
+            rows = await connection.fetch(
+                fire, shard, self._epochs[shard], places, versions, job_ids, dues, nexts, [0] * len(job_ids)
+            )
+            self.fired += len(rows[0]["moved"])

@@ -16,8 +16,10 @@ from duly.node import run, running_scheduler
 from duly.store.pool import Pool
 
 
-async def schedule(url: str, *, jobs: int, profile: Path | None) -> None:
+async def schedule(url: str, *, jobs: int, ahead: float | None, profile: Path | None) -> None:
     settings = bench_settings(url)
+    if ahead is not None:
+        settings = settings.model_copy(update={"fire_ahead_seconds": ahead})
     parent = await Parent.connect()
     pool = await Pool.connect(url, size=settings.pool_size)
     try:
@@ -36,9 +38,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--database-url", required=True)
     parser.add_argument("--jobs", type=int, required=True, help="how many it must hold before it is ready")
+    parser.add_argument(
+        "--ahead", type=float, help="how many seconds ahead of its time to fire; default: as users do"
+    )
     parser.add_argument("--profile", type=Path)
     options = parser.parse_args()
-    run(lambda: schedule(options.database_url, jobs=options.jobs, profile=options.profile))
+    run(lambda: schedule(options.database_url, jobs=options.jobs, ahead=options.ahead, profile=options.profile))
 
 
 if __name__ == "__main__":

@@ -73,10 +73,9 @@ class CatchingUp(Service):
         if gone:
             await fires.abandon(self._pool, shard=term.shard, epoch=term.epoch, waiting=gone)
         batch = Release()
-        # A job with two outages behind it has one of them served; the other keeps its turn for the next pass.
-        ready = {one.job_id: one for one in reversed(catch_ups) if one.status in ("active", "ended")}
-        for one in ready.values():
-            _add(batch, one, share)
+        for one in catch_ups:
+            if one.status in ("active", "ended"):
+                _add(batch, one, share)
         if not batch.job_ids:
             return 0
         released = await fires.release(self._pool, shard=term.shard, epoch=term.epoch, batch=batch)

@@ -11,6 +11,8 @@ cross join lateral (
     limit 1
 ) j
 where c.shard = any ($1::smallint[])
+    -- A job with several outages behind it goes through them one by one: oldest first.
+    and not exists (select from duly.catch_ups older where older.job_id = c.job_id and older.last_at < c.last_at)
     -- Parked through no will of its own: what waits goes on waiting with it.
     and not j.parked
 order by c.served_at
