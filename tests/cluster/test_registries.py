@@ -101,6 +101,16 @@ async def test_a_node_that_the_registry_has_forgotten_enters_again(
     await eventually(lambda: len(cluster.record.of("began")) == 2 * SHARDS, seconds=8)
 
 
+async def test_a_zookeeper_client_that_died_is_replaced(servers: Servers, make_cluster: MakeCluster) -> None:
+    cluster = make_cluster(servers.get("zookeeper"))
+    one = await cluster.node()
+    await eventually(cluster.shared_by(one))
+    client = one.coordinator._client  # type: ignore[attr-defined]
+    await asyncio.to_thread(client.stop)  # as if its threads had ended: it does not come back by itself
+    await eventually(lambda: one.coordinator._client not in (None, client), seconds=20)  # type: ignore[attr-defined]
+    await eventually(cluster.shared_by(one), seconds=20)
+
+
 async def test_etcd_with_a_login(make_cluster: MakeCluster) -> None:
     if reason := EtcdServer.missing():
         pytest.skip(reason)

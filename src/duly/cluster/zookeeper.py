@@ -52,9 +52,7 @@ _kazoo_log = logging.getLogger("duly.cluster.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
 
 DEFAULT_PATH = "/duly"
-_AWAY = (
-    ConnectionClosedError, ConnectionLoss, KazooTimeoutError, OperationTimeoutError, SessionExpiredError,
-)  # fmt: skip
+_AWAY = (ConnectionLoss, KazooTimeoutError, OperationTimeoutError, SessionExpiredError)
 
 
 class ZooKeeperCoordinator(RegistryCoordinator):
@@ -66,6 +64,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         self._client: KazooClient | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._watched = False
+        self._closing: asyncio.Future[None] | None = None
 
     async def _enter(self) -> None:
         client = await self._connected()
@@ -145,6 +144,9 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         result.rawlink(lambda _: self._on_loop(settle))
         try:
             return await answer
+        except ConnectionClosedError as error:
+            self._give_up_client()
+            raise self._away(str(error) or type(error).__name__) from error
         except _AWAY as error:
             raise self._away(str(error) or type(error).__name__) from error
         except (AuthFailedError, NoAuthError) as error:
@@ -156,6 +158,13 @@ class ZooKeeperCoordinator(RegistryCoordinator):
             raise
         except KazooException as error:
             raise self._away(str(error) or type(error).__name__) from error
+
+    def _give_up_client(self) -> None:
+        """A client that is closed, because a thread of its ended, never connects again: the next pass has a new one."""
+        client, self._client = self._client, None
+        self._watched = False
+        if client is not None:
+            self._closing = asyncio.get_running_loop().run_in_executor(None, _close, client)
 
     def _away(self, detail: str) -> CoordinatorUnavailable:
         return CoordinatorUnavailable(f"ZooKeeper at {self._address.shown} cannot be reached: {detail}")
