@@ -406,3 +406,35 @@ async def test_a_claim_begins_in_each_lane_at_its_floor(pool: Pool) -> None:
     )  # fmt: skip
     assert len(claim.runs) == 2
     assert await count(pool, "runs", "priority = 9") == 2
+
+
+async def test_a_claim_is_not_closed_over_an_outcome_that_the_database_has_forgotten(pool: Pool) -> None:
+    """A promoted standby may lack what the worker was told was recorded: those runs must come back."""
+    await put_now(pool, 3)
+    # Before this server's start, as a claim that was replicated to it is before its promotion.
+    await pool.query("update duly.clock set frozen_at = '2020-01-01'")
+    await pool.query("update duly.runs set run_at = '2019-12-31'")
+    claim = await take(pool, limit=3, lease=30)
+    first, second, third = claim.runs
+    assert claim.claim_id is not None
+    assert await runs.complete(pool, [succeeded(first)]) == 1
+    await pool.query("delete from duly.history where job_id = $1", first.job_id)
+    assert await runs.complete(pool, [succeeded(second), succeeded(third)], close=[claim.claim_id]) == 2
+    assert await count(pool, "claims") == 1
+    await pool.query("update duly.clock set frozen_at = '2020-01-02'")
+    assert (await maintenance.rescue(pool)).requeued == 1
+    assert await count(pool, "runs", "job_id = $1 and attempt = 1", first.job_id) == 1
+    assert await count(pool, "claims") == 0
+
+
+async def test_a_claim_from_before_the_servers_start_is_closed_when_all_of_it_is_accounted_for(pool: Pool) -> None:
+    await put_now(pool, 3)
+    await pool.query("update duly.clock set frozen_at = '2020-01-01'")
+    await pool.query("update duly.runs set run_at = '2019-12-31'")
+    claim = await take(pool, limit=3, lease=30)
+    first, second, third = claim.runs
+    assert claim.claim_id is not None
+    assert await runs.complete(pool, [succeeded(first)]) == 1
+    assert await runs.requeue(pool, [Requeued(second, "retrying", 5.0, 1, 2, "{}")]) == 1
+    assert await runs.complete(pool, [succeeded(third)], close=[claim.claim_id]) == 1
+    assert await count(pool, "claims") == 0

@@ -99,8 +99,14 @@ class Client:
                 pass
 
     async def finish(self, seconds: float) -> bool:
-        """Ask again what has no answer yet, then pause all that recurs. Whether everything was answered in time."""
+        """Ask again what has no answer yet, then pause all that recurs. Whether everything was answered in time.
+
+        What was paused or cancelled before is paused once more: a database that was promoted may have forgotten it.
+        """
         until = time.monotonic() + seconds
+        for own in self.jobs:
+            if own.recurs and own.state in ("paused", "over"):
+                own.state = "unsure"
         while time.monotonic() < until:
             open_ends = [own for own in self.jobs if own.state == "asked"]
             open_ends += [own for own in self.jobs if own.recurs and own.state in ("live", "unsure")]

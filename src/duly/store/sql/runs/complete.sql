@@ -33,9 +33,29 @@ recorded as (
 ),
 closed as (
     -- In the order in which a heartbeat takes them, or the two would wait for each other.
+    -- A database that was promoted may have forgotten outcomes that the worker was told were recorded. So a claim from
+    -- before that, or from before the server's start, is closed only if each of its runs is accounted for; else its
+    -- lease runs out, and rescue brings back what is missing.
     delete from duly.claims
     where claim_id = any (array(
-        select claim_id from duly.claims where claim_id = any ($8::uuid[]) order by claim_id for update
+        select c.claim_id
+        from duly.claims c
+        where c.claim_id = any ($8::uuid[]) and not (
+            c.claimed_at <= greatest(pg_last_xact_replay_timestamp(), pg_postmaster_start_time())
+            and exists (
+                select
+                from unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
+                where not (one.ordinal = any (c.released))
+                    and one.ordinal not in (
+                        select now.ordinal
+                        from unnest($2::int[], $3::int[]) as now (position, ordinal)
+                        where ($1::uuid[])[now.position] = c.claim_id
+                    )
+                    and not duly.has_ended(one.job_id, one.scheduled_at)
+            )
+        )
+        order by c.claim_id
+        for update of c
     ))
 )
 select count(*) as recorded, array_agg(distinct job_id) filter (where flags & 8 = 8) as serial from recorded
