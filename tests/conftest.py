@@ -111,6 +111,7 @@ _ALONE = (
     "cluster/test_idle.py",
     "cluster/test_priorities.py",
     "services/test_analytics.py",
+    "services/test_drain_ratio.py",
     "store/test_claim_depth.py",
     "unit/test_planner_speed.py",
     "unit/timing/test_speed.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from conftest import Server
+from duly.bench import backlog
 from duly.bench.figures import Bar, Figure, Spread, percentile
+from duly.bench.flow import Flow, Passed, _became_of, _check
 from duly.bench.lab import verify
-from duly.bench.main import NAMES, run_bench
+from duly.bench.main import LONG, MEASURES, NAMES, _chosen, run_bench
 from duly.bench.processes import BenchFailed, as_arguments
+from duly.bench.registered import _insert
 from duly.bench.report import make_document, make_table, shown, shown_bar
 from duly.bench.server import Outcome, Store, bench_settings
 from duly.errors import InvalidInput
+from duly.store.pool import Pool
 
 
 def test_percentile_is_the_nearest_rank() -> None:
@@ -143,6 +149,7 @@ async def test_a_count_that_is_wrong_is_a_failure(outcome: Outcome, monkeypatch:
     [
         {"only": ["nap"]},
         {"jobs": 0},
+        {"seconds": 0},
         {"rounds": 0},
         {"scale": 0.0},
         {"scale": float("nan")},
@@ -186,3 +193,98 @@ def test_what_registered_jobs_cost_is_measured(tmp_path: Path) -> None:
     assert 0 < figures["start to first fire, 5,000 jobs"] < 60
     assert figures["fired of 500 due at once, 1,000 jobs"] > 0
     assert 10 < figures["scheduler's memory, 5,000 jobs"] < 400
+
+
+def test_what_takes_long_is_measured_only_when_asked_for() -> None:
+    assert set(_chosen(None)) == set(MEASURES)
+    assert not set(LONG) & set(MEASURES)
+    assert _chosen(["backlog", "drain"]) == ["drain", "backlog"]
+
+
+@pytest.fixture(scope="module")
+def long_figures(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
+    """Of all that take long, for a second each."""
+    results = tmp_path_factory.mktemp("long") / "results.json"
+    code = run_bench(
+        only=list(LONG),
+        rounds=1,
+        scale=0.002,
+        json_path=results,
+        database_url=server.url,
+        home=None,
+        jobs=40_000,
+        seconds=1,
+    )
+    assert code == 0
+    return {f"{one['bench']}: {one['what']}": one["duly"] for one in json.loads(results.read_text())["figures"]}
+
+
+def test_a_steady_flow_is_measured(long_figures: dict[str, float]) -> None:
+    figures = {what: value for what, value in long_figures.items() if what.startswith("steady")}
+    p50, p99, longest = (figures[f"steady: due to start with 40,000 jobs, {part}"] for part in ("p50", "p99", "max"))
+    assert p50 <= p99 <= longest
+    assert 0 < longest < 60_000
+    assert [value for what, value in figures.items() if "lost of" in what] == [0]
+    assert all(value > 0 for what, value in figures.items() if "fired, of" in what)
+    assert 10 < figures["steady: scheduler's memory, 40,000 jobs"] < 400
+
+
+def test_runs_with_handlers_that_wait_are_measured(long_figures: dict[str, float]) -> None:
+    figures = {what: value for what, value in long_figures.items() if what.startswith("handlers")}
+    assert 0 < figures["handlers: due to start, 2 ms handlers, max"] < 60_000
+    assert [value for what, value in figures.items() if "lost of" in what] == [0]
+    assert figures["handlers: grown meanwhile"] >= 0
+
+
+def test_draining_a_backlog_is_measured_at_both_depths(long_figures: dict[str, float]) -> None:
+    for processes in ("1 process", "2 processes"):
+        few = long_figures[f"backlog: drain, 20 waiting, {processes}"]
+        many = long_figures[f"backlog: drain, 40,000 waiting, {processes}"]
+        assert long_figures[f"backlog: 40,000 by 20 waiting, {processes}"] == pytest.approx(many / few)
+        assert long_figures[f"backlog: their first 20 only, {processes}"] > 0
+
+
+@pytest.mark.parametrize("outcome", [Outcome(4, 4, 5, 0, 10), Outcome(4, 3, 6, 0, 10), Outcome(4, 4, 5, 1, 10)])
+async def test_a_run_that_is_neither_drained_nor_waiting_is_a_failure(
+    outcome: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def held(_: Store) -> Outcome:
+        return outcome
+
+    monkeypatch.setattr(Store, "outcome", held)
+    with pytest.raises(BenchFailed, match="10 runs should be recorded or waiting"):
+        await backlog._verify(Store("name", "url"), 10)
+
+
+_FLOW = Flow("handlers", 10, "every 1m", 60.0, "nap", processes=1, concurrency=1)
+
+
+async def test_an_occurrence_that_left_nothing_is_lost(pool: Pool) -> None:
+    """Ten jobs, three minutes: thirty are due, one of which is not in history and one of which was missed."""
+    store, first = Store("name", pool.url), datetime(2026, 3, 1, 12, tzinfo=UTC)
+    await _insert(store, 10, first, 60, "nap", "every 1m")
+    async with pool.transaction() as transaction:
+        await transaction.connection.execute(
+            """
+            insert into duly.history (job_id, scheduled_at, fired_at, started_at, finished_at, attempt, status)
+            select job_id, at, at, case when number = 2 then null else at + number * interval '1 ms' end,
+                at + interval '1 s', 1, case when number = 2 then 'missed' else 'succeeded' end
+            from (
+                select job_id, at, row_number() over (order by at) as number
+                from duly.jobs cross join generate_series(0, 3) k
+                cross join lateral (select start_at + k * interval '1 minute' as at) one
+            ) due
+            where number <> 1
+            """
+        )
+    passed = await _became_of(store, _FLOW, first, first + timedelta(minutes=3), (0, 0), 0)
+    assert (passed.due, passed.lost, passed.succeeded) == (30, 1, 28)
+    assert passed.lags_ms == [3.0, 16.0, 30.0, 30.0]
+    with pytest.raises(BenchFailed, match="all 30 occurrences should have succeeded"):
+        _check(_FLOW, passed)
+
+
+def test_a_run_that_started_too_early_is_a_failure() -> None:
+    passed = Passed(1, 0, 1, 1, 1, (-51.0, 0, 0, 0), waiting_first=0, waiting_last=0, memory=0)
+    with pytest.raises(BenchFailed, match=r"51\.0 ms before it was due"):
+        _check(_FLOW, passed)

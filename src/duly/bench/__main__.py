@@ -6,16 +6,26 @@ import argparse
 import sys
 from pathlib import Path
 
-from duly.bench.main import DEFAULT_JSON, NAMES, run_bench
+from duly.bench.main import DEFAULT_JSON, LONG, MEASURES, run_bench
 from duly.errors import DulyError
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="duly bench", description="Measure Duly beside raw SQL.")
-    parser.add_argument("--only", metavar="NAMES", help=f"some of {','.join(NAMES)}")
+    parser.add_argument(
+        "--only",
+        metavar="NAMES",
+        help=f"some of {','.join(MEASURES)} (default: all of these), or of {','.join(LONG)}, which take long",
+    )
     parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="more or less work than usual (default 1)")
-    parser.add_argument("--jobs", type=int, help="how many jobs `registered` registers (default 1,000,000)")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        help="how many jobs `registered` and `steady` register (default 1,000,000 and 10,000,000), "
+        "how many runs wait in `backlog` (default 5,000,000)",
+    )
+    parser.add_argument("--seconds", type=int, help="how long `steady` and `handlers` go on (default 600 and 300)")
     parser.add_argument("--json", type=Path, default=Path(DEFAULT_JSON), metavar="PATH", help="where results go")
     parser.add_argument("--database-url", help="a PostgreSQL to measure on; default: an embedded one")
     parser.add_argument("--home", type=Path, help="home of the embedded PostgreSQL; default: a temporary one")
@@ -36,6 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
         quiet=options.quiet,
         profile=options.profile,
         jobs=options.jobs,
+        seconds=options.seconds,
     )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Unit = Literal["/s", "µs", "ms", "s", "×", "MB"]
+Unit = Literal["/s", "µs", "ms", "s", "×", "MB", "runs"]
 Verdict = Literal["goal", "bar", "below", ""]
 
 

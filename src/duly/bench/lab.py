@@ -28,8 +28,10 @@ class Lab:
     scale: float
     say: Callable[[str], None]
     profile: Path | None = None
-    registered: int | None = None
-    """How many jobs the `registered` measurement registers; None: by the scale."""
+    jobs: int | None = None
+    """How many jobs `registered` and `steady` register and how many runs wait in `backlog`; None: by the scale."""
+    seconds: int | None = None
+    """How long `steady` and `handlers` go on; None: by the scale."""
 
     def scaled(self, count: int, *, least: int = 1) -> int:
         return max(least, round(count * self.scale))

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from duly.bench import api, drain, hot_second, lag, latency, planning, registered, submit
+from duly.bench import api, backlog, drain, handlers, hot_second, lag, latency, planning, registered, steady, submit
 from duly.bench.figures import Figure
 from duly.bench.lab import Lab, Measure
 from duly.bench.processes import BenchFailed
@@ -30,7 +30,13 @@ MEASURES: Mapping[str, Measure] = {
     "api": api.measure,
     "registered": registered.measure,
 }
-NAMES = tuple(MEASURES)
+# Minutes to an hour, and gigabytes: measured only when asked for by name.
+LONG: Mapping[str, Measure] = {
+    "steady": steady.measure,
+    "handlers": handlers.measure,
+    "backlog": backlog.measure,
+}
+NAMES = (*MEASURES, *LONG)
 DEFAULT_JSON = "bench-results.json"
 _WIDTH = 140
 _INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
@@ -48,6 +54,7 @@ def run_bench(
     quiet: bool = False,
     profile: Path | None = None,
     jobs: int | None = None,
+    seconds: int | None = None,
 ) -> int:
     """Measure, print a table, write JSON. 0 if every count was right, else 1; a slow figure only shows as such."""
     names = _chosen(only)
@@ -57,6 +64,8 @@ def run_bench(
         raise InvalidInput("scale", "must be more than 0 and at most 1000")
     if jobs is not None and not 1 <= jobs <= 1_000_000_000:
         raise InvalidInput("jobs", "must be between 1 and 1,000,000,000")
+    if seconds is not None and not 1 <= seconds <= 86_400:
+        raise InvalidInput("seconds", "must be between 1 and 86,400")
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise InvalidInput("json", f"cannot be written: there is no folder {json_path.parent}")
     told = Console(stderr=True, quiet=quiet)
@@ -66,10 +75,18 @@ def run_bench(
         failures: list[str] = []
         async with running_server(database_url, home) as server:
             facts = await server.facts()
-            lab = Lab(server, rounds, scale, lambda text: told.print(text, style="dim", highlight=False), profile, jobs)
+            lab = Lab(
+                server,
+                rounds,
+                scale,
+                lambda text: told.print(text, style="dim", highlight=False),
+                profile,
+                jobs=jobs,
+                seconds=seconds,
+            )
             for name in names:
                 try:
-                    figures += await MEASURES[name](lab)
+                    figures += await {**MEASURES, **LONG}[name](lab)
                 except (BenchFailed, DulyError) as failure:
                     failures.append(f"{name}: {failure}")
                     told.print(f"FAILED: {failures[-1]}", style="bold red", highlight=False)
@@ -96,7 +113,7 @@ def run_bench(
 
 def _chosen(only: Sequence[str] | None) -> list[str]:
     if only is None:
-        return list(NAMES)
+        return list(MEASURES)
     for name in only:
         if name not in NAMES:
             raise InvalidInput("only", f"{name!r} is not measured; choose from {', '.join(NAMES)}")

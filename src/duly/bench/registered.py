@@ -34,7 +34,7 @@ _PROBE = 5_000
 
 
 async def measure(lab: Lab) -> list[Figure]:
-    few, many, due = lab.scaled(FEW), lab.registered or lab.scaled(MANY), lab.scaled(DUE)
+    few, many, due = lab.scaled(FEW), lab.jobs or lab.scaled(MANY), lab.scaled(DUE)
     figures: list[Figure] = []
     costs: list[Figure] = []
     passes: dict[str, Pass] = {}
@@ -69,9 +69,25 @@ async def _register(lab: Lab, store: Store, jobs: int) -> None:
     await _insert(store, min(jobs, _PROBE), clock.now() + timedelta(days=1), _HOUR)
     seconds = (time.perf_counter() - began) / min(jobs, _PROBE) * jobs
     base = clock.now() + timedelta(seconds=1.5 * seconds + 30) + lab.rounds * 2 * _ROUND
+    await register(lab, store, jobs, base, _HOUR)
+
+
+async def register(
+    lab: Lab,
+    store: Store,
+    jobs: int,
+    first: datetime,
+    seconds: float,
+    *,
+    handler: str = "noop",
+    schedule: str = "every 1h",
+    policy: str | None = None,
+    bench: str = "registered",
+) -> None:
+    """Any number of recurring jobs, the first of them due at `first`, the last one `seconds` later."""
     for start in range(0, jobs, _AT_ONCE):
-        lab.say(f"registered: {start:,} of {jobs:,} jobs")
-        await _insert(store, min(_AT_ONCE, jobs - start), base, _HOUR)
+        lab.say(f"{bench}: {start:,} of {jobs:,} jobs")
+        await _insert(store, min(_AT_ONCE, jobs - start), first, seconds, handler, schedule, policy)
     # What autovacuum does once after so many inserts, so that it does not do it while something is measured.
     connection = await connect(store.url)
     try:
@@ -80,10 +96,19 @@ async def _register(lab: Lab, store: Store, jobs: int) -> None:
         await connection.close()
 
 
-async def _insert(store: Store, jobs: int, first: datetime, seconds: float) -> None:
+async def _insert(
+    store: Store,
+    jobs: int,
+    first: datetime,
+    seconds: float,
+    handler: str = "noop",
+    schedule: str = "every 1h",
+    policy: str | None = None,
+) -> None:
     connection = await connect(store.url)
     try:
-        await connection.execute(bench_statement("register"), jobs, first, seconds, timeout=600)
+        arguments = (jobs, first, seconds, handler, schedule, policy)
+        await connection.execute(bench_statement("register"), *arguments, timeout=600)
     finally:
         await connection.close()
 

@@ -11,14 +11,14 @@ from rich.table import Table
 from duly.bench.figures import Bar, Figure
 
 _MARKS = {"goal": "[green]yes[/]", "bar": "[yellow]bar only[/]", "below": "[red]no[/]", "": ""}
-_SUFFIX = {"/s": "/s", "µs": " µs", "ms": " ms", "s": " s", "×": " ×", "MB": " MB"}
+_SUFFIX = {"/s": "/s", "µs": " µs", "ms": " ms", "s": " s", "×": " ×", "MB": " MB", "runs": " runs"}
 
 
 def shown(value: float | None, unit: str) -> str:
     """A value with as many digits as it deserves."""
     if value is None:
         return "–"
-    digits = 0 if unit == "/s" or abs(value) >= 100 else 2
+    digits = 0 if unit in ("/s", "runs") or abs(value) >= 100 else 2
     return f"{value:,.{digits}f}{_SUFFIX[unit]}"
 
 

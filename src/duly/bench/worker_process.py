@@ -1,4 +1,4 @@
-"""A worker as users run it, whose only tasks do nothing, or note the moment they were started.
+"""A worker as users run it, whose only tasks do nothing, wait a little, or note the moment they were started.
 
 `python -m duly.bench.worker_process`, started by the bench. With `--profile FILE` the run is written down by cProfile;
 its figures are then worth nothing, its proportions a lot.
@@ -7,6 +7,7 @@ its figures are then worth nothing, its proportions a lot.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import cProfile
 from collections.abc import Iterator
@@ -18,9 +19,16 @@ from duly.node import run, running_worker
 from duly.store.pool import Pool
 from duly.worker.task import Task
 
+_NAP_SECONDS = 0.002
+
 
 async def noop(n: int) -> None:
     """Nothing, with one small argument to decode."""
+
+
+async def nap(n: int) -> None:
+    """What many a handler does most of its time: it waits for an answer."""
+    await asyncio.sleep(_NAP_SECONDS)
 
 
 class Stamps:
@@ -38,7 +46,7 @@ async def work(url: str, *, concurrency: int | None, held: bool, profile: Path |
     settings = bench_settings(url)
     parent = await Parent.connect()
     stamps = Stamps()
-    tasks = {"noop": Task("noop", noop), "stamp": Task("stamp", stamps.stamp)}
+    tasks = {"noop": Task("noop", noop), "nap": Task("nap", nap), "stamp": Task("stamp", stamps.stamp)}
     pool = await Pool.connect(url, size=settings.pool_size)
     try:
         if held and not await parent.released():

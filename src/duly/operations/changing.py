@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from duly.errors import Conflict, InvalidInput
@@ -47,7 +47,6 @@ class Changing(Looking):
                 job,
                 changes,
                 now=self._pool.clock.now(),
-                misfire_grace=timedelta(seconds=self._settings.misfire_grace_seconds),
                 payload_max_bytes=self._settings.payload_max_bytes,
             )
             return job if revised is None else await jobs.change(within, revised)

@@ -1,11 +1,10 @@
 """Working out what a job is to be when a client changes some of its fields. No I/O: a job and changes in, a row out.
 
-Only a change of the timing plans anew. What was overdue at that moment:
-
-- Found within the misfire grace it is about to fire, and does: the new timing begins after it.
-- Older, it is given up and recorded as missed, with the reason `changed` and how many they were. The missed policy was
-  made for the old schedule; applying it to what an edit makes overdue would be a burst that nobody asked for.
-- A one-off has simply been moved; nothing of it is missed.
+Only a change of the timing plans anew. What was overdue at that moment is given up and recorded as missed, with the
+reason `changed` and how many they were. The missed policy was made for the old schedule; applying it to what an edit
+makes overdue would be a burst that nobody asked for, and so would letting the new schedule begin before the edit.
+Occurrences are fired ahead of their time, so none is overdue unless nobody was there to fire it. A one-off has simply
+been moved; nothing of it is missed.
 
 The plan goes on with the first occurrence after now, and never at or before one that has fired.
 """
@@ -46,9 +45,7 @@ class _Timing:
     lost: tuple[datetime, datetime, int] | None = None
 
 
-def revise(
-    job: Job, changes: Mapping[str, Any], *, now: datetime, misfire_grace: timedelta, payload_max_bytes: int
-) -> ChangedJob | None:
+def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_bytes: int) -> ChangedJob | None:
     """The row that `changes` make of `job`; None if they change nothing. The first wrong field is refused by name."""
     for field in changes:
         if field not in CHANGEABLE:
@@ -62,7 +59,7 @@ def revise(
     )
     timing = _Timing(job.kind, job.schedule, job.next_run_at)
     if moved:
-        timing = _retime(job, wanted, policy, now, misfire_grace)
+        timing = _retime(job, wanted, policy, now)
         # Another spelling of the same thing is no change.
         moved = (timing.schedule, wanted["timezone"], wanted["start_at"], wanted["end_at"]) != (
             job.schedule, job.timezone, job.start_at, job.end_at
@@ -126,7 +123,7 @@ def _checked(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime, misfire_grace: timedelta) -> _Timing:
+def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime) -> _Timing:
     schedule = wanted["schedule"]
     if schedule is None or (isinstance(schedule, str) and schedule.strip().lower() == "now"):
         schedule = now
@@ -138,8 +135,6 @@ def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime, 
     if job.next_run_at is None:
         raise Conflict(f"job {job.job_id} cannot be planned anew: its last run has begun")
     overdue = job.next_run_at <= now
-    if overdue and job.kind != "once" and job.next_run_at >= now - misfire_grace:
-        return _Timing(plan.kind, plan.canonical, job.next_run_at)
     lost = _overdue(job, now) if overdue and job.kind != "once" else None
     fired = job.last_run_at
     if plan.kind == "once":
