@@ -38,9 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--database-url", required=True)
     parser.add_argument("--jobs", type=int, required=True, help="how many it must hold before it is ready")
-    parser.add_argument(
-        "--ahead", type=float, help="how many seconds ahead of its time to fire; default: as users do"
-    )
+    parser.add_argument("--ahead", type=float, help="how many seconds ahead of its time to fire; default: as users do")
     parser.add_argument("--profile", type=Path)
     options = parser.parse_args()
     run(lambda: schedule(options.database_url, jobs=options.jobs, ahead=options.ahead, profile=options.profile))
