@@ -119,7 +119,10 @@ _ALONE = (
 )
 
 
-_LONG = ("torture/", "simulation/", "cluster/test_churn.py", "cluster/test_coordinator_contract.py")
+_LONG = (
+    "torture/", "simulation/", "unit/test_bench.py", "unit/timing/test_oracle.py", "cluster/test_processes.py",
+    "cluster/test_fight.py", "cluster/test_churn.py", "cluster/test_coordinator_contract.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
