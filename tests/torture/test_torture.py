@@ -52,7 +52,7 @@ async def test_nothing_is_lost_or_doubled_while_everything_breaks() -> None:
     shutil.rmtree(result.folder)
 
 
-# Each takes a minute or two: DULY_TORTURE_MUTANTS=all, or some by commas. The checker's own test has histories for each.
+# Each takes a minute or two: DULY_TORTURE_MUTANTS=all, or some by commas. The checker's own test has such histories.
 _MUTANTS = os.environ.get("DULY_TORTURE_MUTANTS", "")
 if _MUTANTS:
 
