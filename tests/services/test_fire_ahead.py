@@ -12,6 +12,7 @@ from duly.model import JobRequest
 from duly.operations import Operations
 from duly.scheduler import firer as firer_module
 from duly.store import fires, runs
+from duly.store import jobs as jobs_store
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import Claim
@@ -91,6 +92,20 @@ async def test_overlap_is_decided_at_its_time_not_before(
     assert await count(pool, "history", "status = 'skipped' and scheduled_at = $1", DUE) == int(not ends)
 
 
+@pytest.mark.timeout(20)
+async def test_a_node_ahead_of_the_database_does_not_ask_without_pause_what_it_must_wait_for(
+    scheduler: FrozenScheduler, pool: Pool, operations: Operations
+) -> None:
+    job = await put(scheduler)
+    await operations.trigger(str(job.job_id))
+    assert len((await take(pool)).runs) == 1
+    await scheduler.loader.run_once()
+    await scheduler.at(BEFORE)
+    scheduler.clock.moment = DUE + SECOND
+    assert await scheduler.firer.run_once() == pytest.approx(0.002)
+    assert await count(pool, "history", "status = 'skipped'") == 0
+
+
 async def test_one_asked_for_by_hand_before_its_time_does_not_run_beside_it(
     scheduler: FrozenScheduler, pool: Pool, operations: Operations
 ) -> None:
@@ -142,6 +157,17 @@ async def test_what_ran_before_is_remembered_when_the_next_is_taken_back(
     await scheduler.at(DUE + 2 * HOUR)
     await Guardian(pool).run_once()
     assert await scheduler.runs() == []
+
+
+async def test_one_that_was_parked_meanwhile_stays_parked(scheduler: FrozenScheduler, pool: Pool) -> None:
+    job = await put(scheduler)
+    await scheduler.step(BEFORE)
+    await pool.query("update duly.jobs set status = 'paused', next_run_at = null")
+    async with pool.transaction() as within:
+        await jobs_store.retract(within, job_id=job.job_id, tenant=job.tenant)
+    assert await scheduler.runs() == []
+    stored = await scheduler.job(job)
+    assert (stored["status"], stored["next_run_at"], stored["run_count"]) == ("paused", None, 0)
 
 
 async def test_cancelling_takes_it_back_and_it_leaves_no_outcome(

@@ -102,21 +102,24 @@ class Firer(Service):
 
     def drop(self, shard: int) -> None:
         self._terms.pop(shard, None)
-        for line in (self._on_time, self._wall, self._late, self._unsorted):
+        for line in self._lines:
             line.pop(shard, None)
         self._held = [one for one in self._held if one[1] != shard]
         heapq.heapify(self._held)
 
     def standing(self, shard: int) -> int:
         """How many of a shard's jobs stand in line."""
-        lines = (self._on_time, self._wall, self._late, self._unsorted)
-        return sum(len(line.get(shard, ())) for line in lines)
+        return sum(len(line.get(shard, ())) for line in self._lines)
 
     @property
     def taken(self) -> int:
         """How many were taken from the near future: fired, or in line."""
-        lines = (self._on_time, self._wall, self._late, self._unsorted)
-        return self.fired + len(self._held) + sum(len(waiting) for line in lines for waiting in line.values())
+        in_line = sum(len(waiting) for line in self._lines for waiting in line.values())
+        return self.fired + len(self._held) + in_line
+
+    @property
+    def _lines(self) -> tuple[Line, ...]:
+        return self._on_time, self._wall, self._late, self._unsorted
 
     async def run_once(self) -> float | None:
         try:
@@ -135,7 +138,7 @@ class Firer(Service):
             return _EARLY_PAUSE
         return self._seconds_to_next()
 
-    def _seconds_to_next(self) -> float | None:
+    def _seconds_to_next(self) -> float:
         waits = [self.interval]
         if (wait := self._future.seconds_to_next()) is not None:
             waits.append(wait - self._ahead.total_seconds())
@@ -261,7 +264,12 @@ class Firer(Service):
         if batch.parked:
             await self._park(term, batch.parked)
         for job in batch.held:
-            heapq.heappush(self._held, (to_micros(job.next_run_at), term.shard, job.job_id.bytes))
+            due_us = to_micros(job.next_run_at)
+            if due_us > self._future.now_us:
+                heapq.heappush(self._held, (due_us, term.shard, job.job_id.bytes))
+            else:
+                # By this node's clock it is due, by the database's it is not: to hold it would be to ask without pause.
+                self._early.append((term.shard, job.job_id, due_us))
         left = [job.job_id.bytes for job in jobs[batch.planned :]]
         try:
             for part in (batch.on_time, batch.fire):

@@ -73,6 +73,6 @@ class NearFuture:
         return min(lead, within_us)
 
     def seconds_to_next(self) -> float | None:
-        """Until the earliest entry; None if there is none. Negative: it is overdue."""
+        """Until the earliest entry; None if there is none."""
         next_us = self._wheel.next_due_us()
-        return None if next_us is None else (next_us - self._clock.now_us()) / 1e6
+        return None if next_us is None else max(0.0, (next_us - self._clock.now_us()) / 1e6)

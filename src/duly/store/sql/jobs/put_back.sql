@@ -1,9 +1,11 @@
 -- Let jobs be as if these occurrences had not been fired, which they were ahead of their time (jobs/retract.sql).
 --   $1 job_ids  $2 the first such occurrence of each  $3 how many
--- Its leader is told: unless what follows in this transaction plans otherwise, they are due as before.
+-- One that was parked meanwhile stays so. Its leader is told: unless what follows in this transaction plans otherwise, they are due as before.
 with back as (
     update duly.jobs j
-    set next_run_at = taken.first_at, run_count = j.run_count - taken.count, status = 'active',
+    set next_run_at = case when j.status in ('active', 'ended') then taken.first_at else j.next_run_at end,
+        run_count = j.run_count - taken.count,
+        status = case when j.status = 'ended' then 'active' else j.status end,
         last_run_at = (
             select max(h.scheduled_at) from duly.history h where h.job_id = j.job_id and h.status not in ('missed', 'skipped')
         )
@@ -14,3 +16,4 @@ with back as (
 select count(pg_notify('duly_due',
     shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as told
 from back
+where next_run_at is not null
