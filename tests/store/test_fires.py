@@ -277,3 +277,19 @@ async def test_a_simple_fire_leaves_a_row_that_was_written_since_it_was_seen(poo
 async def waits_for_a_lock(pool: Pool) -> bool:
     waiting = "select from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
     return bool(await pool.query(waiting))
+
+
+async def test_a_fire_leaves_a_job_that_was_changed_since_it_was_planned(pool: Pool) -> None:
+    """Also if its next_run_at is the same: what follows was planned by what is no longer so."""
+    due = hours_ago(1)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    batch = fire_of(job, next_run_at=due + HOUR)
+    (seen,) = await fires.due(pool, shard=job.shard, job_ids=[job.job_id])
+    batch.versions = [seen.version]
+    await pool.query("update duly.jobs set schedule = 'every 2h'")
+    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch)
+    assert (fired.moved, fired.led) == (frozenset(), True)
+    assert await count(pool, "runs") == 0
+    assert await count(pool, "jobs", "next_run_at = $1", due) == 1
