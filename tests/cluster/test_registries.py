@@ -50,6 +50,19 @@ async def test_a_server_that_does_not_answer_is_passed_over(
 
 
 @pytest.mark.parametrize("name", REGISTRIES)
+async def test_whoever_enters_waits_for_a_busy_server(name: str, servers: Servers, make_cluster: MakeCluster) -> None:
+    server = servers.get(name)
+    cluster = make_cluster(server)
+    host = f"127.0.0.1:{server.port}"
+    several = server.address(cluster.room).replace(host, f"127.0.0.1:{free_port()},{host}")
+    server.pause()
+    # Two thirds of the lease: longer than whoever already leads would wait.
+    asyncio.get_running_loop().call_later(1.0, server.go_on)
+    one = await cluster.node(coordinator=several)
+    await eventually(cluster.shared_by(one))
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
 async def test_a_registry_that_is_away_from_the_start_is_an_error_that_says_where(
     name: str, servers: Servers, make_cluster: MakeCluster
 ) -> None:

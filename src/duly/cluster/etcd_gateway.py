@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import time
 from base64 import b64decode, b64encode
 from collections import deque
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 import httpx
 
 from duly.addresses import ServerAddress
+from duly.cluster.registry import ENTRY_SECONDS
 from duly.errors import ConfigError, CoordinatorUnavailable
 
 # A watch that says nothing for this long is opened anew: a connection that died silently looks just like that.
@@ -35,12 +37,12 @@ class EtcdGateway:
     def __init__(self, address: ServerAddress, *, patience: float) -> None:
         """`patience`: how long all endpoints together may take to answer."""
         self._address = address
+        self._patience = patience
         secure = address.scheme == "etcds"
         self._endpoints = deque(f"{'https' if secure else 'http'}://{host}/v3" for host in address.host_texts())
-        self._timeout = patience / (len(self._endpoints) + 1)
         # Nothing of the environment's: a proxy for the web is not the way to etcd.
         verify: ssl.SSLContext | bool = _tls(address) if secure else True
-        self._client = httpx.AsyncClient(timeout=self._timeout, verify=verify, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=patience, verify=verify, trust_env=False)
         self._token: str | None = None
 
     async def close(self) -> None:
@@ -48,7 +50,7 @@ class EtcdGateway:
 
     async def grant(self, seconds: int) -> tuple[str, float]:
         """A new lease: its id, and the seconds that etcd really gives."""
-        answer = await self._call("/lease/grant", {"TTL": str(seconds)})
+        answer = await self._call("/lease/grant", {"TTL": str(seconds)}, patience=self._unhurried)
         return str(answer["ID"]), float(answer["TTL"])
 
     async def keep_alive(self, lease_id: str) -> bool:
@@ -61,7 +63,9 @@ class EtcdGateway:
         await self._call("/lease/revoke", {"ID": lease_id})
 
     async def put(self, key: str, value: str, *, lease_id: str) -> None:
-        await self._call("/kv/put", {"key": _text(key), "value": _text(value), "lease": lease_id})
+        await self._call(
+            "/kv/put", {"key": _text(key), "value": _text(value), "lease": lease_id}, patience=self._unhurried
+        )
 
     async def keys(self, prefix: str) -> list[str]:
         answer = await self._call("/kv/range", {**_range(prefix), "keys_only": True})
@@ -69,7 +73,7 @@ class EtcdGateway:
 
     async def watch(self, prefix: str, changed: Callable[[], None]) -> None:
         """Call `changed` at the beginning and for every change, until the connection ends."""
-        timeout = httpx.Timeout(self._timeout, read=QUIET_SECONDS)
+        timeout = httpx.Timeout(self._patience, read=QUIET_SECONDS)
         body = {"create_request": _range(prefix)}
         endpoint = self._endpoints[0]
         try:
@@ -92,31 +96,44 @@ class EtcdGateway:
         except (httpx.HTTPError, httpx.StreamError, ValueError) as error:
             raise self._away(_words(error)) from error
 
-    async def _call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Every call may be sent again: a lease granted twice is one that nobody keeps alive."""
-        trouble = ""
-        for _ in range(len(self._endpoints) + 1):
+    @property
+    def _unhurried(self) -> float:
+        """Who is only entering holds nothing that could run out."""
+        return max(self._patience, ENTRY_SECONDS)
+
+    async def _call(self, path: str, body: dict[str, Any], *, patience: float | None = None) -> dict[str, Any]:
+        """Every call may be sent again: a lease granted twice is one that nobody keeps alive.
+
+        Each endpoint is asked twice, as long as there is time: one that refuses at once takes none from the others.
+        """
+        patience = self._patience if patience is None else patience
+        deadline = time.monotonic() + patience
+        share = patience / (len(self._endpoints) + 1)
+        troubles: dict[str, str] = {}
+        for _ in range(2 * len(self._endpoints)):
+            if time.monotonic() >= deadline:
+                break
             try:
-                return await self._ask(path, body)
+                return await self._ask(path, body, share)
             except EtcdRefused as error:
                 # A token runs out, and an etcd that was restarted has forgotten it.
                 renewed = error.code == UNAUTHENTICATED and self._token is not None
-                self._token, trouble = None, str(error)
+                self._token, troubles[self._endpoints[0]] = None, str(error)
                 if error.code in (INVALID, DENIED, UNAUTHENTICATED) and not renewed:
                     raise ConfigError(f"etcd at {self._address.shown} refused {path}: {error}") from error
             except (httpx.HTTPError, ValueError) as error:
-                trouble = _words(error)
+                troubles[self._endpoints[0]] = _words(error)
                 self._endpoints.rotate(-1)
-        raise self._away(trouble)
+        raise self._away("; ".join(dict.fromkeys(troubles.values())))
 
-    async def _ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    async def _ask(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
         url = self._endpoints[0] + path
         # httpx counts each step of a request; together they must not take longer either.
         try:
-            async with asyncio.timeout(self._timeout):
-                response = await self._client.post(url, json=body, headers=await self._headers())
+            async with asyncio.timeout(seconds):
+                response = await self._client.post(url, json=body, headers=await self._headers(), timeout=seconds)
         except TimeoutError as error:
-            raise httpx.ReadTimeout("no answer in time") from error
+            raise httpx.ReadTimeout(f"no answer in {seconds:.2g} s") from error
         if response.status_code == httpx.codes.OK:
             return dict(json.loads(response.text))
         refusal = _refusal(response)

@@ -20,6 +20,9 @@ from uuid import UUID
 from duly.cluster.member import MemberCoordinator
 from duly.store import cluster as rows
 
+# How long entering may take at least: a server under load syncs its disk before it answers.
+ENTRY_SECONDS = 5.0
+
 
 class RegistryCoordinator(MemberCoordinator):
     @abstractmethod

@@ -42,7 +42,7 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from duly.addresses import ServerAddress
 from duly.cluster.coordinator import TermListener
-from duly.cluster.registry import RegistryCoordinator, node_id_of
+from duly.cluster.registry import ENTRY_SECONDS, RegistryCoordinator, node_id_of
 from duly.errors import ConfigError, CoordinatorUnavailable
 from duly.store.pool import Pool
 
@@ -106,7 +106,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
             self._event_loop = asyncio.get_running_loop()
             client = self._new_client()
             try:
-                await asyncio.to_thread(client.start, max(1.0, self._lease / 2))
+                await asyncio.to_thread(client.start, max(ENTRY_SECONDS, self._lease / 2))
             except KazooTimeoutError as error:
                 raise self._away("no server answered") from error
             self._client = client
