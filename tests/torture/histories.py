@@ -52,6 +52,7 @@ class History:
     sink: list[Document] = field(default_factory=list)
     operations: list[Document] = field(default_factory=list)
     faults: list[Document] = field(default_factory=list)
+    forgotten: list[Document] = field(default_factory=list)
     run: Document = field(default_factory=dict)
     final: Document = field(default_factory=dict)
     _tables: dict[str, dict[Any, Document]] = field(default_factory=dict)
@@ -346,6 +347,13 @@ class History:
             self._insert_run(at, run, "queued", at, epoch=old["epochs"][place], attempt=attempt)
         self.write(at, "claims", "delete", old, None)
 
+    def forgets(self, job_id: str, at: float, table: str = "jobs") -> None:
+        """A change that the old primary had committed and the promoted standby never got."""
+        self.forgotten.append(
+            {"n": len(self.forgotten) + 1, "txid": 1, "at": START + at, "table": table, "op": "insert", "old": None,
+             "new": {"job_id": job_id}}
+        )  # fmt: skip
+
     def fault(self, kind: str, target: str, begun: float, ended: float) -> None:
         number = len(self.faults) + 1
         self.faults.append(
@@ -421,6 +429,7 @@ class History:
         (folder / "final.json").write_text(json.dumps(final))
         for name, lines in (
             ("audit", self.audit), ("sink", self.sink), ("operations", self.operations), ("faults", self.faults),
+            ("forgotten", self.forgotten),
         ):  # fmt: skip
             (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         return folder

@@ -186,6 +186,12 @@ async def _recorded(plan: Plan, folder: Path) -> int:
                 prepare=prepare,
             )
         )  # fmt: skip
+
+        async def forgotten(old_url: str, new_url: str) -> None:
+            await audit.forgotten(old_url, new_url, folder)
+
+        if plan.standby == "asynchronous":
+            world.database.before_rejoining(forgotten)
         facts["versions"] = await _versions(world)
         workload = Workload.of(
             folder, world.url, seed=plan.seed, lease=plan.settings["worker_lease"], rate=plan.rate,

@@ -643,6 +643,8 @@ def lost_at_a_promotion(standby: str) -> History:
     h.asked("submit", "01a00000-0000-7000-8000-000000000009", 59.5)
     begin = words(h, told.runs["after the change"], "begin")[0]
     h.sink.append({**begin, "n": 10_000, "at": START + 62.3, "token": "00-of-the-old-primary", "execution": "x"})
+    h.forgets("01a00000-0000-7000-8000-000000000009", 59.4)
+    h.forgets(told.runs["after the change"].job_id, 62.2, "claims")
     return h
 
 
@@ -657,9 +659,16 @@ def test_with_a_synchronous_standby_there_is_no_such_excuse(tmp_path: Path) -> N
     assert [finding.invariant for finding in findings] == ["acknowledged", "executions"]
 
 
-def test_nor_is_there_one_long_before_or_after_the_promotion(tmp_path: Path) -> None:
+def test_nor_is_there_one_long_before_or_after_what_was_forgotten(tmp_path: Path) -> None:
     h = lost_at_a_promotion("asynchronous")
-    h.asked("submit", "01a00000-0000-7000-8000-000000000010", 119)
+    h.forgotten[0]["at"] -= 40
+    h.forgotten[1]["at"] += 5
+    assert [finding.invariant for finding in check(h, tmp_path)] == ["acknowledged", "executions"]
+
+
+def test_nor_for_what_the_old_primary_never_had(tmp_path: Path) -> None:
+    h = lost_at_a_promotion("asynchronous")
+    h.asked("submit", "01a00000-0000-7000-8000-000000000010", 59.5)
     assert [finding.invariant for finding in check(h, tmp_path)] == ["acknowledged"]
 
 

@@ -138,6 +138,7 @@ def test_what_was_not_replicated_stands_apart(tmp_path: Path) -> None:
     h.run["standby"] = "asynchronous"
     h.fault("promotion", "primary", 60, 62)
     h.asked("submit", "01a00000-0000-7000-8000-000000000009", 59.5)
+    h.forgets("01a00000-0000-7000-8000-000000000009", 59.4)
     markdown, html = reported(h, tmp_path)
     for text in (markdown, Page(html).text):
         assert "Nothing found." in text

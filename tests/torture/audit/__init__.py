@@ -15,6 +15,8 @@ from typing import Any
 import asyncpg
 
 RECORD = "audit.jsonl"
+# What an old primary had committed and the one promoted in its place never got.
+FORGOTTEN = "forgotten.jsonl"
 
 # The product's tables and what the records call them.
 TABLES: Mapping[str, str] = {
@@ -63,6 +65,24 @@ async def export(admin_url: str, folder: Path) -> int:
                     written += 1
     finally:
         await connection.close()
+    return written
+
+
+async def forgotten(old_url: str, new_url: str, folder: Path) -> int:
+    """Add to `forgotten.jsonl` what only the old primary's diary has; returns how many changes that is."""
+    new, old = await asyncpg.connect(new_url), await asyncpg.connect(old_url)
+    written = 0
+    try:
+        kept = {tuple(row) for row in await new.fetch(_sql("keys"))}
+        gone = {row["n"] for row in await old.fetch(_sql("keys")) if tuple(row) not in kept}
+        with (folder / FORGOTTEN).open("a", encoding="utf-8") as file:
+            for row in await old.fetch(_sql("export")) if gone else ():
+                if json.loads(row["line"])["n"] in gone:
+                    file.write(row["line"] + "\n")
+                    written += 1
+    finally:
+        await new.close()
+        await old.close()
     return written
 
 

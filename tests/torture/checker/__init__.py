@@ -48,7 +48,7 @@ def judge(facts: Facts) -> tuple[list[Finding], list[Finding]]:
     apart: list[Finding] = []
     for invariant in INVARIANTS.values():
         for finding in invariant(facts):
-            (apart if facts.not_replicated(finding.at) else findings).append(finding)
+            (apart if facts.not_replicated(finding) else findings).append(finding)
     return findings, apart
 
 

@@ -8,13 +8,16 @@ wrote nothing of it before the earlier one was over.
 
 from __future__ import annotations
 
+import json
+import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
-from .finding import Key, moment
-from .records import Fault, Records, Row, Word, micros, micros_or_none
+from .finding import Finding, Key, moment
+from .records import Records, Row, Word, micros, micros_or_none
 from .stepping import Grid, grid_of
 
 MISSED, DEDUPLICATED, TRIGGERED = 2, 4, 16
@@ -24,9 +27,10 @@ UNFINISHED = ACTIVE | {"waiting"}
 SECOND = 1_000_000
 # The database's clock is read before the statement, the audit's after it.
 _RETRACTED_LATE = SECOND // 2
-# How long before and after a promotion an asynchronous standby may have missed something: what the old primary still
-# acknowledged while clients had not found the new one is lost as well.
-_BEFORE_PROMOTION, _AFTER_PROMOTION = 60 * SECOND, 30 * SECOND
+# How long before and after a change that the promoted standby never got something may have come of it: the change is
+# noted before its answer, and a handler goes on under a claim that nobody remembers.
+_BEFORE_FORGOTTEN, _AFTER_FORGOTTEN = SECOND, 30 * SECOND
+_UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(slots=True, eq=False)
@@ -223,14 +227,24 @@ class Facts:
         run = self.records.run
         return micros(run.get("healed") or run.get("started") or 0)
 
-    def promotions(self) -> list[Fault]:
-        return [one for one in self.records.faults if "promot" in one.kind.lower() or "failover" in one.kind.lower()]
-
-    def not_replicated(self, at: int | None) -> bool:
-        """Whether what happened then may be gone because PostgreSQL had not replicated it."""
-        if at is None or self.records.run.get("standby") != "asynchronous":
+    def not_replicated(self, finding: Finding) -> bool:
+        """Whether it comes of a change of that job which PostgreSQL had committed and not replicated."""
+        at, job_id = finding.at, finding.job_id
+        if at is None or job_id is None or self.records.run.get("standby") != "asynchronous":
             return False
-        return any(one.begun - _BEFORE_PROMOTION <= at <= one.ended + _AFTER_PROMOTION for one in self.promotions())
+        return any(
+            changed - _BEFORE_FORGOTTEN <= at <= changed + _AFTER_FORGOTTEN
+            for changed in self._forgotten.get(job_id, ())
+        )
+
+    @cached_property
+    def _forgotten(self) -> dict[str, list[int]]:
+        """By job: when it was changed in ways that the promoted standby never got."""
+        found: dict[str, list[int]] = defaultdict(list)
+        for row in self.records.forgotten:
+            for job_id in set(_UUID.findall(json.dumps([row.old, row.new]))):
+                found[job_id].append(row.at)
+        return found
 
     # How things are called
 

@@ -56,6 +56,7 @@ def figures(facts: Facts, findings: Sequence[Finding], apart: Sequence[Finding])
         "lost": sum(found[name] for name in LOST),
         "doubled": sum(found[name] for name in DOUBLED),
         "stale_accepted": sum(found[name] for name in STALE),
+        "forgotten_changes": len(records.forgotten),
         "not_replicated": [finding.document() for finding in apart],
         "unchecked_schedules": _unchecked(facts),
         "audit_rows": len(records.audit),

@@ -14,13 +14,14 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`at` is the moment (microseconds) on which it depends whether an asynchronous standby could have lost what is
-    missing; None where replication is no excuse."""
+    """`at` (microseconds) and `job_id` say what an asynchronous standby must have missed, and about when, for this to
+    be PostgreSQL's doing; `at` None: replication is no excuse."""
 
     invariant: str
     message: str
     evidence: list[dict[str, Any]] = field(default_factory=list)
     at: int | None = None
+    job_id: str | None = None
 
     def document(self) -> dict[str, Any]:
         return {"invariant": self.invariant, "message": self.message, "evidence": self.evidence}

@@ -90,6 +90,7 @@ class Records:
     folder: Path
     run: dict[str, Any]
     audit: list[Row] = field(default_factory=list)
+    forgotten: list[Row] = field(default_factory=list)
     sink: list[Word] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -153,6 +154,7 @@ def read(folder: Path) -> Records:
         raise BadRecords(f"{path} cannot be read: {error}") from error
     records = Records(folder, run)
     records.audit = sorted((_row(line) for line in _lines(folder / "audit.jsonl")), key=lambda row: row.n)
+    records.forgotten = [_row(line) for line in _lines(folder / "forgotten.jsonl")]
     records.sink = sorted((_word(line) for line in _lines(folder / "sink.jsonl")), key=lambda word: word.n)
     records.operations = sorted(
         (_operation(line) for line in _lines(folder / "operations.jsonl")), key=lambda one: one.invoked

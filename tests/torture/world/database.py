@@ -16,7 +16,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -309,6 +309,8 @@ class Database:
         # The way of the log to the standby: it can be cut like any other.
         self.replication = Proxy(thread, Place(network.hub, network.hub_host, 0), self.primary.place, protocol="raw")
         self._moved: list[Callable[[Place], None]] = []
+        self._before_rejoining: Callable[[str, str], Awaitable[None]] | None = None
+        self._replaced = False
         self._storm: list[asyncio.StreamWriter] = []
 
     @property
@@ -328,6 +330,10 @@ class Database:
     def when_moved(self, call: Callable[[Place], None]) -> None:
         """Call this with the address of every new primary."""
         self._moved.append(call)
+
+    def before_rejoining(self, call: Callable[[str, str], Awaitable[None]]) -> None:
+        """Await this with the addresses of the old and the new primary before what the old one has is thrown away."""
+        self._before_rejoining = call
 
     async def make(self) -> None:
         self.replication.start()
@@ -374,7 +380,7 @@ class Database:
             if not await connection.fetchval("select pg_promote(true, 30)"):
                 raise RuntimeError(f"{new.name} was not promoted")
         new.configure()  # nobody stands by for it yet, so it must wait for nobody
-        self.primary, self.standby, self.old_primary = new, None, old
+        self.primary, self.standby, self.old_primary, self._replaced = new, None, old, True
         for call in self._moved:
             call(new.place)
 
@@ -386,6 +392,12 @@ class Database:
         self.replication.point(self.primary.place)
         self.replication.cut()
         old.free_disk()
+        if self._replaced and self._before_rejoining is not None:
+            # Alone: its clients are with the new one, and nothing more can be committed there.
+            await old.start()
+            await self._before_rejoining(old.url(), self.primary.url())
+            await old.crash()
+        self._replaced = False
         await old.copy_from(self.primary)
         old.follow(self.replication)
         await old.start()

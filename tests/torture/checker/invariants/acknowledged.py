@@ -85,9 +85,9 @@ def _submitted(facts: Facts, operation: Operation) -> Iterator[Finding]:
     for job_id in _ids(operation.answer):
         job = facts.jobs.get(job_id)
         if job is None:
-            yield _lost(facts, operation, f"the store never had the job {job_id}", [])
+            yield _lost(facts, operation, f"the store never had the job {job_id}", [], job_id)
         elif job.deleted is None and kept and job_id not in kept:
-            yield _lost(facts, operation, f"the job {job_id} is not in the store at the end", [job.row])
+            yield _lost(facts, operation, f"the job {job_id} is not in the store at the end", [job.row], job_id)
 
 
 def _held(facts: Facts, operation: Operation, state: str, holds: Callable[[dict[str, Any]], bool]) -> Iterator[Finding]:
@@ -168,7 +168,9 @@ def _standing(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def _lost(facts: Facts, operation: Operation, what: str, rows: list[dict[str, Any]]) -> Finding:
+def _lost(
+    facts: Facts, operation: Operation, what: str, rows: list[dict[str, Any]], about: str | None = None
+) -> Finding:
     job_id, job = job_of(facts, operation)
     called = facts.job_called(str(job_id)) if job else f"job {operation.job} ({job_id})"
     return Finding(
@@ -178,6 +180,7 @@ def _lost(facts: Facts, operation: Operation, what: str, rows: list[dict[str, An
         f"{moment(operation.returned)}, but {what}",
         [operation.document, *rows],
         at=operation.returned,
+        job_id=about or job_id,
     )
 
 

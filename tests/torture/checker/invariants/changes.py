@@ -65,6 +65,7 @@ def _quiet(facts: Facts, operation: Operation, others: list[Operation], births: 
                 f"{moment(None if until == INFINITY else until)}",
                 [operation.document, birth.row],
                 at=operation.returned,
+                job_id=birth.key[0],
             )
 
 
@@ -97,6 +98,7 @@ def _follows(
                 "occurrence then",
                 [operation.document, birth.row],
                 at=operation.returned,
+                job_id=birth.key[0],
             )
 
 

@@ -42,6 +42,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                     "gave for it",
                     [word_document(first)],
                     at=first.at,
+                    job_id=key[0],
                 )
         order = list(holds.values())
         for number, hold in enumerate(order[:-1]):
@@ -60,4 +61,5 @@ def check(facts: Facts) -> Iterator[Finding]:
                     f"recorded for the first ({hold.how or 'it was still held'})",
                     [word_document(first), word_document(second)],
                     at=first.at,
+                    job_id=key[0],
                 )

@@ -81,6 +81,7 @@ def _effects(facts: Facts, key: tuple[str, int], words: list[Word]) -> Iterator[
                 f"after the newer token {newest.token} (attempt {newest.attempt}) had begun at {moment(newest.at)}",
                 [word_document(newest), word_document(word)],
                 at=word.at,
+                job_id=key[0],
             )
 
 

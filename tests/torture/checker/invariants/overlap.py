@@ -90,6 +90,7 @@ def _in_sink(facts: Facts) -> Iterator[Finding]:
                             f"job, begun at {moment(since)} (token {other.token}), still executed and held its lease",
                             [word_document(other), word_document(word)],
                             at=at,
+                            job_id=job_id,
                         )
             under_way.append((at, ended, word, key))
 
