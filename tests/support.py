@@ -86,16 +86,16 @@ async def lead(pool: Pool, shard: int) -> int:
 async def fire_now(pool: Executor, *, shard: int, epoch: int, batch: fires.Fire) -> fires.Fired:
     """Fire, by a look at the jobs as they are now, unless the batch has been fired before."""
     if not batch.versions:
-        seen = {job.job_id: job.version for job in await fires.due(pool, shard=shard, job_ids=batch.job_ids)}
+        seen = {job.job_id: job.version for job in await fires.due(pool, job_ids=batch.job_ids)}
         batch.versions = [seen.get(job_id, 0) for job_id in batch.job_ids]
-    return await fires.fire(pool, shard=shard, epoch=epoch, batch=batch)
+    return await fires.fire(pool, epochs={shard: epoch}, batch=batch)
 
 
 async def fire_as_seen(
     pool: Pool, job: NewJob, due: datetime, next_run_at: datetime, *, epoch: int, overlap: str, max_queued: int
 ) -> fires.Fired:
     """Fire one job as the scheduler does: by what a look at it says."""
-    seen = await fires.due(pool, shard=job.shard, job_ids=[job.job_id])
+    seen = await fires.due(pool, job_ids=[job.job_id])
     batch: fires.Fire | fires.OnTime
     if seen and seen[0].place and seen[0].next_run_at == due and (not seen[0].busy or overlap == "parallel"):
         batch = fires.OnTime(
@@ -105,11 +105,12 @@ async def fire_as_seen(
             expected=[due],
             next_run_at=[next_run_at],
             run_flags=[8 if overlap == "queue" else 0],
+            shards=[job.shard],
         )
     else:
         batch = fire_of(job._replace(next_run_at=due), next_run_at=next_run_at, overlap=overlap, max_queued=max_queued)
         batch.versions = [seen[0].version if seen else 0]
-    return await fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch)
+    return await fires.fire(pool, epochs={job.shard: epoch}, batch=batch)
 
 
 def fire_of(

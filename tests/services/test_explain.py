@@ -62,13 +62,15 @@ class World:
         """As the job's leader does, until nothing of it is due."""
         shard = (await self.pool.query("select epoch, node_id from duly.shards where shard = $1", job.shard))[0]
         epoch = shard["epoch"] if shard["node_id"] is not None else await self.lead(job.shard)
-        while due := [one for one in await fires.due(self.pool, shard=job.shard, job_ids=[job.job_id]) if one.due]:
+        while due := [one for one in await fires.due(self.pool, job_ids=[job.job_id]) if one.due]:
             batch = plan_batch(due, now=self.now, misfire_grace=GRACE)
             if batch.parked:
-                await fires.park(self.pool, shard=job.shard, epoch=epoch, jobs=batch.parked)
+                parked = [(one.job_id, one.next_run_at, reason) for one, reason in batch.parked]
+                await fires.park(self.pool, shard=job.shard, epoch=epoch, jobs=parked)
             else:
-                for part in (batch.on_time, batch.fire):
-                    await fires.fire(self.pool, shard=job.shard, epoch=epoch, batch=part)
+                parts: list[fires.Fire | fires.OnTime] = [batch.on_time, *batch.fires.values()]
+                for part in parts:
+                    await fires.fire(self.pool, epochs={job.shard: epoch}, batch=part)
 
     async def succeed(self) -> None:
         """Run whatever is queued."""

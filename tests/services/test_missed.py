@@ -319,9 +319,9 @@ class TestFairness:
         batches: list[set[Any]] = []
         real = fires.fire
 
-        async def watched(store: Pool, *, shard: int, epoch: int, batch: fires.Fire) -> fires.Fired:
+        async def watched(store: Pool, *, epochs: dict[int, int], batch: fires.Fire) -> fires.Fired:
             batches.append(set(batch.job_ids))
-            return await real(store, shard=shard, epoch=epoch, batch=batch)
+            return await real(store, epochs=epochs, batch=batch)
 
         monkeypatch.setattr(fires, "fire", watched)
         await scheduler.step(now)
@@ -341,9 +341,9 @@ class TestFairness:
         first: list[datetime] = []
         real = fires.fire
 
-        async def watched(store: Pool, *, shard: int, epoch: int, batch: fires.Fire) -> fires.Fired:
+        async def watched(store: Pool, *, epochs: dict[int, int], batch: fires.Fire) -> fires.Fired:
             first.extend([] if first else batch.expected)
-            return await real(store, shard=shard, epoch=epoch, batch=batch)
+            return await real(store, epochs=epochs, batch=batch)
 
         monkeypatch.setattr(fires, "fire", watched)
         await scheduler.step(START + DAY)

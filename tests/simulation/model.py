@@ -380,7 +380,7 @@ class Model:
                 rows.append(Row(number=number, job_ids=ids, dues=dues))
         return rows
 
-    def fires_due(self, job_ids: Sequence[UUID], shard: int) -> list[Row]:
+    def fires_due(self, job_ids: Sequence[UUID]) -> list[Row]:
         now = self._now()
         found = [self.jobs[job_id] for job_id in sorted(set(job_ids)) if job_id in self.jobs]
         return [
@@ -389,14 +389,14 @@ class Model:
                 start_at=job.start_at, end_at=job.end_at, max_runs=job.max_runs, run_count=job.run_count,
                 policy=job.policy, created_at=job.created_at, now=now,
                 since=max(job.last_run_at or job.created_at, job.created_at), place=(0, job.place), version=job.place,
-                busy=self._may_be_busy(job),
+                busy=self._may_be_busy(job), shard=job.shard,
             )
             for job in found
-            if job.shard == shard and job.next_run_at is not None
+            if job.next_run_at is not None
         ]  # fmt: skip
 
     def _may_be_busy(self, job: Job) -> bool:
-        if job.last_run_at is None and job.extra_at is None:
+        if (job.last_run_at is None and job.extra_at is None) or (job.policy and '"parallel"' in job.policy):
             return False
         return bool(self._runs_of(job.job_id)) or not self._last_have_ended(job)
 
@@ -404,14 +404,19 @@ class Model:
         return all(at is None or (job.job_id, at) in self.history for at in (job.last_run_at, job.extra_at))
 
     def fires_on_time(
-        self, shard: int, epoch: int, places: Sequence[tuple[int, int]], _versions: Sequence[int],
+        self, asked: Sequence[int], terms: Sequence[int], places: Sequence[tuple[int, int]], _versions: Sequence[int],
         job_ids: Sequence[UUID], expected: Sequence[datetime], next_run_at: Sequence[datetime | None],
-        run_flags: Sequence[int],
+        run_flags: Sequence[int], shards: Sequence[int], epochs: Sequence[int],
     ) -> list[Row]:  # fmt: skip
-        now, led, moved = self._now(), self.leads(shard, epoch), []
+        now, moved = self._now(), []
+        led = [shard for shard, epoch in zip(asked, terms, strict=True) if self.leads(shard, epoch)]
         for number, job_id in enumerate(job_ids):
-            job = self.jobs.get(job_id)
-            if not led or not self.may_fire(job, shard, expected[number]) or not self.is_seen(job, places[number]):
+            job, shard, epoch = self.jobs.get(job_id), shards[number], epochs[number]
+            if (
+                shard not in led
+                or not self.may_fire(job, shard, expected[number])
+                or not self.is_seen(job, places[number])
+            ):
                 continue
             assert job is not None
             self.events.append(("moving", job_id, job.next_run_at, next_run_at[number], shard, epoch))
@@ -425,7 +430,7 @@ class Model:
             moved.append(job_id)
         if moved:
             self._tell("duly_work", "default")
-        return [Row(moved=moved or None, led=led, told=0)]
+        return [Row(moved=moved or None, led=led or None, told=0)]
 
     def is_seen(self, job: Job | None, place: tuple[int, int]) -> bool:
         """The very row that was looked at."""

@@ -151,9 +151,10 @@ def _never(_original: Any) -> Any:
 
 
 def _advance_before_insert(original: Any) -> Any:
-    async def fire(store: Any, shard: int, epoch: int, batch: Any) -> Any:
-        await store.fetch("fires/advance", shard, epoch, batch.job_ids, batch.expected, batch.next_run_at)
-        return await original(store, shard, epoch, batch)
+    async def fire(store: Any, epochs: dict[int, int], batch: Any) -> Any:
+        own = [epochs[shard] for shard in batch.shards]
+        await store.fetch("fires/advance", batch.shards, own, batch.job_ids, batch.expected, batch.next_run_at)
+        return await original(store, epochs, batch)
 
     return fire
 
@@ -166,8 +167,8 @@ def _close_too_early(_original: Any) -> Any:
 
 
 def _not_strictly(original: Any) -> Any:
-    async def fire(store: Any, shard: int, epoch: int, batch: Any) -> Any:
-        return await original(store, shard, epoch, replace(batch, next_run_at=batch.expected))
+    async def fire(store: Any, epochs: dict[int, int], batch: Any) -> Any:
+        return await original(store, epochs, replace(batch, next_run_at=batch.expected))
 
     return fire
 
@@ -187,9 +188,10 @@ class Advancing(Model):
     """Knows the statement that the mutant sends before the real one."""
 
     def fires_advance(
-        self, shard: int, epoch: int, job_ids: Sequence[UUID], expected: Sequence[datetime], following: Sequence[Any]
-    ) -> list[Row]:
-        for job_id, before, after in zip(job_ids, expected, following, strict=True):
+        self, shards: Sequence[int], epochs: Sequence[int], job_ids: Sequence[UUID], expected: Sequence[datetime],
+        following: Sequence[Any],
+    ) -> list[Row]:  # fmt: skip
+        for shard, epoch, job_id, before, after in zip(shards, epochs, job_ids, expected, following, strict=True):
             if self.leads(shard, epoch) and self.may_fire(self.jobs[job_id], shard, before):
                 self.events.append(("moving", job_id, before, after, shard, epoch))
                 self.events.append(("moved", job_id))

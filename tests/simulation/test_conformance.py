@@ -166,17 +166,17 @@ class Pair:
         epoch, stale = self._epoch(job.shard), self.dice.random() < 0.1
         fired = []
         for store in (self.pool, self.modelled):
-            seen = await fires.due(store, shard=job.shard, job_ids=[job.job_id])
+            seen = await fires.due(store, job_ids=[job.job_id])
             fire.versions = [999_999_999 if stale else seen[0].version]
-            fired.append(await fires.fire(store, shard=job.shard, epoch=epoch, batch=fire))
+            fired.append(await fires.fire(store, epochs={job.shard: epoch}, batch=fire))
         assert fired[0] == fired[1]
 
     async def on_time(self) -> None:
         """Both are asked what is due, and each fires by what it was told."""
         asked = self.dice.choice(self.jobs)
         shard = self.model.jobs[asked].shard
-        real = await fires.due(self.pool, shard=shard, job_ids=[asked])
-        ours = await fires.due(self.modelled, shard=shard, job_ids=[asked])
+        real = await fires.due(self.pool, job_ids=[asked])
+        ours = await fires.due(self.modelled, job_ids=[asked])
         assert [(one.job_id, one.next_run_at, one.run_count, one.now, one.busy) for one in real] == [
             (one.job_id, one.next_run_at, one.run_count, one.now, one.busy) for one in ours
         ]
@@ -189,9 +189,9 @@ class Pair:
         fired = []
         for store, one in ((self.pool, real[0]), (self.modelled, ours[0])):
             batch = OnTime(
-                [one.place or (0, 0)], [one.version], [one.job_id], [one.next_run_at], [following], [0]
+                [one.place or (0, 0)], [one.version], [one.job_id], [one.next_run_at], [following], [0], [shard]
             )  # fmt: skip
-            fired.append(await fires.fire(store, shard=shard, epoch=epoch, batch=batch))
+            fired.append(await fires.fire(store, epochs={shard: epoch}, batch=batch))
         assert fired[0] == fired[1]
 
     async def load(self) -> None:

@@ -217,7 +217,7 @@ async def test_parking_is_fenced_like_a_fire(pool: Pool) -> None:
 
 
 async def seen_on_time(pool: Pool, job: NewJob, next_run_at: datetime) -> fires.OnTime:
-    (seen,) = await fires.due(pool, shard=job.shard, job_ids=[job.job_id])
+    (seen,) = await fires.due(pool, job_ids=[job.job_id])
     assert not seen.busy
     assert seen.place is not None
     return fires.OnTime(
@@ -227,6 +227,7 @@ async def seen_on_time(pool: Pool, job: NewJob, next_run_at: datetime) -> fires.
         expected=[seen.next_run_at],
         next_run_at=[next_run_at],
         run_flags=[0],
+        shards=[job.shard],
     )
 
 
@@ -236,7 +237,7 @@ async def test_a_simple_fire_moves_the_row_that_was_seen_once(pool: Pool) -> Non
     await put(pool, job)
     epoch = await lead(pool, job.shard)
     batch = await seen_on_time(pool, job, due + HOUR)
-    first, second = [await fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch) for _ in range(2)]
+    first, second = [await fires.fire(pool, epochs={job.shard: epoch}, batch=batch) for _ in range(2)]
     assert (first.moved, second.moved) == (frozenset({job.job_id}), frozenset())
     assert second.led
     assert await count(pool, "runs") == 1
@@ -250,9 +251,37 @@ async def test_a_simple_fire_of_a_deposed_leader_moves_nothing(pool: Pool) -> No
     old = await lead(pool, job.shard)
     batch = await seen_on_time(pool, job, due + HOUR)
     await lead(pool, job.shard)
-    fired = await fires.fire(pool, shard=job.shard, epoch=old, batch=batch)
-    assert (fired.moved, fired.led) == (frozenset(), False)
+    fired = await fires.fire(pool, epochs={job.shard: old}, batch=batch)
+    assert (fired.moved, fired.led) == (frozenset(), frozenset())
     assert await count(pool, "runs") == 0
+
+
+async def test_a_simple_fire_of_several_shards_passes_over_those_that_were_lost(pool: Pool) -> None:
+    due = hours_ago(1)
+    jobs = [due_job(pool, due) for _ in range(40)]
+    shards = {job.shard for job in jobs}
+    await put(pool, *jobs)
+    epochs = {shard: await lead(pool, shard) for shard in shards}
+    lost = jobs[0].shard
+    batch = fires.OnTime()
+    for seen in await fires.due(pool, job_ids=[job.job_id for job in jobs]):
+        assert seen.place is not None
+        batch.places.append(seen.place)
+        batch.versions.append(seen.version)
+        batch.job_ids.append(seen.job_id)
+        batch.expected.append(due)
+        batch.next_run_at.append(due + HOUR)
+        batch.run_flags.append(0)
+        batch.shards.append(seen.shard)
+    await lead(pool, lost)
+    fired = await fires.fire(pool, epochs=epochs, batch=batch)
+    kept = {job.job_id: job.shard for job in jobs if job.shard != lost}
+    assert len(kept) < len(jobs)
+    assert (fired.moved, fired.led) == (frozenset(kept), frozenset(shards - {lost}))
+    rows = await pool.query("select job_id, shard, epoch from duly.runs")
+    assert {row["job_id"]: (row["shard"], row["epoch"]) for row in rows} == {
+        job_id: (shard, epochs[shard]) for job_id, shard in kept.items()
+    }
 
 
 @pytest.mark.parametrize("waits", [True, False])
@@ -265,11 +294,11 @@ async def test_a_simple_fire_leaves_a_row_that_was_written_since_it_was_seen(poo
     batch = await seen_on_time(pool, job, due + HOUR)
     async with pool.transaction() as other:
         await other.connection.execute("update duly.jobs set extra_at = duly.now() where job_id = $1", job.job_id)
-        firing = asyncio.create_task(fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch))
+        firing = asyncio.create_task(fires.fire(pool, epochs={job.shard: epoch}, batch=batch))
         if waits:
             await eventually(lambda: waits_for_a_lock(pool))
     fired = await firing
-    assert (fired.moved, fired.led) == (frozenset(), True)
+    assert (fired.moved, fired.led) == (frozenset(), frozenset({job.shard}))
     assert await count(pool, "runs") == 0
     assert await count(pool, "jobs", "next_run_at = $1", due) == 1
 
@@ -286,10 +315,10 @@ async def test_a_fire_leaves_a_job_that_was_changed_since_it_was_planned(pool: P
     await put(pool, job)
     epoch = await lead(pool, job.shard)
     batch = fire_of(job, next_run_at=due + HOUR)
-    (seen,) = await fires.due(pool, shard=job.shard, job_ids=[job.job_id])
+    (seen,) = await fires.due(pool, job_ids=[job.job_id])
     batch.versions = [seen.version]
     await pool.query("update duly.jobs set schedule = 'every 2h'")
-    fired = await fires.fire(pool, shard=job.shard, epoch=epoch, batch=batch)
-    assert (fired.moved, fired.led) == (frozenset(), True)
+    fired = await fires.fire(pool, epochs={job.shard: epoch}, batch=batch)
+    assert (fired.moved, fired.led) == (frozenset(), frozenset({job.shard}))
     assert await count(pool, "runs") == 0
     assert await count(pool, "jobs", "next_run_at = $1", due) == 1

@@ -115,41 +115,37 @@ def _advance_first() -> None:
     """The job moves in one transaction, its runs are inserted in the next: whoever dies in between loses them."""
     fires = import_module("duly.store.fires")
     original = fires.fire
-    if not all(hasattr(fires.Fire(), name) for name in (*_RUNS, *_DROPS)):
+    if not hasattr(fires.OnTime(), "shards"):
         raise Unmatched("a fire has other columns")
 
-    async def fire(store: Any, *, shard: int, epoch: int, batch: Any) -> Any:
-        if None in batch.next_run_at:
-            return await original(store, shard=shard, epoch=epoch, batch=batch)
-        if isinstance(batch, fires.Fire):
-            bare = fires.replace(batch, **{name: [] for name in _RUNS})
-            done = await original(store, shard=shard, epoch=epoch, batch=bare)
-            await asyncio.sleep(_GAP)
-            # From where the job stands now to the same place: only the runs are new, and overlap is decided as ever.
-            rest = fires.replace(batch, expected=batch.next_run_at, **{name: [] for name in _DROPS})
-            await original(store, shard=shard, epoch=epoch, batch=rest)
-            return done
-        # The simple ones, whose statement takes no other runs than its own.
-        count = len(batch.job_ids)
-        bare = fires.Fire(batch.job_ids, batch.expected, batch.next_run_at, ["parallel"] * count, [1] * count)
-        done = await original(store, shard=shard, epoch=epoch, batch=bare)
+    async def fire(store: Any, *, epochs: dict[int, int], batch: Any) -> Any:
+        # The simple ones, which almost all are.
+        if isinstance(batch, fires.Fire) or None in batch.next_run_at:
+            return await original(store, epochs=epochs, batch=batch)
+        moved: set[Any] = set()
+        columns = (batch.job_ids, batch.expected, batch.next_run_at, batch.versions)
+        for shard, epoch in epochs.items():
+            rows = [number for number, own in enumerate(batch.shards) if own == shard]
+            ids, expected, following, versions = ([column[number] for number in rows] for column in columns)
+            bare = fires.Fire(ids, expected, following, ["parallel"] * len(ids), [1] * len(ids), versions=versions)
+            moved |= (await original(store, epochs={shard: epoch}, batch=bare)).moved
         await asyncio.sleep(_GAP)
-        columns = zip(batch.job_ids, batch.expected, batch.run_flags, strict=True)
-        rows = [row for row in columns if row[0] in done.moved]
-        await store.query(_INSERT_RUNS, shard, epoch, *([row[place] for row in rows] for place in range(3)))
-        return done
+        runs = zip(batch.job_ids, batch.expected, batch.run_flags, batch.shards, strict=True)
+        live = [(*run, epochs[run[3]]) for run in runs if run[0] in moved]
+        await store.query(_INSERT_RUNS, *([row[place] for row in live] for place in range(5)))
+        return fires.Fired(frozenset(moved), frozenset(epochs), len(moved), 0)
 
     _replace(fires, "fire", fire)
 
 
 # Between the two: long enough that a kill meets it now and then.
 _GAP = 0.2
-_RUNS = ("run_job_ids", "run_scheduled_at", "run_flags", "run_place")
-_DROPS = ("drop_job_ids", "drop_first", "drop_last", "drop_count", "drop_reason")
 _INSERT_RUNS = """
 insert into duly.runs (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
-select j.job_id, f.at, greatest(f.at, duly.now()), duly.now(), $2, $1, j.priority, 0, f.flags, 'queued', j.queue
-from unnest($3::uuid[], $4::timestamptz[], $5::smallint[]) as f (job_id, at, flags)
+select j.job_id, f.at, greatest(f.at, duly.now()), duly.now(), f.epoch, f.shard, j.priority, 0, f.flags, 'queued',
+    j.queue
+from unnest($1::uuid[], $2::timestamptz[], $3::smallint[], $4::smallint[], $5::int[])
+    as f (job_id, at, flags, shard, epoch)
 join duly.jobs j on j.job_id = f.job_id
 """
 

@@ -1,8 +1,9 @@
-"""Takes what the near future says is due, plans it, and fires it: one transaction per shard and batch.
+"""Takes what the near future says is due, plans it, and fires it: one transaction a batch, of as many shards as fit in.
 
 An occurrence is fired a little ahead of its time, as a run that may not start before it: so the store's latency is not
 on the way to its start. When more is due at once than can be fired in time, half a million jobs at midnight, that is
-begun early enough. Pausing, changing or cancelling a job takes back what was fired ahead (store/sql/jobs/retract.sql).
+begun early enough. It need not be looked at all the time, either: what falls due steadily is fired by the quarter of a
+second. Pausing, changing or cancelling a job takes back what was fired ahead (store/sql/jobs/retract.sql).
 What cannot be decided yet, because an earlier run is unfinished, is held until its very time.
 
 What is due stands in one of three lines. What is on time is fired first; behind a wall of late ones (the end of an
@@ -16,7 +17,8 @@ import heapq
 import logging
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from operator import itemgetter
 from uuid import UUID
@@ -53,6 +55,16 @@ Line = dict[int, deque[tuple[bytes, int]]]
 _due = itemgetter(1)
 
 
+@dataclass(slots=True)
+class Turn:
+    """A batch that was taken from a line: the jobs' due times and shards, and the terms under which it was taken."""
+
+    line: Line
+    terms: dict[int, Term] = field(default_factory=dict)
+    dues: dict[bytes, int] = field(default_factory=dict)
+    shards: dict[bytes, int] = field(default_factory=dict)
+
+
 class Firer(Service):
     """Cost follows what is due: an idle pass looks at the wheel and sleeps until its next entry."""
 
@@ -80,6 +92,8 @@ class Firer(Service):
         self._misfire_grace = misfire_grace
         self._ahead = ahead
         self._ahead_us = round(ahead.total_seconds() * 1e6)
+        # When the first is that near, those that come soon after it are taken as well: the more, the less each costs.
+        self._together_us = self._ahead_us * 3 // 2
         self._catch_up_window_seconds = catch_up_window_seconds
         self._governor = governor
         self._deferred = deferred
@@ -152,20 +166,44 @@ class Firer(Service):
             turns = self._next_turns()
             if not turns:
                 return
-            results = await asyncio.gather(*(self._fire_next(*turn) for turn in turns), return_exceptions=True)
+            results = await asyncio.gather(*map(self._fire_turn, turns), return_exceptions=True)
             for result in results:
                 if isinstance(result, BaseException):
                     raise result
 
-    def _next_turns(self) -> list[tuple[Line, int]]:
+    def _next_turns(self) -> list[Turn]:
         """What to fire side by side now. While several lines stand, each has its part of the turns."""
         standing = [line for line in (self._on_time, self._wall, self._late) if line]
         if len(standing) == 1:
-            return [(standing[0], shard) for shard in list(standing[0])[:AT_ONCE]]
+            return [turn for _ in range(AT_ONCE) if (turn := self._next_turn(standing[0])).dues]
         if len(standing) > AT_ONCE:
             self._walls_turn = not self._walls_turn
             standing.pop(2 if self._walls_turn else 1)
-        return [(line, next(iter(line))) for line in standing]
+        return [turn for line in standing if (turn := self._next_turn(line)).dues]
+
+    def _next_turn(self, line: Line) -> Turn:
+        """A batch off the head of a line: of as many shards as it takes to fill it."""
+        turn, left = Turn(line), BATCH
+        for shard in list(line):
+            waiting, term = line.pop(shard), self._terms.get(shard)
+            if term is None:
+                continue
+            size = min(left, len(waiting))
+            if line is self._late and size < len(waiting):
+                # From both ends: the newest must not wait until the oldest are done.
+                taken = [waiting.popleft() for _ in range(size // 2)] + [waiting.pop() for _ in range(size - size // 2)]
+            else:
+                taken = [waiting.popleft() for _ in range(size)]
+            turn.terms[shard] = term
+            turn.dues.update(taken)
+            turn.shards.update((raw, shard) for raw, _ in taken)
+            # To the end of the line, so that a shard with a wall of work does not hold up the others.
+            if waiting:
+                line[shard] = waiting
+            left -= size
+            if not left:
+                break
+        return turn
 
     async def _wait_for_the_database(self) -> None:
         """This node's idea of the time is ahead of the database's: correct it, and look at those jobs again."""
@@ -182,8 +220,10 @@ class Firer(Service):
         while self._held and self._held[0][0] <= now_us:
             due_us, shard, raw = heapq.heappop(self._held)
             self._stand_in_line(shard, [(raw, due_us)])
-        for shard, entries in self._future.take_due(self._ahead_us):
-            self._stand_in_line(shard, entries)
+        wait = self._future.seconds_to_next()
+        if wait is not None and wait * 1e6 <= self._ahead_us:
+            for shard, entries in self._future.take_due(self._together_us):
+                self._stand_in_line(shard, entries)
         if self._ahead_us:
             self._look_for_a_wall()
 
@@ -213,44 +253,35 @@ class Firer(Service):
         if late < len(entries):
             self._on_time.setdefault(shard, deque()).extend(entries[late:])
 
-    async def _fire_next(self, line: Line, shard: int) -> None:
-        """One batch of one shard; what it does not come to goes back to the line."""
-        waiting, term = line.pop(shard, None), self._terms.get(shard)
-        if waiting is None or term is None:
-            return
-        size = min(BATCH, len(waiting))
-        if line is self._late and size < len(waiting):
-            # From both ends: the newest must not wait until the oldest are done.
-            entries = [waiting.popleft() for _ in range(size // 2)] + [waiting.pop() for _ in range(size - size // 2)]
-        else:
-            entries = [waiting.popleft() for _ in range(size)]
-        # To the end of the line, so that a shard with a wall of work does not hold up the others.
-        if waiting:
-            line[shard] = waiting
-        dues = dict(entries)
-        found = from_micros(min(dues.values())) if line is not self._late else None
+    async def _fire_turn(self, turn: Turn) -> None:
+        """What it does not come to goes back to the line."""
+        found = from_micros(min(turn.dues.values())) if turn.line is not self._late else None
         # By the database's clock. A little more than this node's own, which is never quite the same.
-        ahead = timedelta(seconds=WALL_SECONDS + 1) if line is self._wall else 2 * self._ahead
-        left = list(dues)
+        ahead = timedelta(seconds=WALL_SECONDS + 1) if turn.line is self._wall else 2 * self._ahead
+        left = list(turn.dues)
         try:
-            left = await self._fire(term, dues, found, ahead)
+            left = await self._fire(turn, found, ahead)
         finally:
-            if left and self._terms.get(shard) is term:
-                line.setdefault(shard, deque()).extend((raw, dues[raw]) for raw in left)
+            for raw in left:
+                shard = turn.shards[raw]
+                if self._terms.get(shard) is turn.terms[shard]:
+                    turn.line.setdefault(shard, deque()).append((raw, turn.dues[raw]))
 
-    async def _fire(self, term: Term, dues: dict[bytes, int], found: datetime | None, ahead: timedelta) -> list[bytes]:
+    async def _fire(self, turn: Turn, found: datetime | None, ahead: timedelta) -> list[bytes]:
         """What is due at `found` or later was found in time. Returns those that it did not come to."""
-        jobs = await fires.due(self._pool, shard=term.shard, job_ids=[UUID(bytes=raw) for raw in dues])
+        jobs = await fires.due(self._pool, job_ids=[UUID(bytes=raw) for raw in turn.dues])
         ready = []
         for job in jobs:
             if job.due_within(ahead):
                 ready.append(job)
-            elif to_micros(job.next_run_at) == dues[job.job_id.bytes]:
-                self._early.append((term.shard, job.job_id, to_micros(job.next_run_at)))
+            elif to_micros(job.next_run_at) == turn.dues[job.job_id.bytes]:
+                self._early.append((job.shard, job.job_id, to_micros(job.next_run_at)))
             # Else somebody moved it, and whoever did has announced it.
-        return await self._fire_jobs(term, ready, found) if ready else []
+        return await self._fire_jobs(turn.terms, ready, found) if ready else []
 
-    async def _fire_jobs(self, term: Term, jobs: Sequence[DueJob], found: datetime | None) -> list[bytes]:
+    async def _fire_jobs(
+        self, terms: Mapping[int, Term], jobs: Sequence[DueJob], found: datetime | None
+    ) -> list[bytes]:
         """Plan and fire. A job that the planner or the database chokes on is parked; it never sinks its shard."""
         # The database's time, not this node's idea of it: it also decides which later occurrences are due by now.
         now = max(job.now for job in jobs)
@@ -262,30 +293,33 @@ class Firer(Service):
             governor=self._governor,
         )
         if batch.parked:
-            await self._park(term, batch.parked)
+            await self._park(terms, batch.parked)
         for job in batch.held:
             due_us = to_micros(job.next_run_at)
             if due_us > self._future.now_us:
-                heapq.heappush(self._held, (due_us, term.shard, job.job_id.bytes))
+                heapq.heappush(self._held, (due_us, job.shard, job.job_id.bytes))
             else:
                 # By this node's clock it is due, by the database's it is not: to hold it would be to ask without pause.
-                self._early.append((term.shard, job.job_id, due_us))
+                self._early.append((job.shard, job.job_id, due_us))
         left = [job.job_id.bytes for job in jobs[batch.planned :]]
+        epochs = {shard: terms[shard].epoch for shard in set(batch.on_time.shards)}
+        parts: list[tuple[dict[int, int], Fire | OnTime]] = [(epochs, batch.on_time)] if epochs else []
+        parts += [({shard: terms[shard].epoch}, part) for shard, part in batch.fires.items()]
         try:
-            for part in (batch.on_time, batch.fire):
-                if part.job_ids:
-                    done = await fires.fire(self._pool, shard=term.shard, epoch=term.epoch, batch=part)
-                    left += self._done(term, part, done)
+            for asked, part in parts:
+                done = await fires.fire(self._pool, epochs=asked, batch=part)
+                left += self._done(asked, part, done)
         except DulyError:
-            self._doubted(term.shard)
+            for shard in {job.shard for job in jobs[: batch.planned]}:
+                self._doubted(shard)
             raise
         except Exception as error:  # noqa: BLE001 - whichever job it is about, the others must fire
             if batch.planned == 1:
-                await self._park(term, [(jobs[0].job_id, jobs[0].next_run_at, f"cannot be fired: {error}"[:500])])
+                await self._park(terms, [(jobs[0], f"cannot be fired: {error}"[:500])])
                 return left
             half = batch.planned // 2
-            left += await self._fire_jobs(term, jobs[:half], found)
-            left += await self._fire_jobs(term, jobs[half : batch.planned], found)
+            left += await self._fire_jobs(terms, jobs[:half], found)
+            left += await self._fire_jobs(terms, jobs[half : batch.planned], found)
             return left
         self._caught_up.late += batch.late
         self._caught_up.dropped += batch.dropped
@@ -294,22 +328,27 @@ class Firer(Service):
             self._deferred()
         return left
 
-    def _done(self, term: Term, asked: Fire | OnTime, done: Fired) -> list[bytes]:
+    def _done(self, epochs: Mapping[int, int], asked: Fire | OnTime, done: Fired) -> list[bytes]:
         """Note where the jobs went. Returns those that are worth another look."""
         self.fired += done.live
-        for job_id, next_run_at in zip(asked.job_ids, asked.next_run_at, strict=True):
-            if next_run_at is not None and job_id in done.moved:
-                self._future.add(term.shard, job_id, to_micros(next_run_at))
-        if done.led and len(done.moved) < len(asked.job_ids):
-            # Touched by somebody at this very moment. If it is still due, the next look finds it so; else it does not.
-            return [job_id.bytes for job_id in asked.job_ids if job_id not in done.moved]
-        return []
+        shards = asked.shards if isinstance(asked, OnTime) else list(epochs) * len(asked.job_ids)
+        left = []
+        for job_id, next_run_at, shard in zip(asked.job_ids, asked.next_run_at, shards, strict=True):
+            if job_id in done.moved:
+                if next_run_at is not None:
+                    self._future.add(shard, job_id, to_micros(next_run_at))
+            elif shard in done.led:
+                # Touched by somebody at this very moment. If it is still due, the next look finds it so; else not.
+                left.append(job_id.bytes)
+        return left
 
-    async def _park(self, term: Term, jobs: Sequence[tuple[UUID, datetime, str]]) -> None:
-        parked = await fires.park(self._pool, shard=term.shard, epoch=term.epoch, jobs=jobs)
-        for job_id, _, reason in jobs:
-            if job_id in parked:
-                log.error("job %s is paused: %s", job_id, reason)
+    async def _park(self, terms: Mapping[int, Term], jobs: Sequence[tuple[DueJob, str]]) -> None:
+        for shard in {job.shard for job, _ in jobs}:
+            asked = [(job.job_id, job.next_run_at, reason) for job, reason in jobs if job.shard == shard]
+            parked = await fires.park(self._pool, shard=shard, epoch=terms[shard].epoch, jobs=asked)
+            for job_id, _, reason in asked:
+                if job_id in parked:
+                    log.error("job %s is paused: %s", job_id, reason)
 
     def _report(self) -> None:
         """What this pass found late, in one line however many jobs it was."""

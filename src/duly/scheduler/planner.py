@@ -42,15 +42,17 @@ class Batch:
     """What to fire, what could not become part of it, and what of it is late.
 
     `on_time` are the jobs that simply have one run now: almost all of them, and the reason why midnight is quick.
+    `fires` are the others, by shard.
     `held` are not due yet, and what becomes of them can only be told when they are: an earlier run is still unfinished.
     `planned` is how many of the jobs it came to; the others are for another batch.
     """
 
     on_time: OnTime = field(default_factory=OnTime)
-    fire: Fire = field(default_factory=Fire)
-    parked: list[tuple[UUID, datetime, str]] = field(default_factory=list)
+    fires: dict[int, Fire] = field(default_factory=dict)
+    parked: list[tuple[DueJob, str]] = field(default_factory=list)
     held: list[DueJob] = field(default_factory=list)
     planned: int = 0
+    runs: int = 0
     late: int = 0
     deferred: int = 0
     dropped: int = 0
@@ -68,10 +70,9 @@ def plan_batch(
     plans: dict[Any, FirePlan] = {}
     until = time.monotonic() + MAX_SECONDS
     out_of_time = False
-    run_job_ids = batch.fire.run_job_ids
     policies: dict[str | None, Policy] = {}
     for job in jobs:
-        if out_of_time or len(run_job_ids) >= MAX_RUNS:
+        if out_of_time or batch.runs >= MAX_RUNS:
             break
         batch.planned += 1
         policy = policies.get(job.policy) or policies.setdefault(job.policy, policy_from_stored(job.policy))
@@ -91,7 +92,7 @@ def plan_batch(
                 at = max(now, job.next_run_at)
                 plan = _plan(job, policy, now=at, misfire_grace=misfire_grace, since=since)
             except InvalidInput as error:
-                batch.parked.append((job.job_id, job.next_run_at, f"cannot be planned: {error}"))
+                batch.parked.append((job, f"cannot be planned: {error}"))
                 continue
             finally:
                 out_of_time = time.monotonic() > until
@@ -133,7 +134,7 @@ def _plan(job: DueJob, policy: Policy, *, now: datetime, misfire_grace: timedelt
 
 
 def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Governor | None) -> None:
-    fire, job_id, overlap, runs = batch.fire, job.job_id, policy.overlap, plan.runs
+    job_id, overlap, runs = job.job_id, policy.overlap, plan.runs
     if len(runs) == 1 and not runs[0][1] and not plan.drops and job.place and (not job.busy or overlap == "parallel"):
         simple = batch.on_time
         simple.places.append(job.place)
@@ -142,10 +143,12 @@ def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Go
         simple.expected.append(job.next_run_at)
         simple.next_run_at.append(plan.next_run_at)
         simple.run_flags.append(_SERIAL if overlap == "queue" else 0)
+        simple.shards.append(job.shard)
         return
     if not job.due:
         batch.held.append(job)
         return
+    fire = batch.fires.get(job.shard) or batch.fires.setdefault(job.shard, Fire())
     fire.job_ids.append(job_id)
     fire.expected.append(job.next_run_at)
     fire.next_run_at.append(plan.next_run_at)
@@ -161,6 +164,7 @@ def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Go
             batch.deferred += late - granted
             _add_drop(fire, job.job_id, runs[granted][0], runs[late - 1][0], late - granted, DEFERRED)
             runs = runs[:granted] + runs[late:]
+    batch.runs += len(runs)
     for place, (scheduled_at, missed) in enumerate(runs, start=1):
         fire.run_job_ids.append(job.job_id)
         fire.run_scheduled_at.append(scheduled_at)

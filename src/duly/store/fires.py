@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -39,6 +39,7 @@ class DueJob:
     """Which row this is: a fire moves this very one or none."""
     busy: bool = True
     """An earlier run may be unfinished."""
+    shard: int = 0
 
     @property
     def due(self) -> bool:
@@ -50,7 +51,7 @@ class DueJob:
 
 @dataclass(slots=True)
 class OnTime:
-    """Jobs of one shard that have one run each, at once, column by column as `fires/on_time.sql` takes it."""
+    """Jobs that have one run each, at once, column by column as `fires/on_time.sql` takes it."""
 
     places: list[tuple[int, int]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -58,6 +59,7 @@ class OnTime:
     expected: list[datetime] = field(default_factory=list)
     next_run_at: list[datetime | None] = field(default_factory=list)
     run_flags: list[int] = field(default_factory=list)
+    shards: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -120,12 +122,12 @@ class Release:
 class Fired:
     """What a fire transaction did. A job that is not in `moved` was not where the caller thought it was.
 
-    `led`: the epoch still stands. If so, a job that was not moved is worth another look: perhaps it only changed at
-    this very moment.
+    `led`: the shards whose epoch still stands. A job of theirs that was not moved is worth another look: perhaps it was
+    changed at this very moment.
     """
 
     moved: frozenset[UUID]
-    led: bool
+    led: frozenset[int]
     live: int
     skipped: int
 
@@ -174,33 +176,39 @@ async def load_range(store: Executor, *, after: UUID, upto: UUID, page: int) -> 
     return [tuple(row) for row in await store.fetch("fires/load_range", after, upto, page)]
 
 
-async def due(store: Executor, *, shard: int, job_ids: Sequence[UUID]) -> list[DueJob]:
+async def due(store: Executor, *, job_ids: Sequence[UUID]) -> list[DueJob]:
     """The jobs as they are now; one that was paused, ended or deleted meanwhile is not among them."""
-    rows = await store.fetch("fires/due", job_ids, shard)
+    rows = await store.fetch("fires/due", job_ids)
     return [DueJob(*row) for row in rows]
 
 
-async def fire(store: Executor, *, shard: int, epoch: int, batch: Fire | OnTime) -> Fired:
-    """Turn due occurrences into runs and move their jobs on, all or nothing, if the epoch still stands."""
+async def fire(store: Executor, *, epochs: Mapping[int, int], batch: Fire | OnTime) -> Fired:
+    """Turn due occurrences into runs and move their jobs on: in one transaction, where the epoch still stands.
+
+    `epochs`: of the leader's terms, by shard. A `Fire` is of one shard; of the jobs that are on time there are more.
+    """
     if isinstance(batch, OnTime):
-        return await _fire_on_time(store, shard, epoch, batch)
+        return await _fire_on_time(store, epochs, batch)
+    ((shard, epoch),) = epochs.items()
     return await _fire(store, shard, epoch, batch)
 
 
-async def _fire_on_time(store: Executor, shard: int, epoch: int, batch: OnTime) -> Fired:
+async def _fire_on_time(store: Executor, epochs: Mapping[int, int], batch: OnTime) -> Fired:
     rows = await store.fetch(
         "fires/on_time",
-        shard,
-        epoch,
+        list(epochs),
+        list(epochs.values()),
         batch.places,
         batch.versions,
         batch.job_ids,
         batch.expected,
         batch.next_run_at,
         batch.run_flags,
+        batch.shards,
+        [epochs[shard] for shard in batch.shards],
     )
     moved = frozenset(rows[0]["moved"] or ())
-    return Fired(moved, rows[0]["led"], len(moved), 0)
+    return Fired(moved, frozenset(rows[0]["led"] or ()), len(moved), 0)
 
 
 async def _fire(store: Executor, shard: int, epoch: int, batch: Fire) -> Fired:
@@ -226,7 +234,8 @@ async def _fire(store: Executor, shard: int, epoch: int, batch: Fire) -> Fired:
         batch.versions,
     )
     row = rows[0]
-    return Fired(frozenset(row["moved"] or ()), row["led"], row["live"], row["skipped"])
+    led = frozenset({shard}) if row["led"] else frozenset[int]()
+    return Fired(frozenset(row["moved"] or ()), led, row["live"], row["skipped"])
 
 
 async def catch_ups(store: Executor, *, shards: Sequence[int], limit: int) -> list[CatchUp]:

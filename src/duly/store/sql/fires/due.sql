@@ -1,20 +1,21 @@
 -- What the planner needs to know of jobs whose time seems to have come, and what the database's clock says: it decides
 -- whether the time has come, not the clock of the node that asks.
---   $1 job_ids  $2 shard
+--   $1 job_ids
 -- `place` and `version` name the very row that was seen. `busy`: an earlier run may be unfinished, and fires/fire.sql must
--- look at it closely. One that stands in the queue is found by one probe. One that is running is in a claim, but to read
--- all claims is worth it for many jobs only: for few, history is asked whether the last runs have ended.
+-- look at it closely, unless the job's runs may overlap. One that stands in the queue is found by one probe. One that is
+-- running is in a claim, but to read all claims is worth it for many jobs only: for few, history is asked whether the last
+-- runs have ended.
 select j.job_id, j.next_run_at, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.max_runs, j.run_count,
     j.policy, j.created_at, clock.now, greatest(j.last_run_at, j.updated_at) as since, j.ctid as place, j.xmin as version,
     case
-        when j.last_run_at is null and j.extra_at is null then false
+        when j.last_run_at is null and j.extra_at is null or j.policy ->> 'overlap' = 'parallel' then false
         when (select true from duly.runs r where r.job_id = j.job_id limit 1) then true
-        when cardinality($1::uuid[]) >= 100 then j.job_id in (select unnest(c.job_ids) from duly.claims c)
+        when cardinality($1::uuid[]) >= 100 then j.job_id in (select duly.claimed_jobs())
         else not ((j.last_run_at is null or duly.has_ended(j.job_id, j.last_run_at))
             and (j.extra_at is null or duly.has_ended(j.job_id, j.extra_at)))
-    end as busy
+    end as busy, j.shard
 from duly.jobs j
 cross join (select duly.now() as now offset 0) clock
-where j.job_id = any ($1::uuid[]) and j.shard = $2 and j.next_run_at is not null
+where j.job_id = any ($1::uuid[]) and j.next_run_at is not null
 -- The order in which a fire will lock them: the one that everybody locks jobs in.
 order by j.job_id

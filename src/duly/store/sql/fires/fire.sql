@@ -41,12 +41,12 @@ busy as materialized (
     where d.overlap <> 'parallel' and coalesce(d.last_run_at, d.extra_at) is not null
         and case
             when (select true from duly.runs r where r.job_id = d.job_id limit 1) then true
-            when cardinality($3::uuid[]) >= 100 and not (d.job_id in (select unnest(c.job_ids) from duly.claims c))
+            when cardinality($3::uuid[]) >= 100 and not (d.job_id in (select duly.claimed_jobs()))
                 then false
             when (d.last_run_at is null or duly.has_ended(d.job_id, d.last_run_at))
                 and (d.extra_at is null or duly.has_ended(d.job_id, d.extra_at)) then false
             -- Neither: it is running, or so old that its partition is gone.
-            else d.job_id in (select unnest(c.job_ids) from duly.claims c)
+            else d.job_id in (select duly.claimed_jobs())
         end
 ),
 planned as materialized (

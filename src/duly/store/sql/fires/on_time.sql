@@ -1,36 +1,43 @@
 -- Almost every fire: jobs with one occurrence, on time, and no earlier run unfinished. One step of the schedule and one
--- run each; whatever is not as simple is for fires/fire.sql.
---   $1 shard  $2 epoch of the leader's term
+-- run each; whatever is not as simple is for fires/fire.sql. All shards of a leader in one statement: what falls due
+-- steadily is spread over all of them, and a statement for each costs several times what its few jobs do.
+--   $1 shards  $2 epochs of the leader's terms
 --   $3 place and $4 version of the job's row when fires/due.sql looked at it, $5 job_id, $6 expected next_run_at,
---   $7 new next_run_at, $8 flags of the run
+--   $7 new next_run_at, $8 flags of the run, $9 shard, $10 the epoch of its term
+-- A shard whose epoch was raised meanwhile has no part in it; the others are fired all the same.
 -- The overlap was decided by that look. It still holds if the row is the very one that was seen: whatever begins a run
 -- of a job out of turn (trigger, redrive, catch-up, repair) writes the job's row in the same transaction. By place there
--- is nothing to look up, and the version makes sure that nothing else has come to stand there. (The shard is not compared
--- again: it would only tempt the planner to read all of it.)
+-- is nothing to look up, and the version makes sure that nothing else has come to stand there. (The row's shard is not
+-- compared again: it would only tempt the planner to read all of it.)
 with clock as materialized (
     select duly.now() as now
 ),
 term as materialized (
-    select epoch from duly.shards where shard = $1 and epoch = $2 for share
+    -- In the order in which everybody locks shards.
+    select s.shard
+    from unnest($1::smallint[], $2::int[]) as t (shard, epoch)
+    join duly.shards s on s.shard = t.shard and s.epoch = t.epoch
+    order by s.shard
+    for share of s
 ),
 moved as (
     update duly.jobs j
     set next_run_at = f.next_run_at, last_run_at = f.expected, extra_at = null, run_count = j.run_count + 1,
         status = case when f.next_run_at is null then 'ended' else j.status end
-    from unnest($3::tid[], $4::xid[], $5::uuid[], $6::timestamptz[], $7::timestamptz[], $8::smallint[])
-        as f (place, version, job_id, expected, next_run_at, flags)
+    from unnest($3::tid[], $4::xid[], $5::uuid[], $6::timestamptz[], $7::timestamptz[], $8::smallint[],
+        $9::smallint[], $10::int[]) as f (place, version, job_id, expected, next_run_at, flags, shard, epoch)
     where j.ctid = f.place and j.xmin = f.version and j.job_id = f.job_id and j.next_run_at = f.expected
-        and exists (select from term)
-    returning j.job_id, f.expected, f.flags, j.queue, j.priority
+        and f.shard = any (array(select shard from term))
+    returning j.job_id, f.expected, f.flags, f.shard, f.epoch, j.queue, j.priority
 ),
 live as (
     insert into duly.runs
         (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
-    select m.job_id, m.expected, greatest(m.expected, clock.now), clock.now, $2, $1, m.priority, 0, m.flags, 'queued',
-        m.queue
+    select m.job_id, m.expected, greatest(m.expected, clock.now), clock.now, m.epoch, m.shard, m.priority, 0, m.flags,
+        'queued', m.queue
     from moved m cross join clock
     returning job_id, queue
 )
-select array_agg(job_id) as moved, exists (select from term) as led,
+select array_agg(job_id) as moved, (select array_agg(shard) from term) as led,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as told
 from live

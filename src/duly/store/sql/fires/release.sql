@@ -45,7 +45,7 @@ busy as materialized (
     where h.overlap <> 'parallel' and (
         -- Not EXISTS: that may become a hash of the whole queue.
         (select r.state from duly.runs r where r.job_id = h.job_id limit 1) is not null
-        or h.job_id in (select unnest(c.job_ids) from duly.claims c)
+        or h.job_id in (select duly.claimed_jobs())
     )
 ),
 planned as materialized (
