@@ -17,6 +17,11 @@ from duly.worker.floors import Floors
 # One claim's size is bounded because a completion reads its claim's arrays whole.
 CLAIM_LIMIT = 1_000
 
+# The busier a worker, the more it lets gather before it claims again: by this much for each run that the last claim
+# brought, up to the longest. With a hundred a second they wait for a quarter of a millisecond; from four thousand on
+# a claim brings eighty or more, and costs each of them a quarter of what a claim of ten would.
+GATHER_SECONDS, LONGEST_GATHER = 0.000_25, 0.02
+
 # When some of a worker is free and more is waiting, it is worth this much patience to see more of it become free.
 PATIENCE_SECONDS = 0.01
 
@@ -100,7 +105,7 @@ class Claimer(Service):
             return None
         if claim.next_run_at is not None:
             wait = (claim.next_run_at - self._clock.now()).total_seconds()
-            return min(self.interval, max(0.001, wait))
+            return min(self.interval, max(0.001, wait, min(LONGEST_GATHER, GATHER_SECONDS * len(claim.runs))))
         return None
 
     def _lanes_now(self) -> tuple[list[str], list[int]]:

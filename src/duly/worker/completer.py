@@ -1,11 +1,12 @@
 """Writes outcomes, many runs in one statement.
 
-There is no timer: a flush takes whatever has gathered while the one before it was under way. A lone outcome is written
-at once, a flood in batches.
+A flush takes whatever has gathered while the one before it was under way, and a little longer if that one had much to
+write: a lone outcome is written at once, a flood in batches.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
@@ -22,6 +23,9 @@ from duly.worker.executor import Outcome
 log = logging.getLogger("duly.worker")
 
 BATCH = 2_000
+# So much longer for each outcome of the last flush, up to the longest, as a claimer does; but not once so many wait.
+GATHER_SECONDS, LONGEST_GATHER = 0.000_25, 0.02
+ENOUGH = 200
 End = TypeVar("End", Succeeded, Requeued, Buried)
 
 
@@ -31,10 +35,15 @@ class Completer(Service):
     interval = 60.0
     backoff = (0.05, 2.0)
 
-    def __init__(self, pool: Pool, recorded: Callable[[int], None]) -> None:
+    def __init__(
+        self, pool: Pool, recorded: Callable[[int], None], *, may_gather: Callable[[], bool] = lambda: False
+    ) -> None:
+        """`may_gather`: nothing waits for what a flush would set free."""
         super().__init__()
         self._pool = pool
         self._recorded = recorded
+        self._may_gather = may_gather
+        self._gathering: asyncio.TimerHandle | None = None
         self._outcomes: list[Outcome] = []
         # Runs of each claim that have not left it yet; at none, the claim can be closed.
         self._held: dict[UUID, int] = {}
@@ -53,7 +62,8 @@ class Completer(Service):
 
     def add(self, outcome: Outcome) -> None:
         self._outcomes.append(outcome)
-        self.wake()
+        if self._gathering is None or len(self._outcomes) >= ENOUGH or not self._may_gather():
+            self.wake()
 
     def forget(self, run: ClaimedRun) -> None:
         """The run's lease is lost: there is nothing to write."""
@@ -67,7 +77,19 @@ class Completer(Service):
         emptied, self._emptied = self._emptied, []
         return emptied
 
+    def _gather(self, seconds: float) -> None:
+        """Outcomes that come within this time do not ask for a flush of their own."""
+        self._gathering = asyncio.get_running_loop().call_later(seconds, self._gathered)
+
+    def _gathered(self) -> None:
+        self._gathering = None
+        if self._outcomes:
+            self.wake()
+
     async def run_once(self) -> float | None:
+        if self._gathering is not None:
+            self._gathering.cancel()
+            self._gathering = None
         if not self._outcomes and not self._closable:
             return None
         batch, self._outcomes = self._outcomes[:BATCH], self._outcomes[BATCH:]
@@ -78,6 +100,11 @@ class Completer(Service):
             self._outcomes[:0] = batch
             raise
         self._recorded(len(batch))
+        if len(self._outcomes) < ENOUGH and not self.stopping and self._may_gather():
+            self._gather(min(LONGEST_GATHER, GATHER_SECONDS * len(batch)))
+            # What came during the flush waits as well.
+            self._wake.clear()
+            return None
         return 0.0 if self._outcomes else None
 
     async def _flush(self, batch: Sequence[Outcome]) -> None:

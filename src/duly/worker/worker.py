@@ -66,6 +66,7 @@ class Worker:
         self._notifier = notifier
         self._observer = observer
         self._in_flight = 0
+        self._stopping = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._targets = targets or {}
@@ -87,7 +88,9 @@ class Worker:
             targets=self._targets,
             isolated=isolated,
         )
-        self.completer = Completer(pool, self._recorded)
+        self.completer = Completer(
+            pool, self._recorded, may_gather=lambda: not self._stopping and 2 * self._in_flight < self._concurrency
+        )
         self.claimer = Claimer(
             pool,
             pool.clock,
@@ -138,6 +141,7 @@ class Worker:
     async def stop(self, grace: float | None = None) -> None:
         """Claim no more, let handlers finish within the grace, give back what is left, leave."""
         grace = self._settings.shutdown_grace_seconds if grace is None else grace
+        self._stopping = True
         await self.claimer.stop()
         try:
             async with asyncio.timeout(grace):
