@@ -158,10 +158,11 @@ class RawFirer:
         look, fire = statement("fires/due"), statement("fires/on_time")
         while batches:
             shard, job_ids, dues = batches.pop()
-            seen = {row["job_id"]: row for row in await connection.fetch(look, job_ids, shard)}
+            seen = {row["job_id"]: row for row in await connection.fetch(look, job_ids)}
             places, versions = zip(*((seen[one]["place"], seen[one]["version"]) for one in job_ids), strict=True)
             nexts = [None if self._period is None else due + self._period for due in dues]
+            n, epoch = len(job_ids), self._epochs[shard]
             rows = await connection.fetch(
-                fire, shard, self._epochs[shard], places, versions, job_ids, dues, nexts, [0] * len(job_ids)
+                fire, [shard], [epoch], places, versions, job_ids, dues, nexts, [0] * n, [shard] * n, [epoch] * n
             )
             self.fired += len(rows[0]["moved"])
