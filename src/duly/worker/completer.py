@@ -198,8 +198,11 @@ class Completer(Service):
 
     async def _account_for_refused(self, runs: Sequence[ClaimedRun], accepted: int) -> None:
         # Either the lease was lost, or this is the second sending after a lost answer. History tells for what ended;
-        # a requeue that went through the first time looks lost, and is somebody else's now in either case.
+        # a requeue that went through the first time looks lost, and is somebody else's now in either case. Or it was
+        # said to an old primary that lives on beside the new one, where the claim is: so whatever is not in history is
+        # not taken for ended, and its claim is not closed.
         mine = await store.settled(self._pool, runs)
+        self._left.update(run.claim_id for run in runs if (run.job_id, run.scheduled_at) not in mine)
         if lost := len(runs) - max(accepted, len(mine)):
             self.lost += lost
             log.warning("%d runs were no longer this worker's when they ended; nothing was recorded for them", lost)
