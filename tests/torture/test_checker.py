@@ -632,6 +632,27 @@ def test_lateness_is_split_by_the_first_fault_and_the_last_heal(tmp_path: Path) 
     assert lateness["faulted"]["max"] == pytest.approx(12.21)
 
 
+# A change that takes a run back before its time and takes effect after it
+
+
+def given_up_by_a_change(reason: str) -> History:
+    h = tell().history
+    job = h.submit("delta", "every 10s", 70, first=80)
+    run = h.fire(job, 79.8, 90)
+    h.change(job, 79.9, "every 20s", 90, run)
+    h._record(80.1, run, "missed", note={"count": 1, "first": iso(80), "last": iso(80), "reason": reason})
+    h.cancel(job, 85)
+    return h
+
+
+def test_what_a_change_gave_up_is_explained_by_it(tmp_path: Path) -> None:
+    assert check(given_up_by_a_change("changed"), tmp_path) == []
+
+
+def test_a_run_that_stood_in_the_queue_is_not_missed_for_any_other_reason(tmp_path: Path) -> None:
+    assert "moves" in {finding.invariant for finding in check(given_up_by_a_change("SKIP"), tmp_path)}
+
+
 # A promotion of an asynchronous standby
 
 

@@ -330,11 +330,14 @@ class Facts:
             state = self._state(key)
             if state != was:
                 self.moves[key].append(Move(transaction, was, state))
-                if state is None and was == "queued" and self._is_retraction(transaction, key):
+                # A change that takes it back before its time and takes effect after it has given it up, and says so.
+                given_up = state == "missed" and (born[key][1].get("note") or {}).get("reason") == "changed"
+                back = was == "queued" and (state is None or given_up) and self._is_retraction(transaction, key)
+                if back:
                     self.moves[key][-1].retracted = True
                     self.birth_by_key[key].retracted = True
                     self.jobs[key[0]].versions[-1].retracted.append(key[1])
-                if was is None and state is not None:
+                if (was is None or back) and state is not None:
                     table, document = born.get(key, ("claims", {}))
                     birth = Birth(key, transaction, table, document, state)
                     self.births.append(birth)
