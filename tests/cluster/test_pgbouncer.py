@@ -135,8 +135,8 @@ async def test_an_expired_lease_is_taken_back_through_the_pooler(pooled: Pool, p
 async def test_a_batch_that_is_planned_for_its_size_leaves_no_statement_behind(
     pooled: Pool, pgbouncer: PgBouncerServer
 ) -> None:
-    await pooled.fetch_planned("fires/due", [uuid4() for _ in range(LARGE)], 0)
-    await pooled.together(lambda within: within.fetch_planned("fires/due", [uuid4() for _ in range(LARGE)], 0))
+    await pooled.fetch_planned("fires/due", [uuid4() for _ in range(LARGE)])
+    await pooled.together(lambda within: within.fetch_planned("fires/due", [uuid4() for _ in range(LARGE)]))
     assert await left_behind(pgbouncer) == []
 
 

@@ -259,7 +259,9 @@ async def _one_less(world: World, fault: Fault) -> None:
 
 async def _ended(world: World, fault: Fault) -> None:
     assert fault.details["sessions"] > 0
-    assert "due to administrator command" in world.database.primary.log.read_text()
+    # They are told; they end when they come to it.
+    log = world.database.primary.log
+    await eventually(lambda: "due to administrator command" in log.read_text())
 
 
 async def _silent_primary(world: World, fault: Fault) -> None:
