@@ -151,6 +151,11 @@ class Proxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
+        # What was cut or ended closes its sockets in the loop's next turns; without them they would be left open.
+        left = asyncio.all_tasks(self._loop)
+        for task in left:
+            task.cancel()
+        self._loop.run_until_complete(_settled(left))
         self._loop.close()
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
@@ -204,6 +209,12 @@ class Proxy:
                 fault.times -= 1
                 return fault
         return None
+
+
+async def _settled(tasks: set[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for _ in range(5):
+        await asyncio.sleep(0)
 
 
 class _Link:

@@ -133,13 +133,22 @@ async def test_sigterm_in_the_middle_of_a_run_beats_until_it_has_finished(
     worker = spawn("worker", settings=settings)
     await all_started(sink, 2)
     worker.send_signal(signal.SIGTERM)
-    later = await submit(operations, JobRequest("record"))
     leases: set[datetime] = set()
 
-    async def ended() -> bool:
+    async def look() -> None:
         leases.update(row["lease_until"] for row in await pool.query("select lease_until from duly.claims"))
+
+    async def beaten() -> bool:
+        await look()
+        return len(leases) > 2
+
+    async def ended() -> bool:
+        await look()
         return worker.poll() is not None
 
+    # The signal has been heard by the time of two beats: what comes now is for others.
+    await eventually(beaten, seconds=30)
+    later = await submit(operations, JobRequest("record"))
     await eventually(ended, seconds=30)
     assert worker.returncode == 0
     # One at the claim; the run outlived that by more than a lease.
