@@ -268,6 +268,18 @@ async def test_a_job_that_the_database_chokes_on_is_parked_and_the_others_fire(
     assert await count(pool, "jobs", "status = 'paused' and job_id = $1", jobs[7].job_id) == 1
 
 
+async def test_a_job_whose_row_says_another_shard_holds_up_nobody(scheduler: Scheduler, pool: Pool) -> None:
+    due = START + timedelta(seconds=1)
+    astray, other = due_job(pool, due), due_job(pool, due)
+    await put(pool, astray, other)
+    for shard in {astray.shard, other.shard}:
+        await scheduler.lead(shard)
+    await scheduler.at(due)
+    await pool.query("update duly.jobs set shard = (shard + 1) % 64 where job_id = $1", astray.job_id)
+    await scheduler.firer.run_once()
+    assert [row["job_id"] for row in await pool.query("select job_id from duly.runs")] == [other.job_id]
+
+
 def test_half_a_million_jobs_of_one_schedule_are_planned_once() -> None:
     jobs = [
         DueJob(UUID(int=n), START, "cron", "0 12 * * *", "Europe/Berlin", None, None, None, 0, None, START, START)

@@ -272,6 +272,8 @@ class Firer(Service):
         jobs = await fires.due(self._pool, job_ids=[UUID(bytes=raw) for raw in turn.dues])
         ready = []
         for job in jobs:
+            if job.shard != turn.shards[job.job_id.bytes]:
+                continue  # its row says another shard than when it was read: whoever leads that one reads it there
             if job.due_within(ahead):
                 ready.append(job)
             elif to_micros(job.next_run_at) == turn.dues[job.job_id.bytes]:
