@@ -42,6 +42,12 @@ class DatabaseClock:
             self._offset_us = offset_us
             self._error_us = error_us
             self._measured_at = received
+        else:
+            # A worse measurement still tells what is impossible: the database did not say it before it was asked, nor
+            # after it had answered. So what it calls due is due by this clock too, once its answer is here.
+            earliest = to_micros(database_now) - int(received * 1e6)
+            latest = to_micros(database_now) - int(sent * 1e6)
+            self._offset_us = min(max(self._offset_us, earliest), latest)
 
     @property
     def error_us(self) -> float:

@@ -622,6 +622,7 @@ class Model:
                         claim_id=token, ordinal=ordinal, job_id=run.job_id, scheduled_at=run.scheduled_at,
                         attempt=run.attempt + 1, flags=run.flags, name="sim", handler="sim", target=None, payload="{}",
                         payload_ref=None, timezone="UTC", policy=self.jobs[run.job_id].policy, next_run_at=None,
+                        now=None,
                     )
                 )  # fmt: skip
             self.claims[token] = Claim(token, worker_id, now, now + timedelta(seconds=lease), tuple(held))
@@ -630,7 +631,7 @@ class Model:
             Row(
                 claim_id=None, ordinal=10, job_id=None, scheduled_at=now, attempt=None, flags=None, name=None,
                 handler=None, target=None, payload=None, payload_ref=None, timezone=None, policy=None,
-                next_run_at=min(ahead, default=None),
+                next_run_at=min(ahead, default=None), now=now,
             )
         )  # fmt: skip
         return rows

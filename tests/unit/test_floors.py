@@ -13,7 +13,7 @@ NOWHERE = [None, None, None]
 
 
 def found(lanes: int = 3, at: datetime = NOW) -> Claim:
-    return Claim(None, [], None, lanes, at)
+    return Claim(None, [], None, lanes, at, at)
 
 
 def test_as_long_as_claims_are_quick_the_whole_lanes_are_looked_at() -> None:

@@ -8,12 +8,10 @@ runs, so that only firing is measured. The other jobs are hourly: a sixth of the
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from functools import partial
-from pathlib import Path
 
 from duly.bench.child import monotonic_us
 from duly.bench.figures import Bar, Figure
@@ -53,7 +51,7 @@ async def measure(lab: Lab) -> list[Figure]:
         await lab.in_rounds("registered", passes)
     # The spec asks for a cost within 1.3 times.
     flat = Figure("registered", f"CPU of a fire, {few:,} by {many:,} jobs", "×", goal=Bar(round(1 / 1.3, 2)))
-    flat.duly = [small / large for large, small in zip(costs[0].duly, costs[-1].duly, strict=True)]
+    flat.duly = [small / large for large, small in zip(costs[0].duly, costs[-1].duly, strict=True) if large]
     return [*figures, flat]
 
 
@@ -151,8 +149,12 @@ async def _cpu_seconds(store: Store, scheduler: Process) -> dict[int, float]:
     used = {}
     for pid in (scheduler.pid, *pids):
         try:
-            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+            used[pid] = time.clock_gettime(_cpu_clock(pid))
         except OSError:
             return {}
-        used[pid] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return used
+
+
+def _cpu_clock(pid: int) -> int:
+    """Linux's clock of what a process has used: /proc counts hundredths of a second, too coarse for a small fire."""
+    return ~pid << 3 | 2

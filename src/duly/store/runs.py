@@ -57,6 +57,8 @@ class Claim:
     #: So many of the lanes, from the first on, hold nothing more that could have started at `emptied_to`.
     emptied_lanes: int
     emptied_to: datetime
+    #: What the database's clock said when it found these runs due.
+    now: datetime
 
 
 # Not frozen, unlike all other values: that would double the cost of making one, and one is made for every run.
@@ -121,13 +123,13 @@ async def claim(
         run = ClaimedRun()
         (
             claim_of_row, run.ordinal, run.job_id, run.scheduled_at, run.attempt, run.flags, run.name, run.handler,
-            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, ahead,
+            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, ahead, now,
         ) = row  # fmt: skip
         if claim_of_row is None:
             break  # the last row
         claim_id = run.claim_id = claim_of_row
         runs.append(run)
-    return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at)
+    return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at, now)
 
 
 async def complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:

@@ -94,6 +94,8 @@ class Claimer(Service):
             floors=self._floors.of(lanes, sent),
         )
         answered = time.monotonic()
+        # Before anything starts: no run may seem to have started before it was due.
+        self._pool.clock.observe(claim.now, sent, answered)
         self._floors.learn(lanes, claim, answered, answered - sent)
         if claim.runs:
             self._started(claim, sent)

@@ -2,10 +2,10 @@
 --   $1 worker_id  $2 lease in seconds  $3 limit  $4, $5 lanes: queue and priority, in the order to look at them
 --   $6 floors: where to begin in each lane; null: at its beginning
 -- Each lane is its own index descent that stops at the first run that may not start yet; the outer limit stops the
--- walk over the lanes. The last row has no job: it tells when the next run of these lanes may start, and which lanes
--- (`ordinal`: so many of them) are now empty up to which moment (`scheduled_at`). That is where a next claim may begin:
--- as long as a long query keeps vacuum from removing them, the runs that are gone lie before the head of their lane,
--- and to walk over 100,000 of them takes 25 ms.
+-- walk over the lanes. The last row has no job: it tells what time it was, when the next run of these lanes may start,
+-- and which lanes (`ordinal`: so many of them) are now empty up to which moment (`scheduled_at`). That is where a next
+-- claim may begin: as long as a long query keeps vacuum from removing them, the runs that are gone lie before the head
+-- of their lane, and to walk over 100,000 of them takes 25 ms.
 -- The limit is hidden from the planner: seeing it, PostgreSQL finds a plan for this very limit so much cheaper on a deep
 -- queue that it makes one for every claim, which takes as long as a claim of 100 itself (1.6 × in all, measured).
 with clock as materialized (
@@ -55,7 +55,8 @@ claim as (
     returning claim_id
 )
 select claim.claim_id, n.ordinal::int as ordinal, n.job_id, n.scheduled_at, n.attempt, n.flags,
-    j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy, null::timestamptz as next_run_at
+    j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy, null::timestamptz as next_run_at,
+    null::timestamptz as now
 from numbered n
 cross join claim
 -- Lateral with a limit: always one index probe a run, however few jobs the planner believes there are.
@@ -64,7 +65,7 @@ cross join lateral (
 ) j
 union all
 select null, (select lane from reached), null, (select at from reached), null, null, null, null, null, null, null, null,
-    null, min(ahead.run_at)
+    null, min(ahead.run_at), (select now from clock)
 from unnest($4::text[], $5::smallint[]) as lane (queue, priority)
 cross join lateral (
     select r.run_at

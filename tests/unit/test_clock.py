@@ -1,0 +1,62 @@
+"""The clock: what measurements of the database's say about it, good ones and bad ones."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from duly.clock import DatabaseClock
+from duly.model import from_micros
+
+# The database's clock is ahead of the monotonic one by so much.
+AHEAD_US = 1_900_000_000_000_000
+
+
+def observe(clock: DatabaseClock, sent: float, asked: float, received: float, *, ahead_us: int = AHEAD_US) -> None:
+    """One measurement: the database reads its clock at `asked`."""
+    clock.observe(from_micros(int(asked * 1e6) + ahead_us), sent, received)
+
+
+def off_us(clock: DatabaseClock) -> int:
+    return clock._offset_us - AHEAD_US
+
+
+def test_a_worse_measurement_is_left_aside_when_it_agrees() -> None:
+    clock = DatabaseClock()
+    observe(clock, 100.0, 100.0005, 100.001)
+    observe(clock, 100.1, 100.109, 100.15)
+    assert abs(off_us(clock)) <= 1
+    assert clock.error_us == pytest.approx(500)
+
+
+def test_what_the_database_has_said_is_never_in_the_future() -> None:
+    clock = DatabaseClock()
+    # The way there took no time, the answer 40 ms: the estimate is 20 ms behind, and cannot know it.
+    observe(clock, 100.0, 100.0, 100.04)
+    assert off_us(clock) == pytest.approx(-20_000, abs=1)
+    # A slower measurement is no better estimate, but it shows that the database's clock was further.
+    observe(clock, 101.0, 101.05, 101.055)
+    assert off_us(clock) == pytest.approx(-5_000, abs=1)
+
+
+def test_what_the_database_has_not_been_asked_yet_it_cannot_have_said() -> None:
+    clock = DatabaseClock()
+    observe(clock, 100.0, 100.04, 100.04)
+    assert off_us(clock) == pytest.approx(20_000, abs=1)
+    observe(clock, 101.0, 101.005, 101.06)
+    assert off_us(clock) == pytest.approx(5_000, abs=1)
+
+
+def test_a_clock_that_stepped_is_followed_at_once() -> None:
+    clock = DatabaseClock()
+    observe(clock, 100.0, 100.0005, 100.001)
+    observe(clock, 100.1, 100.125, 100.15, ahead_us=AHEAD_US - 3_600_000_000)
+    assert off_us(clock) == pytest.approx(-3_600_000_000, abs=25_000)
+
+
+def test_it_goes_on_between_measurements() -> None:
+    clock = DatabaseClock()
+    now = time.monotonic()
+    observe(clock, now, now, now)
+    assert clock.now_us() >= int(now * 1e6) + AHEAD_US - 1
