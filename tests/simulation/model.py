@@ -175,10 +175,10 @@ class Model:
         """A statement of a transaction: either it takes locks, or its writes are there at the commit."""
         if transaction.broken:
             raise Refused("the transaction was given up")
-        if name == "jobs/lock":
-            self._wait_for(transaction, jobs=args[0])
-            transaction.jobs.update(job_id for job_id in args[0] if job_id in self.jobs)
-            rows = [Row(job_id=job_id, status="active") for job_id in sorted(transaction.jobs)]
+        if name == "jobs/lock_free":
+            free = sorted(job_id for job_id in set(args[0]) - self._locked_jobs() if job_id in self.jobs)
+            transaction.jobs.update(free)
+            rows = [Row(job_id=job_id) for job_id in free]
         elif name == "maintenance/expired":
             found = self.expired_claims(args[0])
             transaction.claims.update(found)
@@ -263,14 +263,10 @@ class Model:
             self._wait_for(mine, claims=[*args[0], *(args[7] if name == "runs/complete" else ())])
         elif name == "runs/heartbeat":
             self._wait_for(mine, claims=args[2])
-        elif name in ("fires/fire", "fires/release"):
-            self._wait_for(mine, jobs=args[2])
-        elif name == "fires/on_time":
-            self._wait_for(mine, jobs=args[4])
 
-    def _wait_for(self, mine: Transaction | None, *, jobs: Iterable[UUID] = (), claims: Iterable[UUID] = ()) -> None:
+    def _wait_for(self, mine: Transaction | None, *, claims: Iterable[UUID]) -> None:
         for other in self.transactions:
-            if other is not mine and not (other.jobs.isdisjoint(jobs) and other.claims.isdisjoint(claims)):
+            if other is not mine and not other.claims.isdisjoint(claims):
                 raise LockedBy(other)
 
     # Changing a row, and saying so.
@@ -409,11 +405,13 @@ class Model:
         run_flags: Sequence[int], shards: Sequence[int], epochs: Sequence[int],
     ) -> list[Row]:  # fmt: skip
         now, moved = self._now(), []
+        locked = self._locked_jobs()
         led = [shard for shard, epoch in zip(asked, terms, strict=True) if self.leads(shard, epoch)]
         for number, job_id in enumerate(job_ids):
             job, shard, epoch = self.jobs.get(job_id), shards[number], epochs[number]
             if (
                 shard not in led
+                or job_id in locked
                 or not self.may_fire(job, shard, expected[number])
                 or not self.is_seen(job, places[number])
             ):
@@ -457,9 +455,10 @@ class Model:
         ):
             drops.setdefault(job_id, []).append((first, last, count, reason))
         moved, live, skipped = [], 0, 0
+        locked = self._locked_jobs()
         for number, job_id in enumerate(job_ids):
             job = self.jobs.get(job_id)
-            if not led or not self.may_fire(job, shard, expected[number]):
+            if not led or job_id in locked or not self.may_fire(job, shard, expected[number]):
                 continue
             assert job is not None
             if not self.is_seen(job, (0, versions[number])):
@@ -523,12 +522,16 @@ class Model:
             return False
         return self._in_claims(job.job_id)
 
-    def fires_catch_ups(self, shards: Sequence[int], limit: int) -> list[Row]:
+    def fires_catch_ups(self, shards: Sequence[int], limit: int, passing_over: Sequence[UUID]) -> list[Row]:
         oldest: dict[UUID, datetime] = {}
         for one in self.catch_ups.values():
             oldest[one.job_id] = min(one.last_at, oldest.get(one.job_id, one.last_at))
         waiting = sorted(
-            (one for one in self.catch_ups.values() if one.shard in shards and one.last_at == oldest[one.job_id]),
+            (
+                one
+                for one in self.catch_ups.values()
+                if one.shard in shards and one.last_at == oldest[one.job_id] and one.job_id not in passing_over
+            ),
             key=lambda one: one.served_at,
         )
         return [
@@ -548,13 +551,21 @@ class Model:
         run_flags: Sequence[int], run_place: Sequence[int],
     ) -> list[Row]:  # fmt: skip
         now, live = self._now(), 0
+        served: list[UUID] = []
+        locked = self._locked_jobs()
         runs: dict[UUID, list[tuple[datetime, int, int]]] = {}
         for job_id, at, flags, place in zip(run_job_ids, run_scheduled_at, run_flags, run_place, strict=True):
             runs.setdefault(job_id, []).append((at, flags, place))
         for number, job_id in enumerate(job_ids):
             job, catch_up = self.jobs[job_id], self.catch_ups.get((job_id, last_at[number]))
-            if not self.leads(shard, epoch) or catch_up is None or catch_up.first_at != expected[number]:
+            if (
+                not self.leads(shard, epoch)
+                or job_id in locked
+                or catch_up is None
+                or catch_up.first_at != expected[number]
+            ):
                 continue
+            served.append(job_id)
             standing = self._runs_of(job_id)
             busy = overlap[number] != "parallel" and (bool(standing) or self._in_claims(job_id))
             waiting = [run.scheduled_at for run in standing if run.state == "waiting"]
@@ -592,7 +603,7 @@ class Model:
                 )
         if live:
             self._tell("duly_work", "default")
-        return [Row(live=live, told=0)]
+        return [Row(live=live, served=served or None, told=0)]
 
     def jobs_park(self, *args: Any) -> list[Row]:
         self.events.append(("parked", args[2], args[4]))

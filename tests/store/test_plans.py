@@ -322,7 +322,7 @@ async def test_a_governed_catch_up_serves_whoever_is_next_without_reading_all_th
         n = len(jobs)
         release = (0, 1, jobs, [NOW] * n, [NOW] * n, [None] * n, ["skip"] * n, [100] * n,
                    jobs, [NOW] * n, [10] * n, [1] * n)  # fmt: skip
-        for name, args in (("fires/catch_ups", (shards, 500)), ("fires/release", release)):
+        for name, args in (("fires/catch_ups", (shards, 500, [])), ("fires/release", release)):
             rows = await transaction.connection.fetch(f"explain (format json) {statement(name)}", *args)
             plan = json.loads(rows[0][0])[0]["Plan"]
             assert_index_only_access(plan)

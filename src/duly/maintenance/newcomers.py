@@ -18,6 +18,8 @@ from duly.store.pool import Pool
 log = logging.getLogger("duly.maintenance")
 
 PAGE = 500
+# To look again at once would be to look without pause, as long as somebody keeps one locked.
+TOUCHED_PAUSE = 0.1
 
 
 class Newcomers(LeaderService):
@@ -36,5 +38,7 @@ class Newcomers(LeaderService):
         for job_id, reason in written.items():
             if reason is not None:
                 log.warning("job %s that came in through SQL is paused: %s", job_id, reason)
-        # One that somebody changed meanwhile is still there.
-        return 0.0 if len(jobs) + len(gone) == PAGE or len(written) < len(jobs) else None
+        if len(jobs) + len(gone) == PAGE and (written or gone):
+            return 0.0
+        # One that somebody has changed meanwhile, or keeps locked, is still there.
+        return TOUCHED_PAUSE if len(written) < len(jobs) else None

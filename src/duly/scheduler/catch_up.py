@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from uuid import UUID
 
 from duly.cluster.coordinator import Term
 from duly.errors import InvalidInput
@@ -26,6 +27,8 @@ log = logging.getLogger("duly.scheduler")
 # Jobs served, and runs released, in one pass.
 JOBS = 500
 RUNS = 2_000
+# A job that could not be served, because somebody keeps it locked, is passed over for this long.
+LOCKED_US = 500_000
 
 
 class CatchingUp(Service):
@@ -39,6 +42,8 @@ class CatchingUp(Service):
         self._pool = pool
         self._governor = governor
         self._terms: dict[int, Term] = {}
+        self._passed_over: dict[UUID, int] = {}
+        """Jobs that somebody keeps locked, and until when: else they would be first in each pass, perhaps all of it."""
         self.released = 0
 
     def lead(self, term: Term) -> None:
@@ -55,8 +60,15 @@ class CatchingUp(Service):
         if room == 0:
             return self._governor.pause
         used = 0
+        now_us = self._pool.clock.now_us()
+        self._passed_over = {
+            job_id: until for job_id, until in self._passed_over.items() if now_us < until <= now_us + LOCKED_US
+        }
+        passed_over = len(self._passed_over)
         try:
-            waiting = await fires.catch_ups(self._pool, shards=list(self._terms), limit=min(room, JOBS))
+            waiting = await fires.catch_ups(
+                self._pool, shards=list(self._terms), limit=min(room, JOBS), passing_over=self._passed_over
+            )
             share = max(1, room // max(1, len(waiting)))
             by_shard: dict[int, list[CatchUp]] = defaultdict(list)
             for one in waiting:
@@ -66,7 +78,9 @@ class CatchingUp(Service):
                     used += await self._serve(term, catch_ups, share)
         finally:
             self._governor.give_back(room - used)
-        return self._governor.pause if waiting else None
+        if len(self._passed_over) > passed_over:
+            return 0.0  # their part of this pass is for others
+        return self._governor.pause if waiting or self._passed_over else None
 
     async def _serve(self, term: Term, catch_ups: Sequence[CatchUp], share: int) -> int:
         gone = [one for one in catch_ups if one.status not in ("active", "ended")]
@@ -78,10 +92,12 @@ class CatchingUp(Service):
                 _add(batch, one, share)
         if not batch.job_ids:
             return 0
-        released = await fires.release(self._pool, shard=term.shard, epoch=term.epoch, batch=batch)
+        released, served = await fires.release(self._pool, shard=term.shard, epoch=term.epoch, batch=batch)
         self.released += released
+        until = self._pool.clock.now_us() + LOCKED_US
+        self._passed_over.update((job_id, until) for job_id in batch.job_ids if job_id not in served)
         log.info("shard %d: released %d late runs of %d jobs", term.shard, released, len(batch.job_ids))
-        return len(batch.run_job_ids)
+        return sum(job_id in served for job_id in batch.run_job_ids)
 
 
 def _add(batch: Release, one: CatchUp, share: int) -> None:

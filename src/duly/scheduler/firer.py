@@ -43,6 +43,9 @@ BATCH = 2_000
 AT_ONCE = 2
 # A node that was early looks again after this long: well below what anyone notices, well above a busy loop.
 _EARLY_PAUSE = 0.002
+# One that was touched by somebody in the very moment of its fire is looked at again after this long, on and on while it
+# is kept locked.
+TOUCHED_PAUSE_US = 50_000
 # How many jobs are fired in a second, with room for whatever else goes on; and the furthest that a wall is begun ahead.
 PER_SECOND = 25_000
 WALL_SECONDS = 30
@@ -107,6 +110,8 @@ class Firer(Service):
         self._looked_us = 0
         self._held: list[tuple[int, int, bytes]] = []
         """Due time, shard and job: not before that time."""
+        self._touched: dict[bytes, tuple[int, int, int]] = {}
+        """Job: when to look again, shard and due time; in the order of the first."""
         self._early: list[tuple[int, UUID, int]] = []
         self._caught_up = Batch()
         self.fired = 0
@@ -120,16 +125,18 @@ class Firer(Service):
             line.pop(shard, None)
         self._held = [one for one in self._held if one[1] != shard]
         heapq.heapify(self._held)
+        self._touched = {raw: one for raw, one in self._touched.items() if one[1] != shard}
 
     def standing(self, shard: int) -> int:
         """How many of a shard's jobs stand in line."""
-        return sum(len(line.get(shard, ())) for line in self._lines)
+        touched = sum(one[1] == shard for one in self._touched.values())
+        return touched + sum(len(line.get(shard, ())) for line in self._lines)
 
     @property
     def taken(self) -> int:
         """How many were taken from the near future: fired, or in line."""
         in_line = sum(len(waiting) for line in self._lines for waiting in line.values())
-        return self.fired + len(self._held) + in_line
+        return self.fired + len(self._held) + len(self._touched) + in_line
 
     @property
     def _lines(self) -> tuple[Line, ...]:
@@ -158,6 +165,8 @@ class Firer(Service):
             waits.append(wait - self._ahead.total_seconds())
         if self._held:
             waits.append((self._held[0][0] - self._future.now_us) / 1e6)
+        if self._touched:
+            waits.append((next(iter(self._touched.values()))[0] - self._future.now_us) / 1e6)
         return max(0.0, min(waits))
 
     async def _fire_all(self) -> None:
@@ -219,6 +228,11 @@ class Firer(Service):
         now_us = self._future.now_us
         while self._held and self._held[0][0] <= now_us:
             due_us, shard, raw = heapq.heappop(self._held)
+            self._stand_in_line(shard, [(raw, due_us)])
+        for raw, (look_us, shard, due_us) in list(self._touched.items()):
+            if now_us < look_us <= now_us + TOUCHED_PAUSE_US:  # or else the clock was set back
+                break
+            del self._touched[raw]
             self._stand_in_line(shard, [(raw, due_us)])
         wait = self._future.seconds_to_next()
         if wait is not None and wait * 1e6 <= self._ahead_us:
@@ -309,8 +323,7 @@ class Firer(Service):
         parts += [({shard: terms[shard].epoch}, part) for shard, part in batch.fires.items()]
         try:
             for asked, part in parts:
-                done = await fires.fire(self._pool, epochs=asked, batch=part)
-                left += self._done(asked, part, done)
+                self._done(asked, part, await fires.fire(self._pool, epochs=asked, batch=part))
         except DulyError:
             for shard in {job.shard for job in jobs[: batch.planned]}:
                 self._doubted(shard)
@@ -330,27 +343,33 @@ class Firer(Service):
             self._deferred()
         return left
 
-    def _done(self, epochs: Mapping[int, int], asked: Fire | OnTime, done: Fired) -> list[bytes]:
-        """Note where the jobs went. Returns those that are worth another look."""
+    def _done(self, epochs: Mapping[int, int], asked: Fire | OnTime, done: Fired) -> None:
+        """Note where the jobs went."""
         self.fired += done.live
         shards = asked.shards if isinstance(asked, OnTime) else list(epochs) * len(asked.job_ids)
-        left = []
-        for job_id, next_run_at, shard in zip(asked.job_ids, asked.next_run_at, shards, strict=True):
+        columns = zip(asked.job_ids, asked.expected, asked.next_run_at, shards, strict=True)
+        for job_id, expected, next_run_at, shard in columns:
             if job_id in done.moved:
                 if next_run_at is not None:
                     self._future.add(shard, job_id, to_micros(next_run_at))
             elif shard in done.led:
-                # Touched by somebody at this very moment. If it is still due, the next look finds it so; else not.
-                left.append(job_id.bytes)
-        return left
+                self._look_again(shard, job_id, expected)
+
+    def _look_again(self, shard: int, job_id: UUID, due: datetime) -> None:
+        """Somebody touched the job at this very moment. If it is still due, the next look finds it so; else not."""
+        if shard in self._terms:
+            self._touched.pop(job_id.bytes, None)
+            self._touched[job_id.bytes] = (self._future.now_us + TOUCHED_PAUSE_US, shard, to_micros(due))
 
     async def _park(self, terms: Mapping[int, Term], jobs: Sequence[tuple[DueJob, str]]) -> None:
         for shard in {job.shard for job, _ in jobs}:
             asked = [(job.job_id, job.next_run_at, reason) for job, reason in jobs if job.shard == shard]
             parked = await fires.park(self._pool, shard=shard, epoch=terms[shard].epoch, jobs=asked)
-            for job_id, _, reason in asked:
+            for job_id, due, reason in asked:
                 if job_id in parked:
                     log.error("job %s is paused: %s", job_id, reason)
+                else:
+                    self._look_again(shard, job_id, due)
 
     def _report(self) -> None:
         """What this pass found late, in one line however many jobs it was."""

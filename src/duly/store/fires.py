@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -238,13 +238,15 @@ async def _fire(store: Executor, shard: int, epoch: int, batch: Fire) -> Fired:
     return Fired(frozenset(row["moved"] or ()), led, row["live"], row["skipped"])
 
 
-async def catch_ups(store: Executor, *, shards: Sequence[int], limit: int) -> list[CatchUp]:
+async def catch_ups(
+    store: Executor, *, shards: Sequence[int], limit: int, passing_over: Collection[UUID] = ()
+) -> list[CatchUp]:
     """Who is next among those whose late runs wait for their turn."""
-    return [CatchUp(*row) for row in await store.fetch("fires/catch_ups", shards, limit)]
+    return [CatchUp(*row) for row in await store.fetch("fires/catch_ups", shards, limit, list(passing_over))]
 
 
-async def release(store: Executor, *, shard: int, epoch: int, batch: Release) -> int:
-    """Let late runs go, if the epoch still stands. Returns how many."""
+async def release(store: Executor, *, shard: int, epoch: int, batch: Release) -> tuple[int, set[UUID]]:
+    """Let late runs go, if the epoch still stands. Returns how many, and the jobs that were served."""
     row = await store.row(
         "fires/release",
         shard,
@@ -261,7 +263,7 @@ async def release(store: Executor, *, shard: int, epoch: int, batch: Release) ->
         batch.run_place,
     )
     assert row is not None
-    return int(row["live"])
+    return int(row["live"]), set(row["served"] or ())
 
 
 async def abandon(store: Executor, *, shard: int, epoch: int, waiting: Sequence[CatchUp]) -> None:

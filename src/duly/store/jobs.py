@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -218,6 +218,11 @@ async def resume(store: Executor, *, job_id: UUID, tenant: str, next_run_at: dat
 async def lock(store: Executor, *, job_ids: Sequence[UUID], tenant: str | None) -> dict[UUID, str]:
     """Lock jobs until the transaction ends. Returns those that are there, with their stored status."""
     return {row["job_id"]: row["status"] for row in await store.fetch("jobs/lock", sorted(set(job_ids)), tenant)}
+
+
+async def lock_free(store: Executor, *, job_ids: Iterable[UUID]) -> list[UUID]:
+    """Lock jobs until the transaction ends, without waiting for those that somebody else has locked."""
+    return [row["job_id"] for row in await store.fetch("jobs/lock_free", sorted(set(job_ids)))]
 
 
 @dataclass(frozen=True, slots=True)

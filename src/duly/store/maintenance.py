@@ -148,9 +148,10 @@ async def restore_runs(store: Pool, lost: Sequence[tuple[UUID, datetime]]) -> li
     """Put runs back that are in no place. Returns those that it did so with."""
 
     async def restore(within: Executor) -> list[tuple[UUID, datetime]]:
-        await jobs.lock(within, job_ids=sorted({job_id for job_id, _ in lost}), tenant=None)
+        free = set(await jobs.lock_free(within, job_ids=[job_id for job_id, _ in lost]))
+        found = [one for one in lost if one[0] in free]
         rows = await within.fetch(
-            "maintenance/restore_runs", [job_id for job_id, _ in lost], [scheduled_at for _, scheduled_at in lost]
+            "maintenance/restore_runs", [job_id for job_id, _ in found], [scheduled_at for _, scheduled_at in found]
         )
         restored = [(row["job_id"], row["scheduled_at"]) for row in rows]
         if restored:

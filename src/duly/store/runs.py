@@ -6,6 +6,7 @@ accepts nothing; the count that comes back tells.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,6 +15,9 @@ from uuid import UUID
 from duly.model import Policy, policy_from_stored
 from duly.store import jobs, ledger
 from duly.store.pool import Executor
+
+# A job that is locked is tried again after these pauses; then it is left to upkeep.
+FREE_PAUSES = (0.0, 0.01, 0.05)
 
 
 class ClaimedRun:
@@ -226,13 +230,25 @@ async def heartbeat(
 
 
 async def free_next(store: Executor, job_ids: Sequence[UUID]) -> None:
-    """Runs of these jobs have ended: let those go that waited for them. What this misses, upkeep finds."""
+    """Runs of these jobs have ended: let those go that waited for them. What this misses, upkeep finds.
 
-    async def free(within: Executor) -> None:
-        await jobs.lock(within, job_ids=job_ids, tenant=None)
-        await within.fetch("runs/line", job_ids)
+    A fire of the job has it locked for a moment. Somebody's transaction may have it locked for an hour, and then the
+    outcomes of all other jobs must not wait for it.
+    """
 
-    await store.together(free)
+    async def free(within: Executor) -> list[UUID]:
+        found = await jobs.lock_free(within, job_ids=left)
+        if found:
+            await within.fetch("runs/line", found)
+        return found
+
+    left = set(job_ids)
+    for pause in FREE_PAUSES:
+        if pause:
+            await asyncio.sleep(pause)
+        left.difference_update(await store.together(free))
+        if not left:
+            break
 
 
 async def cancel(store: Executor, *, job_id: UUID, scheduled_at: datetime, tenant: str) -> str | None:

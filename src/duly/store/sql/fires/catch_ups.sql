@@ -1,6 +1,6 @@
 -- Late occurrences that wait for their turn in these shards, with what is needed to name them. Who was served longest
 -- ago comes first, so that neither a long outage nor a busy job holds up the others.
---   $1 shards  $2 limit
+--   $1 shards  $2 limit  $3 job_ids to pass over
 select c.job_id, c.shard, c.first_at, c.last_at, c.count, j.status, j.kind, j.schedule, j.timezone,
     j.start_at, j.end_at, j.policy, j.created_at
 from duly.catch_ups c
@@ -15,5 +15,6 @@ where c.shard = any ($1::smallint[])
     and not exists (select from duly.catch_ups older where older.job_id = c.job_id and older.last_at < c.last_at)
     -- Parked through no will of its own: what waits goes on waiting with it.
     and not j.parked
+    and c.job_id <> all ($3::uuid[])
 order by c.served_at
 limit $2

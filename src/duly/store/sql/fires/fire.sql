@@ -6,9 +6,10 @@
 --   $17 version of each job's row when fires/due.sql looked at it
 -- Whoever tries, an occurrence fires once: the row moves only from the expected next_run_at, and only while the
 -- shard's epoch is still the caller's. And only if it is the very row that was planned by: a change of the schedule may
--- leave next_run_at as it was, and a trigger, redrive or cancel that the lock waited for has brought or ended a run that
--- this statement's snapshot does not show. Such a job is left for the next look. FOR SHARE keeps the epoch from being raised until this commits; a leader that
--- was deposed meanwhile finds no row and moves nothing.
+-- leave next_run_at as it was, and a trigger, redrive or cancel has perhaps brought or ended a run that this statement's
+-- snapshot does not show. Such a job is left for the next look, and so is one that somebody keeps locked: the others do
+-- not wait for it. FOR SHARE keeps the epoch from being raised until this commits; a leader that was deposed meanwhile
+-- finds no row and moves nothing.
 with clock as materialized (
     select duly.now() as now
 ),
@@ -25,7 +26,7 @@ due as materialized (
         from duly.jobs
         where job_id = f.job_id and next_run_at = f.expected and shard = $1 and xmin = f.version
         limit 1
-        for no key update
+        for no key update skip locked
     ) j
     where exists (select from term)
 ),

@@ -20,14 +20,22 @@ term as materialized (
     order by s.shard
     for share of s
 ),
+free as materialized (
+    -- Whoever keeps a job's row locked holds up that job, not all that are due with it.
+    select f.place, f.expected, f.next_run_at, f.flags, f.shard, f.epoch
+    from unnest($3::tid[], $4::xid[], $5::uuid[], $6::timestamptz[], $7::timestamptz[], $8::smallint[],
+        $9::smallint[], $10::int[]) as f (place, version, job_id, expected, next_run_at, flags, shard, epoch)
+    join duly.jobs j on j.ctid = f.place
+    where j.xmin = f.version and j.job_id = f.job_id and j.next_run_at = f.expected
+        and f.shard = any (array(select shard from term))
+    for no key update of j skip locked
+),
 moved as (
     update duly.jobs j
     set next_run_at = f.next_run_at, last_run_at = f.expected, extra_at = null, run_count = j.run_count + 1,
         status = case when f.next_run_at is null then 'ended' else j.status end
-    from unnest($3::tid[], $4::xid[], $5::uuid[], $6::timestamptz[], $7::timestamptz[], $8::smallint[],
-        $9::smallint[], $10::int[]) as f (place, version, job_id, expected, next_run_at, flags, shard, epoch)
-    where j.ctid = f.place and j.xmin = f.version and j.job_id = f.job_id and j.next_run_at = f.expected
-        and f.shard = any (array(select shard from term))
+    from free f
+    where j.ctid = f.place
     returning j.job_id, f.expected, f.flags, f.shard, f.epoch, j.queue, j.priority
 ),
 live as (

@@ -4,7 +4,7 @@
 --   catch-ups: $3 job_id  $4 last_at  $5 expected first_at  $6 new first_at, null when none is left
 --              $7 overlap  $8 max_queued
 --   runs:      $9 job_id  $10 scheduled_at  $11 flags  $12 place among the job's runs of this release, from 1
--- One catch-up of a job at a time; the caller sees to that.
+-- One catch-up of a job at a time; the caller sees to that. A job that somebody keeps locked waits, the others do not.
 with clock as materialized (
     select duly.now() as now
 ),
@@ -21,14 +21,14 @@ held as materialized (
         from duly.jobs
         where job_id = f.job_id and status in ('active', 'ended')
         limit 1
-        for no key update
+        for no key update skip locked
     ) j
     cross join lateral (
         select last_at
         from duly.catch_ups
         where job_id = f.job_id and last_at = f.last_at and first_at = f.expected
         limit 1
-        for update
+        for update skip locked
     ) c
     -- As in a fire: not by a snapshot that is older than what the lock waited for.
     cross join lateral (select ctid as place from duly.jobs where job_id = f.job_id limit 1) seen
@@ -105,5 +105,5 @@ ended as (
     using held h
     where c.job_id = h.job_id and c.last_at = h.last_at and h.first_at is null
 )
-select (select count(*) from live) as live,
+select (select count(*) from live) as live, (select array_agg(job_id) from held) as served,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as told

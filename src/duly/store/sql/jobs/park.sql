@@ -3,11 +3,19 @@
 with term as materialized (
     select epoch from duly.shards where shard = $1 and epoch = $2 for share
 ),
+free as materialized (
+    select f.*
+    from unnest($3::uuid[], $4::timestamptz[], $5::text[]) as f (job_id, expected, reason)
+    cross join lateral (
+        select from duly.jobs where job_id = f.job_id and next_run_at = f.expected limit 1 for no key update skip locked
+    ) j
+    where exists (select from term)
+),
 parked as (
     update duly.jobs j
     set status = 'paused', next_run_at = null, status_reason = f.reason, updated_at = duly.now(), version = version + 1
-    from unnest($3::uuid[], $4::timestamptz[], $5::text[]) as f (job_id, expected, reason)
-    where j.job_id = f.job_id and j.next_run_at = f.expected and exists (select from term)
+    from free f
+    where j.job_id = f.job_id
     returning j.job_id, j.updated_at, j.version, f.reason, f.expected
 ),
 marked as (

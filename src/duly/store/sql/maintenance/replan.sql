@@ -10,7 +10,7 @@ with able as materialized (
         from duly.jobs
         where job_id = f.job_id and version = f.version and status = 'active' and next_run_at is null
         limit 1
-        for no key update
+        for no key update skip locked
     ) j
 ),
 repaired as (

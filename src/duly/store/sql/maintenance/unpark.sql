@@ -6,7 +6,7 @@ with able as materialized (
     cross join lateral (
         select job_id from duly.jobs where job_id = f.job_id and version = f.version and status = 'paused'
         limit 1
-        for no key update
+        for no key update skip locked
     ) j
 ),
 unparked as (

@@ -9,7 +9,7 @@ with able as materialized (
         -- Somebody was faster, or has changed it: then it is read again.
         select from duly.jobs where job_id = f.job_id and version = f.version and status = 'paused'
         limit 1
-        for no key update
+        for no key update skip locked
     ) j
 ),
 adopted as (

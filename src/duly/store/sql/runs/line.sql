@@ -1,6 +1,6 @@
 -- Put the lines of these jobs in order, after runs joined or left them out of turn (by hand, redriven, cancelled): the
 -- first that waits goes if nothing before it is unfinished, and the job notes who is last.
---   $1 job_ids, locked earlier in this transaction (jobs/lock.sql), so that no fire decides at the same time
+--   $1 job_ids, locked earlier in this transaction (jobs/lock.sql or lock_free.sql), so that no fire decides meanwhile
 with held as materialized (
     select c.claim_id, one.job_id, one.scheduled_at, one.ordinal::int as ordinal
     from duly.claims c
