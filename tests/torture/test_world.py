@@ -275,6 +275,15 @@ async def _no_room(world: World, fault: Fault) -> None:
     assert fault.details["taken"] > 50
 
 
+async def _locked(world: World, fault: Fault) -> None:
+    """Jobs that come meanwhile run; those that are locked cannot be had."""
+    assert fault.details["jobs"] > 0
+    async with world.database.primary.session("duly") as connection:
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await connection.execute("select from duly.jobs for update nowait")
+    await see_it_work(world)
+
+
 async def _full(world: World, fault: Fault) -> None:
     """The log could not grow, so the server went down; tried by a write, as it may still be about to."""
 
@@ -352,6 +361,7 @@ IN_NAMESPACES: list[tuple[str, str, tuple[object, ...], Felt]] = [
     ("postgres-freeze", "primary", (), _silent_primary),
     ("database-partition", "primary", ("both",), _silent_primary),
     ("connection-storm", "primary", (), _no_room),
+    ("locked-jobs", "primary", (20,), _locked),
     ("disk-full", "primary", ("log",), _full),
     ("promotion", "standby", (), _other_primary),
     ("failover", "standby", (), _other_primary),
@@ -377,6 +387,8 @@ def _name(value: object) -> str:
 async def see_fault(world: World, kind: str, target: str, dice: Sequence[object], felt: Felt) -> None:
     fault = FAULTS[kind](target)
     assert target in FAULTS[kind].targets(Sort.of(world))
+    if kind == "locked-jobs":
+        await submit(world)  # for there must be some
     try:
         await fault.inject(world, Choosing(*dice))
         await felt(world, fault)

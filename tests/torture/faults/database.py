@@ -175,6 +175,43 @@ class Storm(_OfDatabase):
         world.database.end_storm()
 
 
+class LockedJobs(_OfDatabase):
+    """Somebody's transaction has some of the jobs locked, and stays open: they wait, and no other may."""
+
+    kind = "locked-jobs"
+    weight = 3.0
+    healing = 0.0
+
+    def __init__(self, target: str, seed: int = 0) -> None:
+        super().__init__(target, seed)
+        self._theirs = contextlib.AsyncExitStack()
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.5, 12.0)
+
+    def touches(self, sort: Sort) -> frozenset[str]:
+        return frozenset({"locked jobs"})
+
+    async def inject(self, world: World, random: Random) -> None:
+        try:
+            connection = await self._theirs.enter_async_context(world.database.primary.session("duly"))
+            await connection.execute("begin")
+            locked = await connection.fetch(
+                "select from duly.jobs where job_id in (select job_id from duly.jobs order by next_run_at, random() "
+                "limit $1) for update skip locked",
+                random.randint(1, 20),
+            )
+        except AWAY as error:
+            raise NotNow(f"PostgreSQL is away: {error}") from error
+        self.details["jobs"] = len(locked)
+        if not locked:
+            raise NotNow("there are no jobs")
+
+    async def heal(self, world: World) -> None:
+        await self._theirs.aclose()
+
+
 class DiskFull(_OfDatabase):
     """Not a byte left on the primary's disk. PostgreSQL refuses writes, or goes down when its log cannot grow."""
 
@@ -319,6 +356,6 @@ async def _sessions(world: World) -> list[int]:
 
 
 FAMILY: tuple[type[Fault], ...] = (
-    Crash, KillPostmaster, KillBackend, EndBackends, Freeze, DatabasePartition, Storm, DiskFull, Promotion, Failover,
-    StandbyCrash, ReplicationCut,
+    Crash, KillPostmaster, KillBackend, EndBackends, Freeze, DatabasePartition, Storm, LockedJobs, DiskFull, Promotion,
+    Failover, StandbyCrash, ReplicationCut,
 )  # fmt: skip
