@@ -571,6 +571,17 @@ def test_every_invariant_states_its_promise() -> None:
         assert len(invariant.__doc__ or "") > 60
 
 
+def test_an_effect_that_came_too_late_to_be_refused_is_counted(tmp_path: Path) -> None:
+    told = tell()
+    assert check(told.history, tmp_path / "good") == []
+    assert json.loads((tmp_path / "good" / "figures.json").read_text())["effects_too_late"] == 0
+    hour = 3600
+    said = words(told.history, told.runs["rescued"], "effect", told.claims["again"])[0]
+    said["at"] += hour
+    check(told.history, tmp_path / "late")
+    assert json.loads((tmp_path / "late" / "figures.json").read_text())["effects_too_late"] == 1
+
+
 # What is good passes
 
 

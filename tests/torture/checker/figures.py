@@ -46,6 +46,7 @@ def figures(facts: Facts, findings: Sequence[Finding], apart: Sequence[Finding])
         "second_executions": sum(count - 1 for count in begun.values()),
         "effects": effects[True] + effects[None],
         "effects_refused": effects[False],
+        "effects_too_late": _too_late(facts),
         "epochs": sum(len(terms) for terms in facts.shards.values()),
         "operations": {op: dict(sorted(counts.items())) for op, counts in sorted(operations.items())},
         "operations_by_outcome": dict(sorted(Counter(one.outcome for one in records.operations).items())),
@@ -88,6 +89,20 @@ def starts(facts: Facts) -> list[tuple[int, int, str]]:
             period = "healed"
         found.append((due, begin.at, period))
     return found
+
+
+def _too_late(facts: Facts) -> int:
+    """Effects of a run whose token was over, and which had no newer one yet: no downstream could know and refuse them.
+
+    That is what a lease cannot prevent: a process that was frozen past its end goes on with its next instruction.
+    """
+    count = 0
+    for key, words in facts.words.items():
+        for word in words:
+            hold = facts.hold_of.get((word.token, key))
+            if word.word == "effect" and word.accepted and hold is not None and hold.ended is not None:
+                count += hold.ended.at < word.at
+    return count
 
 
 def _lateness(facts: Facts) -> dict[str, Any]:

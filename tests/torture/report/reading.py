@@ -74,6 +74,7 @@ class Report:
             "missed by the policy": "missed", "claims of runs": "attempts", "attempts that failed": "failed_attempts",
             "leases lost": "leases_lost", "executions": "executions", "second executions, each with its cause":
             "second_executions", "effects accepted": "effects", "effects of zombies refused": "effects_refused",
+            "effects of zombies before anybody could refuse them": "effects_too_late",
             "changes in the audit": "audit_rows", "words of the sink": "sink_lines",
         }  # fmt: skip
         return [(label, f"{figures.get(name, 0):,}") for label, name in named.items()]
