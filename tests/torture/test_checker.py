@@ -571,6 +571,16 @@ def test_every_invariant_states_its_promise() -> None:
         assert len(invariant.__doc__ or "") > 60
 
 
+def test_a_handler_in_a_process_of_its_own_may_wait_for_one(tmp_path: Path) -> None:
+    told = tell()
+    began_late_for_no_reason(told)
+    for line in rows(told.history, "jobs"):
+        for row in (line["old"], line["new"]):
+            if row and row["job_id"] == told.runs["on time"].job_id:
+                row["handler"] = "isolated"
+    assert check(told.history, tmp_path) == []
+
+
 def test_an_effect_that_came_too_late_to_be_refused_is_counted(tmp_path: Path) -> None:
     told = tell()
     assert check(told.history, tmp_path / "good") == []

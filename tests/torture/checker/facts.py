@@ -255,6 +255,10 @@ class Facts:
         job = self.jobs.get(job_id)
         return f"job {job.name} ({job_id})" if job else f"job {job_id}"
 
+    def handler(self, job_id: str) -> str | None:
+        job = self.jobs.get(job_id)
+        return job.versions[-1].row.get("handler") if job and job.versions else None
+
     def state_before(self, key: Key, transaction: Transaction) -> str | None:
         """Where the run was when the transaction began."""
         state = None

@@ -15,6 +15,8 @@ NAME = "owed"
 _EARLY = 1_000
 # Between what a fire saw and what it wrote there may be a wait for a lock.
 _WAIT = 5 * SECOND
+# A handler in a process of its own waits so long for one of its worker's child processes, of which there are few.
+_ISOLATED, _CHILD = "isolated", 5 * SECOND
 _POLICY_RULES = {"SKIP": "SKIP", "RUN_ONCE": "RUN_ONCE", "max_missed": "RUN_ALL"}
 _BAD_VERDICTS = ("unrecorded", "overdue")
 
@@ -323,6 +325,8 @@ def _begins(facts: Facts) -> Iterator[Finding]:
                 run_at for transaction, run_at in facts.startable[birth.key] if transaction.index < hold.begun.index
             ]
             base = max(base, back[-1] if back else base)
+        if facts.handler(birth.key[0]) == _ISOLATED:
+            base += _CHILD
         if first.at > quiet.after(base):
             yield Finding(
                 NAME,
