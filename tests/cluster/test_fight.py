@@ -45,7 +45,7 @@ class Fighter:
 
     async def beat(self) -> None:
         while not self.over:
-            held = await runs.heartbeat(
+            held, _ = await runs.heartbeat(
                 self._pool, worker_id=self._worker_id, lease_seconds=LEASE, claims=list(self._held)
             )
             self._accepted["beaten"] += len(held)

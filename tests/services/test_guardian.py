@@ -269,7 +269,7 @@ class TestClaims:
         for _ in range(3):
             await guardian.run_once()
             claims = [row["claim_id"] for row in await pool.query("select claim_id from duly.claims")]
-            assert await runs.heartbeat(pool, worker_id=worker, lease_seconds=3600, claims=claims)
+            assert (await runs.heartbeat(pool, worker_id=worker, lease_seconds=3600, claims=claims)).held
         assert not guardian.repaired
 
     async def test_a_live_workers_long_lease_is_left_alone(self, pool: Pool, guardian: Guardian) -> None:

@@ -55,13 +55,13 @@ async def scheduler(pool: Pool) -> FrozenScheduler:
 
 
 def counted(scheduler: FrozenScheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How often jobs were looked at since."""
+    """How many jobs were looked at since."""
     looks = 0
     fetch = scheduler.pool.fetch
 
     async def look(name: str, *args: Any) -> Any:
         nonlocal looks
-        looks += name == "fires/due"
+        looks += len(args[0]) if name == "fires/due" else 0
         return await fetch(name, *args)
 
     monkeypatch.setattr(scheduler.pool, "fetch", look)
@@ -86,12 +86,29 @@ async def test_the_others_fire(scheduler: FrozenScheduler, monkeypatch: pytest.M
         wait = await soon(scheduler.firer.run_once())
         assert wait == pytest.approx(LOOK_AGAIN.total_seconds())
         await soon(scheduler.step(at + LOOK_AGAIN, read=False))
-        assert looks() == before + 1
+        assert looks() == before + 2
         assert not await scheduler.runs(jobs[7])
     await scheduler.step(at + 2 * LOOK_AGAIN, read=False)
     for job in jobs:
         assert await scheduler.runs(job) == [DUE]
         assert (await scheduler.job(job))["next_run_at"] == START + HOUR
+
+
+async def test_many_are_looked_at_less_often(scheduler: FrozenScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody's statement writes all jobs, and takes its time: to look at them all the while would take ours."""
+    jobs = spread(scheduler.pool, 1000, DUE)
+    await scheduler.put(*jobs)
+    await scheduler.lead(*jobs)
+    looks = counted(scheduler, monkeypatch)
+    async with locked(scheduler.pool, *jobs):
+        await soon(scheduler.step(DUE))
+        before = looks()
+        for n in range(1, 40):
+            await soon(scheduler.step(DUE + n * LOOK_AGAIN, read=False))
+        assert looks() - before < 20_000
+    await scheduler.step(DUE + 40 * LOOK_AGAIN, read=False)
+    await scheduler.step(DUE + 45 * LOOK_AGAIN, read=False)
+    assert len(await scheduler.runs()) == 1000
 
 
 async def test_what_they_decide_holds(scheduler: FrozenScheduler, operations: Operations) -> None:

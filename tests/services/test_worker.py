@@ -102,6 +102,24 @@ async def test_no_run_seems_to_start_before_it_was_due(bench: Bench) -> None:
     assert run.started_at >= run.scheduled_at
 
 
+async def test_a_worker_that_the_store_has_forgotten_joins_again(bench: Bench, pool: Pool) -> None:
+    """A standby was promoted that had not heard of it."""
+
+    @bench.app.task()
+    async def nothing(ctx: Context) -> None: ...
+
+    async with bench.working() as worker:
+        await pool.query("truncate duly.nodes, duly.handlers")
+
+        async def known() -> bool:
+            rows = await pool.query("select node_id from duly.nodes where kind = 'worker' and lease_until > duly.now()")
+            handlers = await count(pool, "handlers", "name = 'nothing'")
+            return [row["node_id"] for row in rows] == [worker.worker_id] and handlers == 1
+
+        await eventually(known)
+        assert (await bench.end_of(await bench.submit(nothing))).status == "succeeded"
+
+
 async def test_a_sync_handler_runs_in_a_thread_of_its_own(bench: Bench) -> None:
     @bench.app.task()
     def where(ctx: Context) -> str:

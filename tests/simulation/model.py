@@ -725,9 +725,11 @@ class Model:
 
     def runs_heartbeat(self, worker_id: UUID, lease: float, claims: Sequence[UUID]) -> list[Row]:
         until = self._now() + timedelta(seconds=lease)
+        rows = []
         if worker_id in self.nodes:
             self.nodes[worker_id] = self.nodes[worker_id]._replace(lease_until=until)
-        rows = []
+        else:
+            rows.append(Row(claim_id=None, cancelled=None))
         for claim_id in sorted(claims):
             claim = self.claims.get(claim_id)
             if claim is not None and claim.worker_id == worker_id:

@@ -292,7 +292,8 @@ class Pair:
         named: dict[str, Any] = {"worker_id": worker, "lease_seconds": lease}
         real = await runs.heartbeat(self.pool, claims=[claim[0] for claim in chosen], **named)
         ours = await runs.heartbeat(self.modelled, claims=[claim[1] for claim in chosen], **named)
-        assert {self.real_tokens[one] for one in real} == {self.model_tokens[one] for one in ours}
+        assert {self.real_tokens[one] for one in real.held} == {self.model_tokens[one] for one in ours.held}
+        assert real.joined == ours.joined
 
     async def rescue(self) -> None:
         await self.both(maintenance.rescue)

@@ -182,7 +182,7 @@ async def test_a_heartbeat_keeps_a_lease_from_rescue(pool: Pool) -> None:
     claim = await take(pool, worker_id=worker_id)
     await expire(pool, claim)
     assert claim.claim_id is not None
-    held = await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[claim.claim_id])
+    held, _ = await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[claim.claim_id])
     assert set(held) == {claim.claim_id}
     assert (await maintenance.rescue(pool)).claims == 0
 
@@ -196,7 +196,7 @@ async def test_a_heartbeat_leaves_claims_alone_that_it_does_not_name(pool: Pool)
     for claim in (unknown, known):
         await expire(pool, claim)
     assert known.claim_id is not None
-    held = await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[known.claim_id])
+    held, _ = await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[known.claim_id])
     assert set(held) == {known.claim_id}
     assert (await maintenance.rescue(pool)).requeued == 1
 
@@ -206,7 +206,7 @@ async def test_a_heartbeat_does_not_extend_the_claim_of_another_worker(pool: Poo
     claim = await take(pool)
     assert claim.claim_id is not None
     await expire(pool, claim)
-    assert await runs.heartbeat(pool, worker_id=uuid4(), lease_seconds=60, claims=[claim.claim_id]) == {}
+    assert await runs.heartbeat(pool, worker_id=uuid4(), lease_seconds=60, claims=[claim.claim_id]) == ({}, False)
     assert (await maintenance.rescue(pool)).claims == 1
 
 
@@ -217,7 +217,7 @@ async def test_a_heartbeat_does_not_find_a_claim_that_was_rescued(pool: Pool) ->
     assert claim.claim_id is not None
     await expire(pool, claim)
     await maintenance.rescue(pool)
-    assert await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[claim.claim_id]) == {}
+    assert await runs.heartbeat(pool, worker_id=worker_id, lease_seconds=60, claims=[claim.claim_id]) == ({}, False)
 
 
 async def test_a_run_that_kills_its_workers_ends_in_the_dead_letters(pool: Pool) -> None:

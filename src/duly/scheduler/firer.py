@@ -44,8 +44,10 @@ AT_ONCE = 2
 # A node that was early looks again after this long: well below what anyone notices, well above a busy loop.
 _EARLY_PAUSE = 0.002
 # One that was touched by somebody in the very moment of its fire is looked at again after this long, on and on while it
-# is kept locked.
+# is kept locked. The more there are the longer: a look costs 20 µs a job, and those that nobody holds are to be fired.
 TOUCHED_PAUSE_US = 50_000
+_TOUCHED_PAUSE_EACH_US = 200
+_LONGEST_TOUCHED_PAUSE_US = 5_000_000
 # How many jobs are fired in a second, with room for whatever else goes on; and the furthest that a wall is begun ahead.
 PER_SECOND = 25_000
 WALL_SECONDS = 30
@@ -230,7 +232,7 @@ class Firer(Service):
             due_us, shard, raw = heapq.heappop(self._held)
             self._stand_in_line(shard, [(raw, due_us)])
         for raw, (look_us, shard, due_us) in list(self._touched.items()):
-            if now_us < look_us <= now_us + TOUCHED_PAUSE_US:  # or else the clock was set back
+            if now_us < look_us <= now_us + _LONGEST_TOUCHED_PAUSE_US:  # or else the clock was set back
                 break
             del self._touched[raw]
             self._stand_in_line(shard, [(raw, due_us)])
@@ -359,7 +361,10 @@ class Firer(Service):
         """Somebody touched the job at this very moment. If it is still due, the next look finds it so; else not."""
         if shard in self._terms:
             self._touched.pop(job_id.bytes, None)
-            self._touched[job_id.bytes] = (self._future.now_us + TOUCHED_PAUSE_US, shard, to_micros(due))
+            pause_us = max(TOUCHED_PAUSE_US, _TOUCHED_PAUSE_EACH_US * len(self._touched))
+            look_us = self._future.now_us + min(pause_us, _LONGEST_TOUCHED_PAUSE_US)
+            last_us = next(reversed(self._touched.values()), (look_us,))[0]
+            self._touched[job_id.bytes] = (max(look_us, last_us), shard, to_micros(due))
 
     async def _park(self, terms: Mapping[int, Term], jobs: Sequence[tuple[DueJob, str]]) -> None:
         for shard in {job.shard for job, _ in jobs}:

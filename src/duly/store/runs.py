@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from duly.model import Policy, policy_from_stored
@@ -221,12 +222,19 @@ async def settled(store: Executor, runs: Sequence[ClaimedRun]) -> set[tuple[UUID
     return {(row["job_id"], row["scheduled_at"]) for row in rows}
 
 
-async def heartbeat(
-    store: Executor, *, worker_id: UUID, lease_seconds: float, claims: Collection[UUID]
-) -> dict[UUID, list[int]]:
-    """Extend these leases of a worker. Returns what it still holds, with the ordinals that somebody cancelled."""
+class Beat(NamedTuple):
+    """What a heartbeat found: the claims that the worker still holds, with the ordinals that somebody cancelled."""
+
+    held: dict[UUID, list[int]]
+    joined: bool
+    """Else nobody here knows of the worker, whatever it holds: it must join again."""
+
+
+async def heartbeat(store: Executor, *, worker_id: UUID, lease_seconds: float, claims: Collection[UUID]) -> Beat:
+    """Extend these leases of a worker, and its own."""
     rows = await store.fetch("runs/heartbeat", worker_id, lease_seconds, list(claims))
-    return {row["claim_id"]: row["cancelled"] for row in rows}
+    held = {row["claim_id"]: row["cancelled"] for row in rows if row["claim_id"] is not None}
+    return Beat(held, joined=len(held) == len(rows))
 
 
 async def free_next(store: Executor, job_ids: Sequence[UUID]) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from uuid import UUID
 
 from duly.errors import DulyError
@@ -36,6 +36,7 @@ class LeaseKeeper:
         lease_seconds: float,
         interval: float,
         pgbouncer: bool,
+        join: Callable[[Pool], Awaitable[None]],
         lost: Callable[[UUID], None],
         cancelled: Callable[[UUID, int], None],
     ) -> None:
@@ -44,6 +45,7 @@ class LeaseKeeper:
         self._lease = lease_seconds
         self._interval = interval
         self._pgbouncer = pgbouncer
+        self._join = join
         self._lost = lost
         self._cancelled = cancelled
         self._main = asyncio.get_running_loop()
@@ -135,7 +137,7 @@ class LeaseKeeper:
         sent = time.monotonic()
         with self._lock:
             known = set(self._trusted_until)
-        held = await store.heartbeat(pool, worker_id=self._worker_id, lease_seconds=self._lease, claims=known)
+        held, joined = await store.heartbeat(pool, worker_id=self._worker_id, lease_seconds=self._lease, claims=known)
         with self._lock:
             for claim_id in held.keys() & self._trusted_until.keys():
                 self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)
@@ -148,6 +150,9 @@ class LeaseKeeper:
         for claim_id, ordinals in held.items():
             for ordinal in ordinals:
                 self._tell(self._cancelled, claim_id, ordinal)
+        if not joined:
+            log.warning("this worker was not known to the store any more; it joins again")
+            await self._join(pool)
 
     def _give_up_expired(self) -> None:
         now = time.monotonic()

@@ -109,6 +109,7 @@ class Worker:
             # A beat is also what tells of cancelled runs; where nobody listens for those it must come often enough.
             interval=settings.heartbeat_interval if notifier else min(settings.heartbeat_interval, CANCEL_SECONDS),
             pgbouncer=settings.pgbouncer,
+            join=self._join,
             lost=lambda claim_id: self.executor.stop_claim(claim_id, Stop.LEASE_LOST),
             cancelled=lambda claim_id, ordinal: self.executor.stop_run(claim_id, ordinal, Stop.CANCELLED),
         )
@@ -116,9 +117,9 @@ class Worker:
             notifier.listen("duly_work", self._heard_work)
             notifier.listen("duly_cancel", self._heard_cancel)
 
-    async def start(self) -> None:
+    async def _join(self, pool: Pool) -> None:
         await cluster.join(
-            self._pool,
+            pool,
             node_id=self.worker_id,
             kind="worker",
             name=self._name,
@@ -132,7 +133,10 @@ class Worker:
                 "targets": sorted(self._targets),
             },
         )
-        await cluster.offer_handlers(self._pool, list(self._tasks))
+        await cluster.offer_handlers(pool, list(self._tasks))
+
+    async def start(self) -> None:
+        await self._join(self._pool)
         self.leases.start()
         await self._progress.start()
         await self.completer.start()
