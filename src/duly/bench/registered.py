@@ -57,7 +57,7 @@ async def measure(lab: Lab) -> list[Figure]:
 
 def _lead(jobs: int) -> timedelta:
     """From the start of the scheduler to the hot second: for the near future of so many jobs to be read."""
-    return timedelta(seconds=5 + jobs / 1e6)
+    return timedelta(seconds=8 + jobs / 1e6)
 
 
 async def _register(lab: Lab, store: Store, jobs: int) -> None:
