@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torture import checker
+from torture.checker.invariants.owed import Queue
 from torture.checker.records import micros
 from torture.checker.stepping import make_grid, same_times
 from torture.histories import START, Claim, History, Run, Told, iso, random_history, tell
@@ -579,6 +580,21 @@ def test_a_handler_in_a_process_of_its_own_may_wait_for_one(tmp_path: Path) -> N
             if row and row["job_id"] == told.runs["on time"].job_id:
                 row["handler"] = "isolated"
     assert check(told.history, tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("begins", "until", "busy"),
+    [
+        ([9.5, 10.2, 11.1, 12.0], 12.5, True),  # hands full
+        ([9.5, 10.2, 12.0], 12.5, False),  # a pause in which it could have begun
+        ([9.5, 10.2, 11.1], 12.5, False),
+        ([], 10.5, False),
+        ([9.5 + n / 2 for n in range(100)], 30, False),  # not for ever
+    ],
+)
+def test_a_run_may_wait_while_others_begin_without_a_pause(begins: list[float], until: float, busy: bool) -> None:
+    queue = Queue([round(at * 1e6) for at in begins], longest=12_000_000)
+    assert queue.between(10_000_000, round(until * 1e6)) == busy
 
 
 def test_an_effect_that_came_too_late_to_be_refused_is_counted(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ..facts import DEDUPLICATED, MISSED, SECOND, TRIGGERED, UNFINISHED, Birth, Facts, Job, Transaction, Version
@@ -288,6 +290,8 @@ def _skipped(facts: Facts, birth: Birth) -> Iterator[Finding]:
 
 def _begins(facts: Facts) -> Iterator[Finding]:
     quiet = _Deadlines(facts)
+    begins = sorted(word.at for words in facts.words.values() for word in words if word.word == "begin")
+    busy = Queue(begins, longest=2 * facts.grace)
     for birth in facts.births:
         if birth.state in ("missed", "skipped"):
             continue
@@ -327,7 +331,7 @@ def _begins(facts: Facts) -> Iterator[Finding]:
             base = max(base, back[-1] if back else base)
         if facts.handler(birth.key[0]) == _ISOLATED:
             base += _CHILD
-        if first.at > quiet.after(base):
+        if first.at > quiet.after(base) and not busy.between(quiet.after(base), first.at):
             yield Finding(
                 NAME,
                 f"{facts.called(birth.key)}: began at {moment(first.at)}, {seconds(first.at - base)} after it could, "
@@ -335,6 +339,22 @@ def _begins(facts: Facts) -> Iterator[Finding]:
                 f"fault nor a recorded decision says why (its window ended at {moment(quiet.after(base))})",
                 [birth.row, word_document(first)],
             )
+
+
+class Queue:
+    """Whether the workers had their hands full: after an outage there is more to do than the machine does at once, and
+    who is less urgent waits. Then others begin without a pause; and not for ever."""
+
+    def __init__(self, begins: Sequence[int], *, longest: int) -> None:
+        self._begins = begins
+        self._longest = longest
+
+    def between(self, since: int, until: int) -> bool:
+        if until - since > self._longest:
+            return False
+        first, last = bisect_left(self._begins, since - SECOND), bisect_left(self._begins, until)
+        stretch = [since - SECOND, *self._begins[first:last], until]
+        return max(later - earlier for earlier, later in pairwise(stretch)) <= SECOND
 
 
 class _Deadlines:
