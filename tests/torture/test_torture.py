@@ -60,8 +60,11 @@ if _MUTANTS:
     @pytest.mark.timeout(900)
     @pytest.mark.parametrize("mutant", sorted(MUTANTS) if _MUTANTS == "all" else _MUTANTS.split(","))
     async def test_a_broken_duly_is_caught(mutant: str) -> None:
-        result = await _tortured(Plan(seed=11, minutes=0.8, mutant=mutant, coordinator="postgres", standby="none"))
-        assert result.findings, f"{mutant} was not caught; the records are in {result.folder}"
+        plan = Plan(seed=11, minutes=0.8, mutant=mutant, coordinator="postgres", standby="none", fault_rate=1.5)
+        result = await _tortured(plan)
+        # A mutant is not waited for until it settles: that things are still under way says nothing of it.
+        caught = {finding["invariant"] for finding in result.findings} - {"settles", "heals", "ending"}
+        assert caught, f"{mutant} was not caught; the records are in {result.folder}"
         shutil.rmtree(result.folder)
 
 
