@@ -19,7 +19,8 @@ demo: $(VENV)/.ready ## run Duly with its dashboard and a few sample jobs
 
 test: check ## check everything and run all tests
 	@./scripts/test-services
-	$(BIN)/pytest -n 2 --dist loadfile -m "not alone"
+	@# In the order of folders: by the number of tests a file, the long ones would come last, and one core would wait.
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
 	$(BIN)/pytest -m alone
 
 check: $(VENV)/.ready ## format, lint, types, import direction

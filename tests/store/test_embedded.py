@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -121,7 +122,7 @@ def made_home() -> Iterator[Path]:
 def home(made_home: Path) -> Iterator[Path]:
     """The made home, to be left as it was found: no server, no claim."""
     yield made_home
-    assert processes(made_home) == []
+    assert all_gone(made_home)
     assert not claimed(made_home)
 
 
@@ -133,6 +134,14 @@ def processes(home: Path) -> list[int]:
             if entry.name.isdigit() and Path(os.readlink(entry / "cwd")).is_relative_to(home.resolve()):
                 found.append(int(entry.name))
     return found
+
+
+def all_gone(home: Path) -> bool:
+    """A server that has shut down takes a moment to end on a busy machine; one that goes on is found by then."""
+    until = time.monotonic() + 10
+    while processes(home) and time.monotonic() < until:
+        time.sleep(0.01)
+    return not processes(home)
 
 
 def claimed(home: Path) -> bool:
@@ -200,7 +209,7 @@ async def test_a_fresh_home_gets_a_private_durable_server(tmp_path: Path, monkey
     finally:
         server.release()
     assert embedded.running_url(home) is None
-    assert processes(home) == []
+    assert all_gone(home)
     server.release()  # again: nothing to do
 
 
@@ -233,7 +242,7 @@ async def test_the_last_of_two_processes_stops_the_server(home: Path, user: Call
     assert first.tell("release") == "release"
     assert await query(url, "select 1") == 1
     assert second.tell("release") == "release"
-    assert processes(home) == []
+    assert all_gone(home)
     assert embedded.running_url(home) is None
     assert (first.end(), second.end()) == (0, 0)
 
@@ -307,7 +316,7 @@ print("released", flush=True)
     assert embedded.running_url(home) is not None
     assert postmaster(home) == server
     assert patient.tell("go on") == "released"
-    assert processes(home) == []
+    assert all_gone(home)
 
 
 # --- What crashes leave behind ----------------------------------------------------------------------------------------
@@ -467,7 +476,7 @@ embedded.start(pathlib.Path(sys.argv[1]))
     assert ended(initdb)
     embedded.start(tmp_path).release()
     assert list((tmp_path / "postgres").glob("new-*")) == []
-    assert processes(tmp_path) == []
+    assert all_gone(tmp_path)
 
 
 # --- Folders and accounts ---------------------------------------------------------------------------------------------
@@ -481,7 +490,7 @@ async def test_a_closed_home(made_home: Path, tmp_path: Path) -> None:
     assert socket_folder(server.url) == home / "postgres/socket"
     assert await query(server.url, "select 1") == 1
     server.release()
-    assert processes(home) == []
+    assert all_gone(home)
     assert closed.stat().st_mode & 0o066 == 0  # to pass through at most, not to list
 
 
@@ -531,7 +540,7 @@ async def test_root_on_a_machine_without_a_postgres_account(tmp_path: Path, monk
     assert await query(server.url, "select 1") == 1
     assert os.stat(f"/proc/{postmaster(tmp_path / 'home')}").st_uid == real("nobody").pw_uid
     server.release()
-    assert processes(tmp_path / "home") == []
+    assert all_gone(tmp_path / "home")
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="all the other tests run as one")
@@ -558,11 +567,11 @@ os.setgroups([]); os.setgid({nobody.pw_gid}); os.setuid({nobody.pw_uid})
     assert ordinary.tell("release") == "release"
     assert processes(home)
     root.release()
-    assert processes(home) == []
+    assert all_gone(home)
     embedded.start(home).release()  # ... and may start it, leaving nothing that the user cannot open
     assert {path.stat().st_uid for path in (home / "postgres").iterdir()} == {nobody.pw_uid}
     assert ordinary.process.communicate(timeout=20)[0] == "asked by duly\n"
-    assert processes(home) == []
+    assert all_gone(home)
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root runs the server under another account")
@@ -588,7 +597,7 @@ def test_root_copies_binaries_that_the_account_cannot_reach(
     assert copy.name.startswith("binaries-0.")
     assert stat.S_IMODE(closed.stat().st_mode) == 0o700
     shutil.rmtree(closed)
-    assert processes(home) == []
+    assert all_gone(home)
 
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root runs the server under another account")
