@@ -14,7 +14,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -138,9 +137,13 @@ def processes(home: Path) -> list[int]:
 
 def all_gone(home: Path) -> bool:
     """A server that has shut down takes a moment to end on a busy machine; one that goes on is found by then."""
-    until = time.monotonic() + 10
-    while processes(home) and time.monotonic() < until:
-        time.sleep(0.01)
+    for pid in processes(home):
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(pid)
+            try:
+                select.select([ended], [], [], 10)
+            finally:
+                os.close(ended)
     return not processes(home)
 
 
