@@ -215,7 +215,7 @@ async def resume(store: Executor, *, job_id: UUID, tenant: str, next_run_at: dat
     return None if row is None else to_job(row)
 
 
-async def lock(store: Executor, *, job_ids: Sequence[UUID], tenant: str | None) -> dict[UUID, str]:
+async def lock(store: Executor, *, job_ids: Sequence[UUID], tenant: str) -> dict[UUID, str]:
     """Lock jobs until the transaction ends. Returns those that are there, with their stored status."""
     return {row["job_id"]: row["status"] for row in await store.fetch("jobs/lock", sorted(set(job_ids)), tenant)}
 

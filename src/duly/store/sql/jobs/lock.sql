@@ -1,7 +1,7 @@
 -- Lock jobs, in one order everywhere, before their line of runs is touched: what follows in this
--- transaction sees what was decided before the lock.   $1 job_ids  $2 tenant; null: any
+-- transaction sees what was decided before the lock.   $1 job_ids  $2 tenant
 select job_id, status
 from duly.jobs
-where job_id = any ($1::uuid[]) and ($2::text is null or tenant = $2)
+where job_id = any ($1::uuid[]) and tenant = $2
 order by job_id
 for no key update
