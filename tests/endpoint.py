@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Self
 
+from listening import Listener
+
 
 @dataclass(frozen=True)
 class Call:
@@ -64,25 +66,16 @@ class Endpoint:
         cls, *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
     ) -> AsyncIterator[Self]:
         endpoint = cls(scheme="https" if tls else "http", host=host)
-        connections: set[asyncio.Task[None]] = set()
-
-        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            endpoint.connections += 1
-            task = asyncio.create_task(endpoint._serve(reader, writer))
-            connections.add(task)
-            task.add_done_callback(connections.discard)
-
-        server = await asyncio.start_server(accepted, host, port, ssl=tls)
-        endpoint.port = server.sockets[0].getsockname()[1]
+        listener = Listener(endpoint._serve)
+        await listener.open(host, port, tls=tls)
+        endpoint.port = listener.port
         try:
             yield endpoint
         finally:
-            server.close()
-            for task in list(connections):
-                task.cancel()
-            await asyncio.gather(*connections, return_exceptions=True)
+            await listener.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
         try:
             while (call := await _read(reader)) is not None:
                 self.calls.append(call)
@@ -97,7 +90,6 @@ class Endpoint:
             pass  # the other side has gone, which is what some tests are about
         finally:
             self.gone += 1
-            writer.close()
 
 
 async def _unless_gone(answering: Awaitable[None], reader: asyncio.StreamReader) -> None:

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal, Self
 
+from listening import Listener
+
 Kind = Literal["swallow", "cut", "garble"]
 
 
@@ -22,9 +24,11 @@ class Line:
         self._faults: list[tuple[bytes, Kind]] = []
         self.requests: list[bytes] = []
         self.struck = 0
-        self.port = 0
-        self._ways: set[asyncio.Task[None]] = set()
-        self._writers: list[asyncio.StreamWriter] = []
+        self._listener = Listener(self._forward)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     @property
     def url(self) -> str:
@@ -34,43 +38,26 @@ class Line:
         self._faults += [(marker.encode(), kind)] * times
 
     async def __aenter__(self) -> Self:
-        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._writers.append(writer)
-            way = asyncio.create_task(self._forward(reader, writer))
-            self._ways.add(way)
-            way.add_done_callback(self._ways.discard)
-
-        self._server = await asyncio.start_server(accepted, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._listener.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        ways = list(self._ways)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        for writer in self._writers:
-            writer.transport.abort()
-        for _turn in range(3):  # in which aborted connections close their sockets
-            await asyncio.sleep(0)
+        await self._listener.close()
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        ways: list[asyncio.Task[None]] = []
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        struck: list[Kind] = []
+        ways = [
+            asyncio.create_task(self._requests(reader, far_writer, writer, struck.append)),
+            asyncio.create_task(self._answers(far_reader, writer, struck)),
+        ]
         try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
-            self._writers.append(far_writer)
-            struck: list[Kind] = []
-            ways = [
-                asyncio.create_task(self._requests(reader, far_writer, writer, struck.append)),
-                asyncio.create_task(self._answers(far_reader, writer, struck)),
-            ]
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            far_writer.transport.abort()
         finally:
             for way in ways:
                 way.cancel()
-            writer.transport.abort()
+            for end in (writer, far_writer):
+                end.transport.abort()
 
     async def _requests(
         self,

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
+from listening import Listener
+
 T = TypeVar("T")
 
 _READ = 64 * 1024
@@ -63,11 +65,10 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._links: set[_Link] = set()
-        self._serving: set[asyncio.Task[None]] = set()
+        self._listener = Listener(self._serve)
         self._faults: list[Fault] = []
         self._delay = 0.0
         self._refusing = False
-        self._port = 0
         self._flowing: asyncio.Event
         #: Connections that were ever accepted.
         self.accepted = 0
@@ -77,7 +78,7 @@ class Proxy:
         """The upstream's URL, by way of this proxy."""
         parts = urlsplit(self._upstream)
         login = parts.netloc.rpartition("@")[0]
-        return f"postgresql://{login}@127.0.0.1:{self._port}{parts.path}?sslmode=disable"
+        return f"postgresql://{login}@127.0.0.1:{self._listener.port}{parts.path}?sslmode=disable"
 
     def __enter__(self) -> Proxy:
         self._thread.start()
@@ -85,7 +86,7 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._on_loop(self._close())
+        self._on_loop(self._listener.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -151,11 +152,6 @@ class Proxy:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
-        # What was cut or ended closes its sockets in the loop's next turns; without them they would be left open.
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            task.cancel()
-        self._loop.run_until_complete(_settled(left))
         self._loop.close()
 
     def _on_loop(self, work: Coroutine[Any, Any, T]) -> T:
@@ -164,21 +160,10 @@ class Proxy:
     async def _listen(self) -> None:
         self._flowing = asyncio.Event()
         self._flowing.set()
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self._port = self._server.sockets[0].getsockname()[1]
+        await self._listener.open()
 
-    async def _close(self) -> None:
-        self._server.close()
-        for link in list(self._links):
-            link.cut(reset=True)
-        await asyncio.gather(*self._serving, return_exceptions=True)
-
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        serving = asyncio.current_task()
-        assert serving is not None
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
         if self._refusing:
             _end(writer, reset=True)
             return
@@ -209,12 +194,6 @@ class Proxy:
                 fault.times -= 1
                 return fault
         return None
-
-
-async def _settled(tasks: set[asyncio.Task[Any]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
-    for _ in range(5):
-        await asyncio.sleep(0)
 
 
 class _Link:

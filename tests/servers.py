@@ -21,6 +21,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from listening import Listener
+
 # Debian keeps servers where not every account's path leads.
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
 _ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")
@@ -222,29 +224,27 @@ class Wire:
     def __init__(self, port: int) -> None:
         self._target = port
         self._whole = True
-        self._pumps: set[asyncio.Task[None]] = set()
-        self.port = 0
+        self._listener = Listener(self._forward)
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
 
     async def __aenter__(self) -> Wire:
-        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
+        await self._listener.open()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await self.cut()
+        await self._listener.close()
 
     async def cut(self) -> None:
         self._whole = False
-        pumps = list(self._pumps)
-        for pump in pumps:
-            pump.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        await self._listener.end_all()
 
     def mend(self) -> None:
         self._whole = True
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if not self._whole:
             writer.transport.abort()
             return
@@ -254,14 +254,13 @@ class Wire:
             writer.transport.abort()
             return
         ways = [asyncio.create_task(_pump(reader, far_writer)), asyncio.create_task(_pump(far_reader, writer))]
-        self._pumps.update(ways)
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        for way in ways:
-            way.cancel()
-        await asyncio.gather(*ways, return_exceptions=True)
-        self._pumps.difference_update(ways)
-        for end in (writer, far_writer):
-            end.transport.abort()
+        try:
+            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for way in ways:
+                way.cancel()
+            for end in (writer, far_writer):
+                end.transport.abort()
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,0 +1,64 @@
+"""What the test's own servers and proxies stand on: every connection is served in a task, and none is left open."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Awaitable, Callable
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class Listener:
+    """Accepts connections from `open` to `close`. Each is closed when it was served, however that ended."""
+
+    def __init__(self, serve: Serve) -> None:
+        self._serve = serve
+        self._serving: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.port = 0
+
+    async def open(self, host: str = "127.0.0.1", port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
+        self._server = await asyncio.start_server(self._accept, host, port, ssl=tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        """Nobody new; what is open is reset, and when this returns its sockets are closed."""
+        # Who knocked just before this gets as far as `_accept` in the loop's next turns. A server that was closed
+        # before that would lose them half-way, with their sockets open.
+        for listening in self._server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        await turns()
+        self._server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await self.end_all()
+
+    async def end_all(self) -> None:
+        """Everything that is being served now is cancelled."""
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+        await turns()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Noted before anything is waited for: a task that is cancelled before its first step could not close it.
+        self._writers.add(writer)
+        serving = asyncio.get_running_loop().create_task(self._serve_one(reader, writer))
+        self._serving.add(serving)
+        serving.add_done_callback(lambda _: self._served(serving, writer))
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._serve(reader, writer)
+
+    def _served(self, serving: asyncio.Task[None], writer: asyncio.StreamWriter) -> None:
+        self._serving.discard(serving)
+        self._writers.discard(writer)
+        writer.close()
+
+
+async def turns() -> None:
+    """A few of the loop's turns, in which connections that were closed or aborted close their sockets."""
+    for _ in range(5):
+        await asyncio.sleep(0)
