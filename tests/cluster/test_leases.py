@@ -83,6 +83,34 @@ async def test_a_worker_stopped_for_two_leases_changes_nothing_when_it_goes_on_a
     assert [(row["attempt"], row["error"]["type"]) for row in await _attempts(pool)] == [(1, "LeaseLost")] * 3
 
 
+async def test_a_worker_stopped_past_its_lease_begins_nothing_that_stood_in_line(
+    pool: Pool, operations: Operations, spawn: Spawn, sink: Path
+) -> None:
+    """It had claimed more than it has threads, and those are free when it goes on."""
+    lease, threads, behind = 3.0, 64, 20
+    settings = {"DULY_WORKER_LEASE_SECONDS": str(lease)}
+    payload = {"seconds": lease, "again": 0}
+    await submit(operations, *(JobRequest("hold_thread", payload=payload) for _ in range(threads + behind)))
+    sleeper = spawn("worker", "--concurrency", str(threads + behind), settings=settings)
+    await all_started(sink, threads)
+    sleeper.send_signal(signal.SIGSTOP)
+    try:
+        assert await count(pool, "history") == 0
+        spawn("scheduler")
+        spawn("worker", settings=settings)
+
+        async def done_elsewhere() -> bool:
+            return await count(pool, "history") == threads + behind
+
+        await eventually(done_elsewhere, seconds=40)
+    finally:
+        sleeper.send_signal(signal.SIGCONT)
+    sleeper.send_signal(signal.SIGTERM)
+    assert await exit_code(sleeper) == 0
+    assert len([line for line in lines(sink, "started") if line.pid == sleeper.pid]) == threads
+    assert await count(pool, "runs") == await count(pool, "claims") == 0
+
+
 async def _attempts(pool: Pool) -> list[dict[str, Any]]:
     rows = await pool.query("select * from duly.attempts order by job_id, scheduled_at, attempt")
     return [dict(row) | {"error": json.loads(row["error"])} for row in rows]

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -420,6 +421,45 @@ async def test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing(benc
         assert worker.completer.lost == 1
     run = await bench.run_of(job_id)
     assert (run.status, run.attempt) == ("queued", 1)
+
+
+@pytest.mark.parametrize("behind", ["coroutine", "thread", "child"])
+async def test_what_stands_in_line_when_the_lease_runs_out_is_not_begun(
+    bench: Bench, pool: Pool, tmp_path: Path, behind: str
+) -> None:
+    """Whatever its loop does next after a long stop, and before the heartbeat's thread has said a word."""
+    begun: list[str] = []
+
+    @bench.app.task()
+    async def sleep_past_the_lease(ctx: Context) -> None:
+        begun.append("first")
+        with worker.leases._lock:
+            worker.leases._trusted_until = dict.fromkeys(worker.leases._trusted_until, 0.0)
+
+    @bench.app.task()
+    async def coroutine(ctx: Context) -> None:
+        begun.append("coroutine")
+
+    @bench.app.task()
+    def thread(ctx: Context) -> None:
+        begun.append("thread")
+
+    bench.app.task(name="child", isolation="process")(leave_a_file)
+    payload = {"path": str(tmp_path / "begun")} if behind == "child" else None
+    await bench.submit(sleep_past_the_lease, priority=9)
+    await bench.submit(behind, payload)
+    async with bench.working() as worker:
+        ended = {run.handler: outcome for run, outcome in [await bench.ended.get() for _ in range(2)]}
+        assert ended[behind] is None
+        assert begun == ["first"]
+        assert not (tmp_path / "begun").exists()
+        # It has kept its hands off: the claim is there for rescue, and nobody beats for it.
+        assert await count(pool, "claims") == 1
+        assert not worker.leases._trusted_until
+
+
+def leave_a_file(ctx: Context, path: str) -> None:
+    Path(path).touch()
 
 
 async def test_a_worker_holds_no_more_than_it_has_room_for(bench: Bench, pool: Pool) -> None:

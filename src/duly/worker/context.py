@@ -16,12 +16,20 @@ if TYPE_CHECKING:
     from duly.store.runs import ClaimedRun
 
 
+class NotHeld(Exception):
+    """The lease is over, and the handler has not begun: it is not begun."""
+
+
 class Host(Protocol):
     """What the worker does for its handlers."""
 
     def transaction(self, context: Context) -> AbstractAsyncContextManager[Connection]: ...
 
     def progress(self, run: ClaimedRun, fraction: float, note: str) -> None: ...
+
+    def holds(self, run: ClaimedRun) -> bool:
+        """Whether the run is still this worker's."""
+        ...
 
 
 class Context:
@@ -101,6 +109,11 @@ class Context:
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be 0 to 1, not {fraction!r}")
         self._served_by("ctx.progress()").progress(self._run, fraction, note)
+
+    def _must_be_held(self) -> None:
+        """Asked last before anything of the handler's happens, and again after whatever was waited for until then."""
+        if self._host is not None and not self._host.holds(self._run):
+            raise NotHeld
 
     def _served_by(self, what: str) -> Host:
         if self._host is None:

@@ -16,7 +16,7 @@ from duly.errors import Permanent, Snooze, StoreUnavailable, Unable
 from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, to_micros
 from duly.states import RunFlag
 from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
-from duly.worker.context import Context, Host, key_of
+from duly.worker.context import Context, Host, NotHeld, key_of
 from duly.worker.drivers import Drivers
 from duly.worker.errors import error_text, exception_text, result_text
 from duly.worker.retry import next_attempt_in
@@ -157,6 +157,8 @@ class Executor:
                 outcome = self._stopped(running, asyncio.CancelledError())
         except asyncio.CancelledError as error:
             outcome = self._stopped(running, error)
+        except NotHeld:
+            outcome = None
         except Snooze as signal:
             outcome = Requeued(run, "queued", max(0.0, signal.seconds), None, None, refund=1)
         except Unable as error:
@@ -200,6 +202,7 @@ class Executor:
         running.deadline = asyncio.get_running_loop().time() + policy.timeout_seconds
         if self._ledger is not None and run.policy_text is not None and _has_own_key(run):
             await self._check_ledger(run)
+        context._must_be_held()
         if target is not None:
             return await target.call(context, json.loads(run.target or "{}"), run.payload)
         assert task is not None
@@ -210,10 +213,9 @@ class Executor:
             return await self._isolated.call(task, context, arguments)
         if task.is_async:
             return await (task.function(context, **arguments) if task.takes_context else task.function(**arguments))
-        loop = asyncio.get_running_loop()
-        if task.takes_context:
-            return await loop.run_in_executor(self._threads, lambda: task.function(context, **arguments))
-        return await loop.run_in_executor(self._threads, lambda: task.function(**arguments))
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, _call_in_thread, task, context, arguments
+        )
 
     async def _check_ledger(self, run: ClaimedRun) -> None:
         assert self._ledger is not None
@@ -274,6 +276,11 @@ class Executor:
         for running in [running for running in self._running if running.deadline <= now]:
             self._stop(running, Stop.TIMEOUT)
         self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines) if self._running else None
+
+
+def _call_in_thread(task: Task, context: Context, arguments: Mapping[str, Any]) -> Any:
+    context._must_be_held()  # it may have stood in line for a thread
+    return task.function(context, **arguments) if task.takes_context else task.function(**arguments)
 
 
 class _AlreadyDone(Exception):

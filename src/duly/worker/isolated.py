@@ -170,6 +170,7 @@ class _Child(asyncio.Protocol):
         answer = self._answer = asyncio.get_running_loop().create_future()
         self._context = context
         try:
+            context._must_be_held()  # it may have waited for a child
             self._calls += 1
             self._send({"call": request, "number": self._calls})
             try:

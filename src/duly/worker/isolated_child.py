@@ -157,6 +157,9 @@ class _Call:
             "use isolation='thread' for this task"
         )
 
+    def holds(self, run: ClaimedRun) -> bool:
+        return True  # the worker has looked before it sent this
+
     def progress(self, run: ClaimedRun, fraction: float, note: str) -> None:
         with self._lock:
             pending = self._progress is not None

@@ -84,6 +84,18 @@ class LeaseKeeper:
             self._trusted_until[claim_id] = until
         return True
 
+    def holds(self, claim_id: UUID) -> bool:
+        """Whether the claim can be trusted at this moment. If not, it is given up here and now.
+
+        A process that was stopped for longer than its lease and goes on must not begin what it had not begun: what is
+        ready on its loop may come before the word of this thread that the lease is over.
+        """
+        until = self._trusted_until.get(claim_id)
+        if until is not None and until > time.monotonic():
+            return True
+        self._give_up_expired()
+        return False
+
     def release(self, claim_id: UUID) -> None:
         with self._lock:
             self._trusted_until.pop(claim_id, None)

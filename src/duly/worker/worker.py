@@ -189,6 +189,9 @@ class Worker:
     def progress(self, run: ClaimedRun, fraction: float, note: str) -> None:
         self._progress.say(run, fraction, note)
 
+    def holds(self, run: ClaimedRun) -> bool:
+        return self.leases.holds(run.claim_id)
+
     # What the parts tell each other.
 
     def _claimed(self, claim: Claim, sent: float) -> None:

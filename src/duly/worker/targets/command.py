@@ -70,6 +70,7 @@ class CommandTarget:
     ) -> Program:
         with ExitStack() as stack:
             stdout, stderr = [stack.enter_context(await output.open()) for output in outputs]
+            context._must_be_held()
             try:
                 return await self._guard.start(
                     target["argv"],
