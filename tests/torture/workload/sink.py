@@ -68,6 +68,10 @@ class Sink:
                     answer.set_result(accepted)
 
 
+# Many call at once. A Unix socket whose line is full turns callers away, which asyncio takes for a connection.
+_BACKLOG = 1024
+
+
 def _sync(file: Any) -> None:
     file.flush()
     os.fsync(file.fileno())
@@ -88,11 +92,11 @@ async def _serve(sink: Sink, address: str) -> None:
 
     kind, _, place = address.partition("://")
     if kind == "unix":
-        server = await asyncio.start_unix_server(converse, place)
+        server = await asyncio.start_unix_server(converse, place, backlog=_BACKLOG)
         os.chmod(place, 0o777)
     else:
         host, _, port = place.rpartition(":")
-        server = await asyncio.start_server(converse, host, int(port))
+        server = await asyncio.start_server(converse, host, int(port), backlog=_BACKLOG)
         place = f"{host}:{server.sockets[0].getsockname()[1]}"
     writing = asyncio.create_task(sink.write())
     print(f"{kind}://{place}", flush=True)
