@@ -3,11 +3,10 @@
 Callers pass `now`. Instants are aware UTC datetimes; what is called `local` is in the job's zone.
 
 The data flows: text → `parse` → a `Schedule` (one module per kind: `once`, `cron`, `interval`, `rrule`; local times
-become instants in `dst`) → a `Timetable` within the job's bounds → `missed` plans one fire, `batch` many, from the
-`cache`; `wheel` says when to look.
+become instants in `dst`) → a `Timetable` within the job's bounds → `missed` plans a fire, from the `cache`;
+`wheel` says when to look.
 """
 
-from .batch import FireRequest, next_many, plan_many
 from .cache import cache_info, next_occurrence
 from .keys import check_template, render_key
 from .missed import Drop, FirePlan, plan_fire, plan_resume
@@ -20,7 +19,6 @@ from .zones import forget_zones, load_zone
 __all__ = [
     "Drop",
     "FirePlan",
-    "FireRequest",
     "Occurrence",
     "Schedule",
     "Timetable",
@@ -31,11 +29,9 @@ __all__ = [
     "jitter_offset",
     "load_zone",
     "make_timetable",
-    "next_many",
     "next_occurrence",
     "parse_schedule",
     "plan_fire",
-    "plan_many",
     "plan_resume",
     "render_key",
 ]

@@ -106,7 +106,7 @@ def make_timetable(
     """The timetable of a stored job, from its canonical text.
 
     Half a million jobs with a few hundred distinct schedules parse a few hundred times, and jobs that differ in
-    nothing but their id get the very same object, which is what lets `plan_many` plan them together.
+    nothing but their id get the very same object, which is what lets the scheduler plan them together.
     Raises `InvalidInput` on `timezone` when the zone is gone from the time-zone data.
     """
     offset = jitter_offset(job_id, policy.jitter_seconds) if policy.jitter_seconds else _NONE

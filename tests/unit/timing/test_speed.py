@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from datetime import timedelta
-from itertools import count
-from uuid import uuid4
 
 import pytest
 
-from duly.model import DEFAULT_POLICY
-from duly.timing import FireRequest, Schedule, make_timetable, next_many, plan_many
+from duly.timing import Schedule
 
 from .helpers import NEW_YORK, parse, utc
 
@@ -58,29 +54,3 @@ def test_uncached_cron(text: str) -> None:
 )
 def test_uncached_rules(text: str) -> None:
     assert rate(lambda: steps(parse(text, NEW_YORK), 2000), 5_000) >= 5_000
-
-
-def test_a_million_occurrences_a_second_from_the_cache() -> None:
-    timetable = make_timetable(
-        kind="cron", schedule="*/5 * * * *", timezone=NEW_YORK, anchor=NOW, start_at=None, end_at=None,
-        policy=DEFAULT_POLICY, job_id=uuid4(),
-    )  # fmt: skip
-    # Fresh objects, as they come from the database, 300 different ones.
-    expected = [NOW + timedelta(minutes=5 * (number % 300)) for number in range(300_000)]
-    assert rate(lambda: len(next_many(timetable, expected)), 1_000_000) >= 1_000_000
-
-
-def test_a_million_fires_a_second_in_batch() -> None:
-    tables = [
-        make_timetable(
-            kind="cron", schedule=f"{number % 60} {number // 60} * * *", timezone=NEW_YORK, anchor=NOW, start_at=None,
-            end_at=None, policy=DEFAULT_POLICY, job_id=uuid4(),
-        )
-        for number in range(300)
-    ]  # fmt: skip
-    due = [table.next(NOW) or NOW for table in tables]
-    numbers = count()
-    requests = [
-        FireRequest(tables[at], due[at], DEFAULT_POLICY) for at in (next(numbers) % 300 for _ in range(300_000))
-    ]
-    assert rate(lambda: len(plan_many(requests, now=NOW + timedelta(days=1))), 1_000_000) >= 1_000_000

@@ -12,16 +12,13 @@ import pytest
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_POLICY, Policy, ScheduleKind
 from duly.timing import (
-    FireRequest,
     Timetable,
     cache_info,
     forget_zones,
     jitter_offset,
     load_zone,
     make_timetable,
-    next_many,
     plan_fire,
-    plan_many,
 )
 from duly.timing import zones as zones_module
 
@@ -169,32 +166,6 @@ def test_equal_questions_are_computed_once() -> None:
     hits, misses, entries = cache_info()
     assert misses == entries == 20
     assert hits == 1980
-
-
-def test_next_many_is_next_of_each() -> None:
-    timetable = make("cron", "*/15 * * * *", NEW_YORK)
-    moments = [utc("2026-03-08 06:00") + timedelta(minutes=number % 60) for number in range(500)]
-    assert next_many(timetable, moments) == [timetable.next(moment) for moment in moments]
-
-
-def test_plan_many_is_plan_fire_of_each() -> None:
-    now = utc("2026-03-08 12:00:03")
-    run_all = Policy(missed_window="RUN_ALL")
-    requests = []
-    for number in range(300):
-        policy = DEFAULT_POLICY if number % 3 else run_all
-        timetable = make("cron", f"{number % 7} * * * *", NEW_YORK, policy=policy)
-        expected = timetable.next(utc("2026-03-08 03:30"))
-        assert expected is not None
-        requests.append(FireRequest(timetable, expected, policy, number % 4, 3 if number % 5 == 0 else None))
-    plans = plan_many(requests, now=now)
-    assert plans == [
-        plan_fire(
-            r.timetable, expected=r.expected, now=now, policy=r.policy, run_count=r.run_count, max_runs=r.max_runs
-        )
-        for r in requests
-    ]
-    assert len({id(plan) for plan in plans}) < 90
 
 
 def test_a_zone_that_disappears_is_noticed_and_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
