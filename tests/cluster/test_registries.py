@@ -14,6 +14,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from cluster.nodes import REGISTRIES, SHARDS, Cluster
+from duly.cluster.zookeeper import _close
 from duly.errors import ConfigError, CoordinatorUnavailable
 from servers import EtcdServer, RegistryServer, Servers, free_port
 from support import eventually
@@ -122,6 +123,23 @@ async def test_a_zookeeper_client_that_died_is_replaced(servers: Servers, make_c
     await asyncio.to_thread(client.stop)  # as if its threads had ended: it does not come back by itself
     await eventually(lambda: one.coordinator._client not in (None, client), seconds=20)  # type: ignore[attr-defined]
     await eventually(cluster.shared_by(one), seconds=20)
+
+
+async def test_a_zookeeper_client_that_is_being_stopped_is_closed_when_that_is_over(servers: Servers) -> None:
+    server = servers.get("zookeeper")
+    client = KazooClient(f"127.0.0.1:{server.port}")
+    await asyncio.to_thread(client.start)
+    server.pause()  # so that the stop, which waits for its answer, takes a while
+    try:
+        stopping = asyncio.create_task(asyncio.to_thread(client.stop))
+        await eventually(client._stopped.is_set)
+        closing = asyncio.create_task(asyncio.to_thread(_close, client))
+        await asyncio.sleep(0.2)
+        assert not client._connection.connection_stopped.is_set()
+    finally:
+        server.go_on()
+    await asyncio.gather(stopping, closing)
+    assert client._connection._write_sock is None  # what a leak of it is made of
 
 
 async def test_etcd_with_a_login(make_cluster: MakeCluster) -> None:

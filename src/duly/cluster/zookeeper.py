@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 from uuid import UUID
 
@@ -52,6 +53,7 @@ _kazoo_log = logging.getLogger("duly.cluster.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
 
 DEFAULT_PATH = "/duly"
+_CLOSE_SECONDS = 5.0
 _AWAY = (ConnectionLoss, KazooTimeoutError, OperationTimeoutError, SessionExpiredError)
 
 
@@ -64,7 +66,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         self._client: KazooClient | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._watched = False
-        self._closing: asyncio.Future[None] | None = None
+        self._closing: set[asyncio.Future[None]] = set()
 
     async def _enter(self) -> None:
         client = await self._connected()
@@ -96,9 +98,8 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         return frozenset(node for name in names if (node := node_id_of(name)) is not None)
 
     async def _depart(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            await asyncio.to_thread(_close, client)
+        self._give_up_client()
+        await asyncio.gather(*self._closing)
 
     async def _connected(self) -> KazooClient:
         """The client, which from then on connects again by itself."""
@@ -107,8 +108,11 @@ class ZooKeeperCoordinator(RegistryCoordinator):
             client = self._new_client()
             try:
                 await asyncio.to_thread(client.start, max(ENTRY_SECONDS, self._lease / 2))
-            except KazooTimeoutError as error:
-                raise self._away("no server answered") from error
+            except BaseException as error:
+                self._close(client)
+                if isinstance(error, KazooTimeoutError):
+                    raise self._away("no server answered") from error
+                raise
             self._client = client
         return self._client
 
@@ -164,7 +168,13 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         client, self._client = self._client, None
         self._watched = False
         if client is not None:
-            self._closing = asyncio.get_running_loop().run_in_executor(None, _close, client)
+            self._close(client)
+
+    def _close(self, client: KazooClient) -> None:
+        """In a thread, for it waits for kazoo's own."""
+        closing = asyncio.get_running_loop().run_in_executor(None, _close, client)
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     def _away(self, detail: str) -> CoordinatorUnavailable:
         return CoordinatorUnavailable(f"ZooKeeper at {self._address.shown} cannot be reached: {detail}")
@@ -203,6 +213,16 @@ class ZooKeeperCoordinator(RegistryCoordinator):
 def _close(client: KazooClient) -> None:
     try:
         client.stop()
-        client.close()
     except Exception as error:  # noqa: BLE001 - whatever it is, the session ends by itself
         log.warning("could not leave ZooKeeper, which will forget this node by itself: %s", error)
+    # Somebody else may be stopping it, and then it is not to be closed before that is over; nor left open for good.
+    deadline = time.monotonic() + _CLOSE_SECONDS
+    while True:
+        try:
+            client.close()
+            return
+        except Exception as error:  # noqa: BLE001 - kazoo has no name for it
+            if time.monotonic() > deadline:
+                log.warning("a ZooKeeper client could not be closed: %s", error)
+                return
+            time.sleep(0.05)
