@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID, uuid4
 
-from duly.store import fires, runs
+from duly.store import fires, maintenance, runs
 from duly.store.ids import new_job_ids, shard_of
 from duly.store.jobs import NewJob, submit
 from duly.store.pool import Executor, Pool
@@ -145,6 +145,16 @@ async def eventually(holds: Callable[[], bool | Awaitable[bool]], *, seconds: fl
             if answer if isinstance(answer, bool) else await answer:
                 return
             await asyncio.sleep(0.01)
+
+
+async def rescue_from_the_living(pool: Pool) -> None:
+    """A claim's one run is taken back although its worker lives. Tried again where a beat came in between."""
+
+    async def rescued() -> bool:
+        await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
+        return (await maintenance.rescue(pool)).requeued == 1
+
+    await eventually(rescued)
 
 
 async def count(pool: Pool, table: str, where: str = "true", *args: Any) -> int:

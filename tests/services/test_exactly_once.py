@@ -19,10 +19,9 @@ from duly.maintenance.tidier import Tidier
 from duly.model import Run
 from duly.node import running_worker
 from duly.operations import Operations
-from duly.store import maintenance
 from duly.store.pool import Pool
 from duly.worker.worker import Worker
-from support import count, eventually
+from support import count, eventually, rescue_from_the_living
 
 
 class Desk:
@@ -127,8 +126,7 @@ class TestTransaction:
             try:
                 async with ctx.transaction() as connection:
                     await connection.execute("insert into effects values ($1)", ctx.run_id)
-                    await desk.pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
-                    assert (await maintenance.rescue(desk.pool)).requeued == 1
+                    await rescue_from_the_living(desk.pool)
             except LeaseLost as error:
                 told.append(error)
                 raise

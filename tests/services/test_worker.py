@@ -23,7 +23,7 @@ from duly.store.pool import Pool
 from duly.store.runs import ClaimedRun
 from duly.worker.executor import Outcome
 from duly.worker.worker import Worker
-from support import count, eventually
+from support import count, eventually, rescue_from_the_living
 
 
 class Bench:
@@ -412,8 +412,7 @@ async def test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing(benc
         async with asyncio.timeout(10):
             await started.wait()
         await worker.claimer.stop()
-        await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
-        assert (await maintenance.rescue(pool)).requeued == 1
+        await rescue_from_the_living(pool)
         worker.leases.poke()
         async with asyncio.timeout(5):
             await told.wait()
