@@ -21,6 +21,25 @@ from cli.commands import Ended, Process, processes_that_name, wait_until_gone
 Run = Callable[..., Ended]
 Start = Callable[..., Process]
 
+SLOW_TO_START = """
+import time
+from pathlib import Path
+
+from duly.cli import up
+from tasks_of_test import app
+
+import_server = up._import_server
+
+
+def import_later():
+    while not Path("go-on").exists():
+        time.sleep(0.02)
+    return import_server()
+
+
+up._import_server = import_later
+"""
+
 
 @pytest.fixture
 def home() -> Iterator[Path]:
@@ -146,6 +165,22 @@ def test_a_second_ctrl_c_ends_at_once_whatever_handlers_do(duly: Run, start: Sta
     assert up.end(15) == 130, up.said
     assert not Path(f"/proc/{worker}").exists()
     assert [run["status"] for run in duly("job", "runs", "stubborn", "--json").lines] == ["queued"]
+
+
+def test_ctrl_c_while_it_starts_is_answered_although_a_handler_runs(duly: Run, start: Start, project: Path) -> None:
+    """The worker is there first; here the API takes its time until it is let go."""
+    (project / "slow_to_start.py").write_text(SLOW_TO_START)
+    up = start("up", "--app", "slow_to_start:app", "--port", "0")
+    up.wait_for("worker .* is running")
+    assert duly("submit", "stubborn").code == 0
+    up.wait_for("stubborn began")
+    up.press_ctrl_c()
+    up.wait_for("stopping")
+    assert "Duly is up" not in up.said
+    (project / "go-on").touch()
+    up.press_ctrl_c()
+    assert up.end(15) == 130, up.said
+    assert "Traceback" not in up.said
 
 
 def test_a_taken_port_is_stepped_over_unless_it_was_asked_for(start: Start) -> None:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.cli")
 
 DEMO_APP = "duly.cli.demo:app"
+_STOPPING = "stopping; running handlers may finish (Ctrl-C again ends them)"
 # How many ports after a taken one are tried.
 PORTS_TRIED = 50
 
@@ -128,7 +129,7 @@ async def _up(plan: _Plan) -> int:
     importing = asyncio.create_task(asyncio.to_thread(_import_server))
     importing.add_done_callback(lambda task: task.cancelled() or task.exception())  # if nobody comes to ask for it
     async with ending_at_once(signals, hasten), AsyncExitStack() as stack:
-        async with cancelled_by(signals):
+        async with _telling_of_the_end(signals), cancelled_by(signals):
             if home is not None:
                 log.info("opening the embedded PostgreSQL in %s", home)
             store = await stack.enter_async_context(open_store(settings, migrating=True))
@@ -149,9 +150,20 @@ async def _up(plan: _Plan) -> int:
 
                 await register_jobs(operations)
         await signals.asked.wait()
-        typer.echo("stopping; running handlers may finish (Ctrl-C again ends them)", err=True)
+        typer.echo(_STOPPING, err=True)
     typer.echo("stopped", err=True)
     return exit_code(signals)
+
+
+@asynccontextmanager
+async def _telling_of_the_end(signals: Signals) -> AsyncIterator[None]:
+    """The worker may be at work while the rest still starts, and then stopping takes a while."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        if signals.asked.is_set():
+            typer.echo(_STOPPING, err=True)
+        raise
 
 
 # The API
