@@ -137,6 +137,8 @@ class LeaseKeeper:
                         pass
         finally:
             watching.cancel()
+            with self._lock:
+                self._trusted_until.clear()  # nobody beats for them any more
             if pool is not None:
                 await pool.close()
 
