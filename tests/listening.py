@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Awaitable, Callable
 
@@ -19,8 +20,15 @@ class Listener:
         self.port = 0
 
     async def open(self, host: str = "127.0.0.1", port: int = 0, *, tls: ssl.SSLContext | None = None) -> None:
-        self._server = await asyncio.start_server(self._accept, host, port, ssl=tls)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listens(await asyncio.start_server(self._accept, host, port, ssl=tls))
+
+    async def open_on(self, listening: socket.socket) -> None:
+        """On a socket that is bound already."""
+        self._listens(await asyncio.start_server(self._accept, sock=listening, backlog=512))
+
+    def _listens(self, server: asyncio.Server) -> None:
+        self._server = server
+        self.port = server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         """Nobody new; what is open is reset, and when this returns its sockets are closed."""

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
-import struct
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
@@ -24,12 +22,11 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from listening import Listener
+from pgwire import Answer, Statements, end, first_message, next_message
 
 T = TypeVar("T")
 
 _READ = 64 * 1024
-# Untyped first messages by their code: the client asks for encryption (and sends another first message), or cancels.
-_ENCRYPTION = (80877103, 80877104)
 
 
 @dataclass(eq=False)
@@ -165,7 +162,7 @@ class Proxy:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
         if self._refusing:
-            _end(writer, reset=True)
+            end(writer, reset=True)
             return
         try:
             if isinstance(self._address, str):
@@ -173,7 +170,7 @@ class Proxy:
             else:
                 far_reader, far_writer = await asyncio.open_connection(*self._address)
         except OSError:
-            _end(writer, reset=True)
+            end(writer, reset=True)
             return
         link = _Link(self, reader, writer, far_reader, far_writer)
         self._links.add(link)
@@ -210,7 +207,7 @@ class _Link:
         self._proxy = proxy
         self._reader, self._writer = reader, writer
         self._far_reader, self._far_writer = far_reader, far_writer
-        self._statements: dict[bytes, bytes] = {}
+        self._statements = Statements()
         self._swallowing: Fault | None = None
         self._pumps: list[asyncio.Task[None]] = []
 
@@ -224,27 +221,25 @@ class _Link:
                 pump.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
             for writer in (self._writer, self._far_writer):
-                _end(writer, reset=False)
+                end(writer, reset=False)
 
     def cut(self, *, reset: bool) -> None:
         for writer in (self._writer, self._far_writer):
-            _end(writer, reset=reset)
+            end(writer, reset=reset)
         for pump in self._pumps:
             pump.cancel()
 
     async def _to_server(self) -> None:
         """Message by message, so that a fault strikes exactly where it was meant to."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            another = True
+            while another:
+                message, another = await first_message(self._reader)
+                await self._send(message)
             while True:
-                first = await self._reader.readexactly(4)
-                body = await self._reader.readexactly(_length(first) - 4)
-                await self._send(first + body)
-                if not (len(body) == 4 and struct.unpack("!i", body)[0] in _ENCRYPTION):
-                    break
-            while True:
-                head = await self._reader.readexactly(5)
-                message = head + await self._reader.readexactly(_length(head[1:]) - 4)
-                if (fault := self._fault_of(message)) is not None:
+                message = await next_message(self._reader)
+                text = self._statements.carried_out_by(message)
+                if text and (fault := self._proxy._fault_for(text)) is not None:
                     if fault.kind == "cut":
                         await self._send(message[: 5 + fault.after])
                         fault._strike()
@@ -255,7 +250,7 @@ class _Link:
 
     async def _to_client(self) -> None:
         with contextlib.suppress(OSError):
-            answer = _Answer()
+            answer = Answer()
             while data := await self._far_reader.read(_READ):
                 if self._swallowing is not None:
                     # Only when the server is ready for the next statement is this one committed.
@@ -272,53 +267,6 @@ class _Link:
         await self._proxy._gate()
         self._far_writer.write(data)
         await self._far_writer.drain()
-
-    def _fault_of(self, message: bytes) -> Fault | None:
-        kind = message[:1]
-        if kind == b"P":
-            name, _, rest = message[5:].partition(b"\0")
-            self._statements[name] = rest.partition(b"\0")[0]
-        elif kind == b"B":
-            name = message[5:].split(b"\0", 2)[1]
-            return self._proxy._fault_for(self._statements.get(name, b""))
-        elif kind == b"Q":
-            return self._proxy._fault_for(message[5:])
-        return None
-
-
-class _Answer:
-    """Looks for the end of an answer in a stream of messages that may arrive in any pieces."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-
-    def complete(self, data: bytes) -> bool:
-        """Whether the server has said that it is ready for the next statement."""
-        self._pending += data
-        while len(self._pending) >= 5:
-            end = 1 + _length(self._pending[1:5])
-            if len(self._pending) < end:
-                return False
-            if self._pending[:1] == b"Z":
-                return True
-            del self._pending[:end]
-        return False
-
-
-def _length(data: bytes | bytearray) -> int:
-    return int(struct.unpack("!i", data)[0])
-
-
-def _end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
-    connection = writer.get_extra_info("socket")
-    if reset and connection is not None and connection.family != socket.AF_UNIX:
-        # Nothing lingers: the other side gets a reset, not an orderly end.
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    if reset:
-        writer.transport.abort()
-    else:
-        writer.close()
 
 
 def _address(url: str) -> str | tuple[str, int]:

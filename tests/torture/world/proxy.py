@@ -14,20 +14,20 @@ import asyncio
 import contextlib
 import re
 import socket
-import struct
 import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeVar
 
+from listening import Listener
+from pgwire import Answer, Statements, end, first_message, next_message
+
 from .network import make_socket
 
 T = TypeVar("T")
 
 _READ = 64 * 1024
-# Untyped first messages by their code: the client asks for encryption (and sends another first message), or cancels.
-_ENCRYPTION = (80877103, 80877104)
 
 #: What changes something: a statement that does, or the end of a transaction that did.
 WRITES = r"\b(insert into|update|delete from|commit)\b"
@@ -102,7 +102,7 @@ class Proxy:
         self._protocol = protocol
         self._random = Random(seed)
         self._links: set[_Link] = set()
-        self._serving: set[asyncio.Task[None]] = set()
+        self._listener = Listener(self._serve)
         self._strikes: list[Strike] = []
         self._delay = (0.0, 0.0)
         self._loss = 0.0
@@ -207,15 +207,12 @@ class Proxy:
         listening = make_socket(self._place.namespace)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((self._place.host, self._place.port))
-        self._server = await asyncio.start_server(self._accept, sock=listening, backlog=512)
-        self._place = Place(self._place.namespace, self._place.host, listening.getsockname()[1])
+        await self._listener.open_on(listening)
+        self._place = Place(self._place.namespace, self._place.host, self._listener.port)
 
     async def _close(self) -> None:
-        self._server.close()
         await self._cut(lambda link: True, reset=True)
-        for serving in list(self._serving):
-            serving.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        await self._listener.close()
 
     async def _cut(self, chosen: Callable[[_Link], bool], *, reset: bool) -> int:
         links = [link for link in self._links if chosen(link)]
@@ -223,12 +220,8 @@ class Proxy:
             link.cut(reset=reset)
         return len(links)
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.accepted += 1
-        serving = asyncio.current_task()
-        assert serving is not None
-        self._serving.add(serving)
-        serving.add_done_callback(self._serving.discard)
         _keep_alive(writer)
         try:
             if self._refusing:
@@ -244,17 +237,12 @@ class Proxy:
                 raise
             _keep_alive(far_writer)
         except OSError:  # a time-out is one too
-            _end(writer, reset=True)
-            return
-        except asyncio.CancelledError:
-            _end(writer, reset=True)
+            end(writer, reset=True)
             return
         link = _Link(self, upstream, reader, writer, far_reader, far_writer)
         self._links.add(link)
         try:
             await link.carry()
-        except asyncio.CancelledError:
-            pass  # the proxy is closing; asyncio.streams would print a cancelled connection
         finally:
             self._links.discard(link)
 
@@ -297,7 +285,7 @@ class _Link:
         self.upstream = upstream
         self._reader, self._writer = reader, writer
         self._far_reader, self._far_writer = far_reader, far_writer
-        self._statements: dict[bytes, bytes] = {}
+        self._statements = Statements()
         self._swallowing: tuple[Strike, bytes] | None = None
         self._pumps: list[asyncio.Task[None]] = []
 
@@ -314,11 +302,11 @@ class _Link:
                 pump.cancel()
             await asyncio.gather(*self._pumps, return_exceptions=True)
             for writer in (self._writer, self._far_writer):
-                _end(writer, reset=False)
+                end(writer, reset=False)
 
     def cut(self, *, reset: bool) -> None:
         for writer in (self._writer, self._far_writer):
-            _end(writer, reset=reset)
+            end(writer, reset=reset)
         for pump in self._pumps:
             pump.cancel()
 
@@ -330,16 +318,13 @@ class _Link:
     async def _messages(self) -> None:
         """Message by message, so that a fault strikes exactly where it was meant to."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            another = True
+            while another:
+                message, another = await first_message(self._reader)
+                await self._send(message)
             while True:
-                first = await self._reader.readexactly(4)
-                body = await self._reader.readexactly(_length(first) - 4)
-                await self._send(first + body)
-                if not (len(body) == 4 and struct.unpack("!i", body)[0] in _ENCRYPTION):
-                    break
-            while True:
-                head = await self._reader.readexactly(5)
-                message = head + await self._reader.readexactly(_length(head[1:]) - 4)
-                text = self._text_of(message)
+                message = await next_message(self._reader)
+                text = self._statements.carried_out_by(message)
                 strike = self._proxy._strike_for(text) if text else None
                 if strike is None:
                     await self._send(message)
@@ -357,13 +342,12 @@ class _Link:
     async def _rest_of_batch(self, message: bytes) -> None:
         """A bound statement is carried out by what follows it; without that nothing was asked."""
         while message[:1] not in (b"Q", b"S"):
-            head = await self._reader.readexactly(5)
-            message = head + await self._reader.readexactly(_length(head[1:]) - 4)
+            message = await next_message(self._reader)
             await self._send(message)
 
     async def _back(self) -> None:
         with contextlib.suppress(OSError):
-            answer = _Answer()
+            answer = Answer()
             while data := await self._far_reader.read(_READ):
                 if self._swallowing is not None:
                     # Only when the server is ready for the next statement is this one committed.
@@ -381,46 +365,11 @@ class _Link:
         self._far_writer.write(data)
         await self._far_writer.drain()
 
-    def _text_of(self, message: bytes) -> bytes:
-        """The statement that this message has carried out."""
-        kind = message[:1]
-        if kind == b"P":
-            name, _, rest = message[5:].partition(b"\0")
-            self._statements[name] = rest.partition(b"\0")[0]
-        elif kind == b"B":
-            return self._statements.get(message[5:].split(b"\0", 2)[1], b"")
-        elif kind == b"Q":
-            return message[5:]
-        return b""
-
-
-class _Answer:
-    """Looks for the end of an answer in a stream of messages that may arrive in any pieces."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-
-    def complete(self, data: bytes) -> bool:
-        """Whether the server has said that it is ready for the next statement."""
-        self._pending += data
-        while len(self._pending) >= 5:
-            end = 1 + _length(self._pending[1:5])
-            if len(self._pending) < end:
-                return False
-            if self._pending[:1] == b"Z":
-                return True
-            del self._pending[:end]
-        return False
-
 
 def _note(strike: Strike, text: bytes) -> None:
     # Without what explains it: the statement itself tells what was hit.
     told = re.sub(r"--[^\n]*", "", text.decode(errors="replace").rstrip("\0"))
     strike.struck.append(" ".join(told.split())[:120])
-
-
-def _length(data: bytes | bytearray) -> int:
-    return int(struct.unpack("!i", data)[0])
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
@@ -431,15 +380,3 @@ def _keep_alive(writer: asyncio.StreamWriter) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in options:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-
-def _end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
-    connection = writer.get_extra_info("socket")
-    if reset and connection is not None:
-        # Nothing lingers: the other side gets a reset, not an orderly end.
-        with contextlib.suppress(OSError):
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    if reset:
-        writer.transport.abort()
-    else:
-        writer.close()
