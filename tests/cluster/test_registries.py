@@ -14,8 +14,10 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
 from cluster.nodes import REGISTRIES, SHARDS, Cluster
+from duly.cluster.registry import RegistryCoordinator
 from duly.cluster.zookeeper import _close
 from duly.errors import ConfigError, CoordinatorUnavailable
+from duly.store.cluster import View
 from servers import EtcdServer, RegistryServer, Servers, free_port
 from support import eventually
 
@@ -113,6 +115,31 @@ async def test_a_node_that_the_registry_has_forgotten_enters_again(
     await forget(servers.get(name), cluster.room, one.node_id)
     # The watch tells it, long before its next pass.
     await eventually(lambda: len(cluster.record.of("began")) == 2 * SHARDS, seconds=8)
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+async def test_whoever_enters_and_leads_between_the_two_looks_of_a_pass_is_left_alone(
+    name: str, servers: Servers, make_cluster: MakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = make_cluster(servers.get(name))
+    beat = RegistryCoordinator._beat
+    looked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def hesitant(coordinator: RegistryCoordinator) -> View | None:
+        if not looked.is_set():  # the first one's first pass
+            looked.set()
+            await go_on.wait()
+        return await beat(coordinator)
+
+    monkeypatch.setattr(RegistryCoordinator, "_beat", hesitant)
+    one = await cluster.node(lease=30)
+    await looked.wait()
+    two = await cluster.node(lease=30)
+    await eventually(lambda: bool(two.shards))
+    go_on.set()
+    await eventually(cluster.shared_by(one, two))
+    assert cluster.record.overlaps == []
+    assert {term.epoch for node in (one, two) for term in node.coordinator.terms.values()} == {1}
 
 
 async def test_a_zookeeper_client_that_died_is_replaced(servers: Servers, make_cluster: MakeCluster) -> None:

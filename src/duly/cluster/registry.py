@@ -1,6 +1,7 @@
 """A coordinator whose members are listed by another server: etcd or ZooKeeper.
 
-A pass keeps this node's entry there alive, reads the list, and beats in PostgreSQL. Who is in both is alive.
+A pass keeps this node's entry there alive, reads the list, and beats in PostgreSQL. Who is in both is alive; for who is
+in PostgreSQL only the list is read again.
 
 | what happens | what follows |
 | --- | --- |
@@ -44,7 +45,15 @@ class RegistryCoordinator(MemberCoordinator):
         if self.node_id not in members:
             return None
         view = await self._beat()
-        return None if view is None else view.only(members)
+        if view is None:
+            return None
+        if not members.issuperset(view.nodes):
+            # Somebody may have entered, and begun to lead, between the two looks: whoever led when the store was read
+            # had entered before, so only a list that was read after it says who is gone.
+            members = await self._members()
+            if self.node_id not in members:
+                return None
+        return view.only(members)
 
 
 def node_id_of(name: str) -> UUID | None:
