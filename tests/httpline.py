@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Literal, Self
 
-from listening import Listener
+from listening import Listener, until_one_ends
 
 Kind = Literal["swallow", "cut", "garble"]
 
@@ -51,13 +51,7 @@ class Line:
             asyncio.create_task(self._requests(reader, far_writer, writer, struck.append)),
             asyncio.create_task(self._answers(far_reader, writer, struck)),
         ]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            for end in (writer, far_writer):
-                end.transport.abort()
+        await until_one_ends(ways, writer, far_writer)
 
     async def _requests(
         self,

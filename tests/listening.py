@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -64,6 +64,17 @@ class Listener:
         self._serving.discard(serving)
         self._writers.discard(writer)
         writer.close()
+
+
+async def until_one_ends(ways: Sequence[asyncio.Task[None]], *ends: asyncio.StreamWriter) -> None:
+    """Of a forwarder's two ways; then the other one is over too, and both connections are reset."""
+    try:
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for way in ways:
+            way.cancel()
+        for end in ends:
+            end.transport.abort()
 
 
 async def turns() -> None:

@@ -21,7 +21,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from listening import Listener
+from listening import Listener, until_one_ends
 
 # Debian keeps servers where not every account's path leads.
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
@@ -254,13 +254,7 @@ class Wire:
             writer.transport.abort()
             return
         ways = [asyncio.create_task(_pump(reader, far_writer)), asyncio.create_task(_pump(far_reader, writer))]
-        try:
-            await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for way in ways:
-                way.cancel()
-            for end in (writer, far_writer):
-                end.transport.abort()
+        await until_one_ends(ways, writer, far_writer)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

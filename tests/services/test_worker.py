@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -455,6 +455,18 @@ async def test_what_stands_in_line_when_the_lease_runs_out_is_not_begun(
         # It has kept its hands off: the claim is there for rescue, and nobody beats for it.
         assert await count(pool, "claims") == 1
         assert not worker.leases._trusted_until
+
+
+async def test_nothing_is_held_once_nobody_beats_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def beat(_: Pool) -> None:
+        """Does not ask the store, which knows of no such claim."""
+
+    async with bench.working() as worker:
+        monkeypatch.setattr(worker.leases, "_beat", beat)
+        claim_id = uuid4()
+        assert worker.leases.hold(claim_id, time.monotonic())
+        await worker.leases.stop()
+        assert not worker.leases.holds(claim_id)
 
 
 def leave_a_file(ctx: Context, path: str) -> None:
