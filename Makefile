@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench torture clean
+.PHONY: help demo test check format bench bench-peers torture clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -19,9 +19,7 @@ demo: $(VENV)/.ready ## run Duly with its dashboard and a few sample jobs
 
 test: check ## check everything and run all tests
 	@./scripts/test-services
-	@# In the order of folders: by the number of tests a file, the long ones would come last, and one core would wait.
-	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone"
-	$(BIN)/pytest -m alone
+	@$(BIN)/python tests/steady.py $(ARGS)
 
 check: $(VENV)/.ready ## format, lint, types, import direction
 	$(BIN)/ruff format --check .
@@ -43,4 +41,4 @@ torture: $(VENV)/.ready ## try to make it lose or double a run, for MINUTES=10 w
 	PYTHONPATH=tests $(BIN)/python -m torture.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
 clean: ## remove what was set up here
-	rm -rf $(VENV) .venv-peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis unsteady.txt

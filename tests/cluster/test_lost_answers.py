@@ -230,6 +230,7 @@ async def test_runs_that_were_given_up_in_an_outage_are_not_lost_when_it_ends_be
     await emptied(pool)
 
 
+@pytest.mark.search
 async def test_connections_cut_all_the_time_lose_nothing_and_record_nothing_twice(
     pool: Pool, operations: Operations, spawn: Spawn, sink: Path, proxy: Proxy
 ) -> None:

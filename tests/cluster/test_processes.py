@@ -111,6 +111,7 @@ async def test_two_schedulers_and_four_workers_run_ten_thousand_one_offs_once_ea
     assert leaders[0]["nodes"] == 2
 
 
+@pytest.mark.search
 async def test_fifty_kills_of_a_scheduler_lose_no_occurrence_and_double_none(
     pool: Pool, operations: Operations, spawn: Spawn, sink: Path
 ) -> None:

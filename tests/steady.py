@@ -1,0 +1,206 @@
+"""What `make test` runs: all tests, and one verdict that tells an unsteady test from a broken one.
+
+A test that fails is run once more at the end, in a process of its own, with nothing beside it. If it passes then, it is
+*unsteady*: the run is green all the same, and the test is listed last on the screen and in `unsteady.txt`, with the
+output of its failure, for somebody to find out why. What stays red:
+
+- a test that fails again;
+- three unsteady tests or more: then it is not chance;
+- an unsteady test that searches (marker `search`): it draws another input each time or depends on the order of events,
+  so a second run that passes says nothing;
+- whatever is not the failure of a test: an error in collection, a process that crashed, an interrupted run, no tests at
+  all, and in CI a skipped test, because what was skipped was not tested.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import pytest
+
+# What measures time has nothing beside it. The others go in the order of folders: by the number of tests a file, the
+# long ones would come last, and one core would wait.
+_PARTS = {
+    "two at a time": ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"),
+    "one at a time": ("-m", "alone"),
+}
+_TOLERATED = 2
+_MOST_TO_REPEAT = 20
+_FILE = "unsteady.txt"
+_WIDTH = 100
+
+
+@dataclass
+class Record:
+    """One run of pytest, as its plugin saw it. `broken`: what went wrong other than a test."""
+
+    passed: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    searches: list[str] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    def counts(self) -> str:
+        return _counted(len(self.passed), len(self.failed), len(self.skipped), len(self.broken))
+
+
+class Recorder:
+    """A plugin of the pytest that controls a run; xdist's workers send it their reports."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._record = Record()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        record = self._record
+        if report.failed:
+            # xdist makes up a report for what was running when a worker died.
+            if report.when not in ("setup", "call", "teardown"):
+                record.broken.append(f"{report.nodeid}: {report.longreprtext}")
+                return
+            record.failed[report.nodeid] = record.failed.get(report.nodeid, "") + _output(report)
+            if "search" in report.keywords and report.nodeid not in record.searches:
+                record.searches.append(report.nodeid)
+        elif report.skipped and not hasattr(report, "wasxfail"):
+            record.skipped.append(report.nodeid)
+        elif report.when == "call":
+            record.passed.append(report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._record.broken.append(f"{report.nodeid} cannot be collected: {report.longreprtext}")
+        elif report.skipped and report.nodeid not in self._record.skipped:
+            self._record.skipped.append(report.nodeid)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: object, error: object | None) -> None:
+        if error:
+            self._record.broken.append(f"a worker of xdist is gone: {error}")
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self) -> None:
+        record = self._record
+        # One that passed and then failed in its teardown has failed.
+        record.passed = [test for test in record.passed if test not in record.failed]
+        self._path.write_text(json.dumps(asdict(record)))
+
+
+def _output(report: pytest.TestReport) -> str:
+    parts = [f"in {report.when}:\n{report.longreprtext}"]
+    parts += [f"--- {title} ---\n{text.rstrip()}" for title, text in report.sections]
+    return "\n".join(parts) + "\n"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of the tests that failed, and whether the whole is green."""
+
+    unsteady: dict[str, str]
+    failed: list[str]
+    red: list[str]
+    errors: int
+
+    @property
+    def is_green(self) -> bool:
+        return not self.red
+
+
+def judge(records: Sequence[Record], repeated: Sequence[Record], *, ci: bool) -> Verdict:
+    """`repeated` is the second run of each test that failed, as far as there was one."""
+    again = {test for record in repeated if not record.broken and not record.failed for test in record.passed}
+    failed = {test: output for record in records for test, output in record.failed.items()}
+    unsteady = {test: output for test, output in failed.items() if test in again}
+    searches = [test for record in records for test in record.searches if test in unsteady]
+    lasting = [test for test in failed if test not in unsteady]
+    red = [f"{test} fails" for test in lasting]
+    red += [f"{test} searches: that it passed by itself says nothing" for test in searches]
+    if len(unsteady) > _TOLERATED:
+        red.append(f"{len(unsteady)} tests are unsteady: more than {_TOLERATED} are not chance")
+        searches = list(unsteady)
+    errors = [reason for record in records for reason in record.broken]
+    if ci and (skipped := [test for record in records for test in record.skipped]):
+        errors.append(f"{len(skipped)} tests were skipped, and what was skipped was not tested: {', '.join(skipped)}")
+    if not any(record.passed or record.failed for record in records):
+        errors.append("no test has run")
+    return Verdict(unsteady, lasting + searches, red + errors, len(errors))
+
+
+def main(arguments: Sequence[str]) -> int:
+    began = time.monotonic()
+    unsteady_file = Path(_FILE)
+    unsteady_file.unlink(missing_ok=True)
+    records: dict[str, Record] = {}
+    for name, options in _PARTS.items():
+        records[name] = _run([*options, *arguments], may_be_empty=bool(arguments))
+        if records[name].broken:
+            break
+    repeated = []
+    failed = [test for record in records.values() for test in record.failed]
+    # What cannot become green any more is not tried again.
+    if not any(record.broken for record in records.values()):
+        for number, test in enumerate(failed[:_MOST_TO_REPEAT], start=1):
+            _say(f"\nonce more, by itself ({number} of {len(failed)}): {test}")
+            repeated.append(_run([test]))
+    verdict = judge(list(records.values()), repeated, ci=bool(os.environ.get("CI")))
+    _report(records, verdict, unsteady_file, time.monotonic() - began)
+    return 0 if verdict.is_green else 1
+
+
+def _run(arguments: Sequence[str], *, may_be_empty: bool = False) -> Record:
+    with tempfile.TemporaryDirectory(prefix="duly-record-") as folder:
+        path = Path(folder) / "record.json"
+        try:
+            code = subprocess.run([sys.executable, __file__, "--record", str(path), *arguments], check=False).returncode
+        except KeyboardInterrupt:
+            return Record(broken=["the run was interrupted"])
+        record = Record(**json.loads(path.read_text())) if path.exists() else Record()
+    if code == pytest.ExitCode.NO_TESTS_COLLECTED and may_be_empty:
+        return record
+    # A failed test explains 1, and nothing else does.
+    if code and not record.broken and not (code == pytest.ExitCode.TESTS_FAILED and record.failed):
+        record.broken.append(f"pytest {' '.join(arguments)}: ended with {code}")
+    return record
+
+
+def _report(records: dict[str, Record], verdict: Verdict, unsteady_file: Path, seconds: float) -> None:
+    _say("")
+    for name, record in records.items():
+        _say(f"{name}: {record.counts()}")
+    for reason in verdict.red:
+        _say(f"RED: {reason}")
+    if verdict.unsteady:
+        lines = [f"UNSTEADY: failed once and passed by itself: {test}" for test in verdict.unsteady]
+        for test, output in verdict.unsteady.items():
+            lines += ["", f" {test} ".center(_WIDTH, "_"), output]
+        unsteady_file.write_text("\n".join(lines) + "\n")
+        _say("\n".join(lines))
+        _say(f"Find out why before the next change; {unsteady_file} says the same.")
+    failed = set(verdict.failed)
+    passed = {test for record in records.values() for test in record.passed} | (set(verdict.unsteady) - failed)
+    skipped = sum(len(record.skipped) for record in records.values())
+    counts = _counted(len(passed), len(failed), skipped, verdict.errors)
+    _say(f" {counts} in {seconds:.2f}s ".center(_WIDTH, "="))
+
+
+def _counted(passed: int, failed: int, skipped: int, errors: int) -> str:
+    text = f"{passed} passed, {failed} failed"
+    text += f", {skipped} skipped" if skipped else ""
+    return text + (f", {errors} errors" if errors else "")
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--record"]:
+        sys.exit(pytest.main(sys.argv[3:], plugins=[Recorder(Path(sys.argv[2]))]))
+    sys.exit(main(sys.argv[1:]))
