@@ -127,6 +127,17 @@ class Proxy:
 
         self._on_loop(hold())
 
+    def forget(self) -> int:
+        """What a balancer does to idle flows: nothing passes on those that are there, and nobody is told. New ones are
+        welcome. Returns how many there were."""
+
+        async def silence() -> int:
+            for link in self._links:
+                link.silent = True
+            return len(self._links)
+
+        return self._on_loop(silence())
+
     # What it can do to one statement.
 
     def swallow(self, marker: str, *, times: int = 1) -> Fault:
@@ -209,6 +220,7 @@ class _Link:
         self._far_reader, self._far_writer = far_reader, far_writer
         self._statements = Statements()
         self._swallowing: Fault | None = None
+        self.silent = False
         self._pumps: list[asyncio.Task[None]] = []
 
     async def carry(self) -> None:
@@ -259,12 +271,17 @@ class _Link:
                         self.cut(reset=True)
                         return
                     continue
-                await self._proxy._gate()
+                await self._gate()
                 self._writer.write(data)
                 await self._writer.drain()
 
-    async def _send(self, data: bytes) -> None:
+    async def _gate(self) -> None:
         await self._proxy._gate()
+        if self.silent:
+            await asyncio.Event().wait()
+
+    async def _send(self, data: bytes) -> None:
+        await self._gate()
         self._far_writer.write(data)
         await self._far_writer.drain()
 

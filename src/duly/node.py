@@ -62,7 +62,13 @@ def make_notifier(pool: Pool, settings: Settings) -> Notifier | None:
     """None where notifications are off, or where only a pooler is known: LISTEN needs a direct connection."""
     if not settings.notifications or (settings.pgbouncer and settings.direct_url is None):
         return None
-    return Notifier(settings.direct_url or pool.url)
+    # Whoever does not hear any more must know before what was announced counts as missed.
+    return Notifier(settings.direct_url or pool.url, interval=min(Notifier.interval, untold_seconds(settings)))
+
+
+def untold_seconds(settings: Settings) -> float:
+    """How often a scheduler that no announcement reaches looks for itself: twice before anything counts as missed."""
+    return max(0.5, settings.misfire_grace_seconds / 3)
 
 
 class SchedulerNode:
@@ -85,14 +91,16 @@ class SchedulerNode:
             deferred=self.catching_up.wake,
             doubted=lambda shard: self.loader.doubt(shard),
         )
+        self.notifier = make_notifier(pool, settings)
         self.loader = Loader(
             pool,
             self.future,
             interval=settings.reread_seconds,
             changed=self.firer.wake,
             standing=self.firer.standing,
+            told=lambda: self.notifier is not None and self.notifier.hearing,
+            untold=untold_seconds(settings),
         )
-        self.notifier = make_notifier(pool, settings)
         newcomers = Newcomers(pool, plan=lambda job: plan_newcomer(job, settings), told=self.notifier is not None)
         self.upkeep: list[LeaderService] = [
             Rescuer(pool),

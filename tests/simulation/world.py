@@ -76,6 +76,8 @@ SETTINGS = Settings.model_construct(
 class Notifier:
     """Notifications as they arrive here: some of them."""
 
+    hearing = True
+
     def __init__(self) -> None:
         self.listeners: dict[str, list[Callable[[str | None], None]]] = {}
 

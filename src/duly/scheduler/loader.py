@@ -13,6 +13,10 @@ begins. After that an entry comes in by one of four ways:
    whose announcement was lost less than an interval before its time fires at the next look. What lies further ahead
    need not be read again: its turn comes. What is known is not held twice: a look only adds what was missing.
 
+Where nobody listens (notifications are off, only a pooler is known, or the listening connection is being replaced)
+announcements are lost as a rule. Then a look at the next seconds comes every few seconds (`untold`), often enough that
+whatever was submitted for soon is fired before it counts as missed. Each reads what is due within two such pauses.
+
 So an interval's work is (3 × what falls due in an interval) rows read from an index range, in bytes that Python never
 takes apart unless a slot of the wheel holds something already. An index of jobs by the time of their last change would
 find lost announcements with less reading, but every fire would have to write to it.
@@ -62,6 +66,10 @@ def _nobody_stands(_shard: int) -> int:
     return 0
 
 
+def _always() -> bool:
+    return True
+
+
 class Loader(Service):
     def __init__(
         self,
@@ -71,13 +79,18 @@ class Loader(Service):
         interval: float,
         changed: Callable[[], None],
         standing: Callable[[int], int] = _nobody_stands,
+        told: Callable[[], bool] = _always,
+        untold: float = 1.0,
     ) -> None:
-        """`standing`: how many jobs of a shard have been taken from the near future and wait to be fired."""
+        """`standing`: how many jobs of a shard have been taken from the near future and wait to be fired.
+        `told`: whether announcements reach this node now; `untold`: seconds between two looks while they do not.
+        """
         super().__init__()
         self._pool = pool
         self._future = future
         self._changed = changed
         self._standing = standing
+        self._told = told
         self._shards: set[int] = set()
         # Up to where each shard was read.
         self._until: dict[int, datetime] = {}
@@ -88,6 +101,7 @@ class Loader(Service):
         self.interval = min(interval, future.horizon_us / 4e6)
         self._next_look = time.monotonic() + self.interval
         self._reach = timedelta(seconds=2 * self.interval)
+        self._untold = min(untold, self.interval)
 
     def lead(self, shard: int) -> None:
         """A term began: its shard is loaded at once, from nothing."""
@@ -141,20 +155,28 @@ class Loader(Service):
         self.wake()
 
     async def run_once(self) -> float | None:
-        """What it was woken for; at the interval, or when nobody asked for anything, the regular look."""
+        """What it was woken for; at the interval, or when nobody asked for anything, the regular look.
+
+        While nobody tells of what is new, what comes between two regular looks is a look at the next seconds.
+        """
+        told = self._told()
         woken = bool(self._fresh or self._ranges or self._asked)
-        regular = not woken or time.monotonic() >= self._next_look
+        regular = time.monotonic() >= self._next_look or (told and not woken)
         if self._fresh:
             await self._fill()
         while self._ranges:
             await self._load_range(*next(iter(self._ranges)))
         if self._asked or regular:
             await self._look()
+        elif not told:
+            await self._look(near=True)
         if regular:
             await self._pool.measure_clock()
             self._next_look = time.monotonic() + self.interval
         if self._fresh or self._ranges or self._asked:
             return 0.0
+        if not self._told():
+            return self._untold
         return None if regular else max(0.0, self._next_look - time.monotonic())
 
     async def _fill(self) -> None:
@@ -170,9 +192,10 @@ class Loader(Service):
             raise
         self._has_read(shards, upto)
 
-    async def _look(self) -> None:
-        """The horizon moves on, and the nearest part of it is read again."""
-        self._asked = False
+    async def _look(self, *, near: bool = False) -> None:
+        """The horizon moves on, and the nearest part of it is read again. `near`: only what is due within seconds."""
+        asked, self._asked = self._asked or not near, False
+        reach = timedelta(seconds=2 * self._untold) if near else self._reach
         upto = from_micros(self._future.horizon_end_us)
         now = from_micros(self._future.now_us)
         slices = []
@@ -180,16 +203,17 @@ class Loader(Service):
             # Read further ahead than the horizon is now: this node's idea of the time was wrong, and was corrected.
             known = self._until[shard] = min(until, upto)
             after = LONG_AGO if self._standing(shard) < _LONG_LINE else now
-            slices.append(Slice(shard, after, min(now + self._reach, known)))
-            if known < upto:
+            slices.append(Slice(shard, after, min(now + reach, known)))
+            if known < upto and not near:
                 slices.append(Slice(shard, known, upto))
         shards = set(self._until)
         try:
             await self._read(slices)
         except BaseException:
-            self._asked = True
+            self._asked = self._asked or asked
             raise
-        self._has_read(shards, upto)
+        if not near:
+            self._has_read(shards, upto)
 
     def _has_read(self, shards: Iterable[int], upto: datetime) -> None:
         for shard in shards:

@@ -1,7 +1,12 @@
 """LISTEN on a connection of its own.
 
 A notification only ever makes something happen sooner: it may be lost (a pooler, a failover, a reconnect), so every
-listener has a poll behind it. After a reconnect every listener is called with None: look for yourself.
+listener has a poll behind it. When the connection is lost and when it is back every listener is called with None: look
+for yourself.
+
+A listener that only listens cannot tell silence from a dead link: a balancer that forgets an idle flow sends no reset.
+So the notifier asks on its own connection at each interval whether the session still listens, and replaces one that
+does not answer.
 """
 
 from __future__ import annotations
@@ -15,8 +20,12 @@ import asyncpg
 
 from duly.service import Service
 from duly.store.pool import connection_options, translated_errors
+from duly.store.statements import statement
 
 log = logging.getLogger("duly.store")
+
+# A session that only listens answers in a millisecond; one that takes this long is not heard in time either.
+ANSWER_SECONDS = 2.0
 
 Listener = Callable[[str | None], None]
 
@@ -24,21 +33,30 @@ Listener = Callable[[str | None], None]
 class Notifier(Service):
     """Keeps one listening connection alive."""
 
-    interval = 20.0
+    interval = 5.0
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, interval: float | None = None) -> None:
+        """`interval`: seconds between two questions whether the connection still listens."""
         super().__init__()
+        if interval is not None:
+            self.interval = interval
         self._url = url
         self._listeners: dict[str, list[Listener]] = {}
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
-        self._was_connected = False
+
+    @property
+    def hearing(self) -> bool:
+        """Whether a notification would arrive, as far as is known: the last question was answered."""
+        return self._connection is not None and not self._connection.is_closed()
 
     def listen(self, channel: str, listener: Listener) -> None:
         """Before start."""
         self._listeners.setdefault(channel, []).append(listener)
 
     async def run_once(self) -> float | None:
-        if self._connection is None or self._connection.is_closed():
+        if self._connection is not None and not await self._listens(self._connection):
+            self._connection.terminate()
+        if not self.hearing:
             await self._connect()
         return None
 
@@ -48,18 +66,33 @@ class Notifier(Service):
         if connection is not None:
             connection.terminate()
 
+    async def _listens(self, connection: asyncpg.Connection[asyncpg.Record]) -> bool:
+        try:
+            channels = await connection.fetchval(statement("store/listening"), timeout=ANSWER_SECONDS)
+        except (TimeoutError, OSError, asyncpg.InterfaceError, asyncpg.PostgresError):
+            return False
+        return set(self._listeners) <= set(channels)
+
     async def _connect(self) -> None:
         with translated_errors(self._url):
-            connection = await asyncpg.connect(self._url, timeout=10, **connection_options(pgbouncer=False))
-            connection.add_termination_listener(self._lost)
-            for channel in self._listeners:
-                await connection.add_listener(channel, self._heard)
+            connection = await asyncpg.connect(
+                self._url, timeout=10, command_timeout=ANSWER_SECONDS, **connection_options(pgbouncer=False)
+            )
+            try:
+                for channel in self._listeners:
+                    await connection.add_listener(channel, self._heard)
+            except BaseException:
+                connection.terminate()
+                raise
+        connection.add_termination_listener(self._lost)
         self._connection = connection
         # Whatever was said while nobody listened is gone.
+        self._tell_to_look()
+
+    def _tell_to_look(self) -> None:
         for listeners in self._listeners.values():
             for listener in listeners:
                 listener(None)
-        self._was_connected = True
 
     def _heard(self, _connection: Any, _pid: int, channel: str, payload: object) -> None:
         for listener in self._listeners.get(channel, ()):
@@ -69,4 +102,8 @@ class Notifier(Service):
         if not self.stopping:
             log.warning("the listening connection was lost; polling until it is back")
             # Runs inside the protocol's own clean-up: reconnect from the loop.
-            asyncio.get_running_loop().call_soon(self.wake)
+            asyncio.get_running_loop().call_soon(self._look_until_back)
+
+    def _look_until_back(self) -> None:
+        self._tell_to_look()
+        self.wake()
