@@ -192,6 +192,15 @@ def payload_text(payload: Any, *, limit: int) -> str:
     return text
 
 
+def read_label(text: str) -> tuple[str, str]:
+    """A label as people write it: key=value or, without an equals sign, key:value."""
+    divider = "=" if "=" in text else ":"
+    key, found, value = text.partition(divider)
+    if not found or not key:
+        raise InvalidInput("label", f"must be key=value or key:value, not {text[:100]!r}")
+    return key, value
+
+
 def check_labels(labels: object) -> str | None:
     if not isinstance(labels, Mapping):
         raise InvalidInput("labels", f"must be a map of texts, not {_kind(labels)}")

@@ -142,7 +142,7 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a run that did not end well."""
+    """One attempt of a run, after its end. `error` is None for the one that succeeded."""
 
     attempt: int
     started_at: datetime | None
@@ -209,6 +209,11 @@ class Run:
     @property
     def run_id(self) -> str:
         return make_run_id(self.job_id, self.scheduled_at)
+
+    @property
+    def next_attempt_at(self) -> datetime | None:
+        """When a worker may begin the next attempt. None once one has begun, and while an earlier run is unfinished."""
+        return self.run_at if self.status in ("queued", "retrying") else None
 
 
 # A run is named by what it is, (job, scheduled_at), so its id is derived and never stored.

@@ -177,7 +177,7 @@ async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
     assert filtered.json() == {"items": [], "next_cursor": None}
     swept = await ours.post("/api/v1/dead-letters/redrive", json={"job_id": dead_id[:36]})
     assert swept.json() == {"redriven": 0, "refused": 0, "more": False}
-    assert (await ours.post("/api/v1/dead-letters/redrive", json={})).json()["redriven"] == 0
+    assert (await ours.post("/api/v1/dead-letters/redrive", json={"all": True})).json()["redriven"] == 0
     for query in ({"job_id": dead_id[:36]}, {"all": "true"}):
         assert (await ours.delete("/api/v1/dead-letters", params=query)).json() == {"purged": 0, "more": False}
     assert (await ours.get(JOBS, params={"cursor": "ffffffff-ffff-ffff-ffff-ffffffffffff"})).json()["items"] == []

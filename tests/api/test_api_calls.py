@@ -235,7 +235,7 @@ async def test_dead_letters_are_listed_shown_redriven_and_forgotten(
         assert (await client.post("/api/v1/dead-letters/redrive", json=wrong_body)).status_code == 422
     swept = await client.post("/api/v1/dead-letters/redrive", json={"name": "job 0"})
     assert swept.json() == {"redriven": int(others[-1] == letters[-1]["run_id"]), "refused": 0, "more": False}
-    assert (await client.post("/api/v1/dead-letters/redrive", json={})).json()["redriven"] == 2
+    assert (await client.post("/api/v1/dead-letters/redrive", json={"all": True})).json()["redriven"] == 2
     assert (await client.get("/api/v1/dead-letters")).json()["items"] == []
 
 

@@ -293,9 +293,13 @@ async def test_a_run_document_has_every_field_of_the_spec(
         assert run["worker"]
         assert run["idempotency_key"].startswith(f"{job_id}:")
         assert run["run_id"].startswith(job_id)
-        expected = {"job_id": job_id, "status": "succeeded", "attempt": 1, "missed": False, "deduplicated": False,
-                    "error": None, "result": {"greeting": "Hello, you"}, "attempts": []}  # fmt: skip
+        expected = {
+            "job_id": job_id, "status": "succeeded", "attempt": 1, "missed": False, "deduplicated": False,
+            "error": None, "result": {"greeting": "Hello, you"}, "note": None, "next_attempt_at": None,
+        }  # fmt: skip
         assert {field: run[field] for field in expected} == expected
+        shared = ("attempt", "started_at", "finished_at", "worker", "error")
+        assert run["attempts"] == [{field: run[field] for field in shared}]
 
         job_id = (await client.post(JOBS, json=body | {"payload": {"who": "nobody"}})).json()["job_id"]
         run = await _ended(client, job_id)

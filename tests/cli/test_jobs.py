@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
@@ -10,12 +11,15 @@ from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import asyncpg
 import pytest
 from rich.console import Console
 
 from cli.commands import Ended
 from duly.cli.output import one_line, span
+from duly.config import Settings
 
 Run = Callable[..., Ended]
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -223,6 +227,55 @@ def test_runs_are_documents_as_the_api_gives_them(duly: Run) -> None:
     assert datetime.fromisoformat(run["scheduled_at"]).tzinfo is not None
     assert run["idempotency_key"].startswith(job_id)
     assert re.search(r"Z +queued +0", duly("job", "runs", job_id).out)
+
+
+def test_the_table_of_runs_says_why_and_when(duly: Run, settings: Settings) -> None:
+    """What was missed, how often and by which rule; what runs late on purpose; when a retry comes."""
+    job_id = submitted(duly, "greet", "--schedule", "every 1h")
+    rows = """
+        insert into duly.history (job_id, scheduled_at, finished_at, attempt, flags, status, note, started_at)
+        values
+            ($1, duly.now() - interval '3 hours', duly.now(), 0, 0, 'missed', jsonb_build_object('reason', 'RUN_ONCE',
+                'count', 7, 'first', timestamptz '2026-01-05 09:00Z', 'last', timestamptz '2026-01-05 15:00Z'), null),
+            ($1, duly.now() - interval '2 hours', duly.now(), 0, 0, 'skipped', jsonb_build_object('reason', 'overlap',
+                'overlap', 'skip', 'unfinished', timestamptz '2026-01-05 16:00Z'), null),
+            ($1, duly.now() - interval '1 hour', duly.now(), 1, 2, 'succeeded', null, duly.now())
+    """
+    retrying = """
+        insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, attempt, state, queue)
+        values ($1, duly.now(), '2031-01-05 09:00Z', duly.now(), 0, 5, 1, 'retrying', 'default')
+    """
+
+    async def record() -> None:
+        connection = await asyncpg.connect(settings.database_url)
+        for statement in (rows, retrying):
+            await connection.execute(statement, UUID(job_id))
+        await connection.close()
+
+    asyncio.run(record())
+    again, late, skipped, missed = duly("job", "runs", job_id).out.splitlines()[1:]
+    assert re.search(r"retrying .*again at 2031-01-05 09:00:00Z", again)
+    assert re.search(r"succeeded +1 +60 min missed", late)
+    assert "overlap skip: the run of 2026-01-05 16:00:00Z was unfinished" in skipped
+    assert "7 occurrences from 2026-01-05 09:00:00Z to 2026-01-05 15:00:00Z: RUN_ONCE" in missed
+    run_id = json.loads(duly("job", "runs", job_id, "--json").out.splitlines()[0])["run_id"]
+    assert "2031-01-05 09:00:00Z" in duly("run", "show", run_id).out
+
+
+def test_a_job_whose_zone_is_gone_is_shown_with_the_reason(duly: Run, settings: Settings) -> None:
+    job_id = submitted(duly, "greet", "--schedule", "0 9 * * *", "--timezone", "Europe/Berlin")
+
+    async def lose_the_zone() -> None:
+        connection = await asyncpg.connect(settings.database_url)
+        await connection.execute("update duly.jobs set timezone = 'Mars/Olympus'")
+        await connection.close()
+
+    asyncio.run(lose_the_zone())
+    shown_now = duly("job", "show", job_id)
+    assert shown_now.code == 0, shown_now.err
+    assert re.search(r"schedule +0 9 \* \* \* Mars/Olympus", shown_now.out)
+    assert re.search(r"next +timezone: no zone Mars/Olympus", shown_now.out)
+    assert duly("job", "show", job_id, "--json").document["timezone"] == "Mars/Olympus"
 
 
 def test_tables_are_cut_to_the_terminal_but_not_in_a_pipe(duly: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,20 @@ def test_the_demo_on_a_fresh_home_fires_answers_and_stops_without_a_trace(home: 
     assert processes_that_name(str(home)) == {}
 
 
+def test_a_demo_without_a_home_leaves_the_users_own_alone(home: Path, start: Start) -> None:
+    """Whoever runs an application next must not find the sample jobs in its store."""
+    users_own = {"HOME": str(home), "XDG_DATA_HOME": str(home / "data"), "TMPDIR": str(home)}
+    home.mkdir(mode=0o755)
+    up = start("up", "--demo", "--port", "0", DULY_HOME=None, DULY_DATABASE_URL=None, **users_own)
+    where = Path(up.wait_for(r"store: embedded PostgreSQL in (\S+)")[1])
+    assert where.parent == home
+    up.wait_for("hello +succeeded +attempt 1")
+    assert where.exists()
+    up.press_ctrl_c()
+    assert up.end() == 0, up.said
+    assert list(home.iterdir()) == [], "the demo leaves nothing behind"
+
+
 def test_ctrl_c_while_it_still_starts_leaves_nothing_either(home: Path, start: Start) -> None:
     up = start("up", "--demo", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
     up.wait_for("opening the embedded PostgreSQL")

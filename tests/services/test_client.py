@@ -363,12 +363,13 @@ async def test_every_route_of_the_api_has_a_call(operations: Operations) -> None
     of_jobs = ("get_job", "change", "cancel", "pause", "resume", "trigger", "upcoming", "explain", "runs_page")
     of_runs = ("get_run", "cancel_run", "get_dead_letter", "redrive", "purge")
     wanted = DeadLetterFilter(name="x")
-    others = ("jobs_page", "dead_letters_page", "redrive_some", "forecast", "cluster", "stats")
+    others = ("jobs_page", "dead_letters_page", "forecast", "cluster", "stats")
     made: list[calls.Call[Any]] = [
         *(getattr(calls, name)("{job_id}") for name in of_jobs),
         *(getattr(calls, name)("{run_id}") for name in of_runs),
         *(getattr(calls, name)() for name in others),
         calls.preview("now"),
+        calls.redrive_some(wanted),
         calls.purge_some(wanted),
         calls.submit_request(JobRequest("x")),
         next(calls.submit_many([JobRequest("x")])),

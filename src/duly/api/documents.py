@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from duly.handlers import shown_target
-from duly.model import Attempt, DeadLetter, ErrorInfo, Job, Run
+from duly.model import Attempt, DeadLetter, ErrorInfo, Job, Run, make_run_id
 from duly.operations import ClusterStatus, Explanation, Forecast, Preview
 from duly.store.cluster import NodeStatus
 from duly.store.stores import Counts
@@ -74,6 +74,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "attempt": run.attempt,
         "started_at": time_text(run.started_at),
         "finished_at": time_text(run.finished_at),
+        "next_attempt_at": time_text(run.next_attempt_at),
         "worker": run.worker,
         "idempotency_key": run.idempotency_key,
         "missed": run.missed,
@@ -83,6 +84,7 @@ def run_document(run: Run) -> dict[str, Any]:
         else {"fraction": run.progress.fraction, "note": run.progress.note, "at": time_text(run.progress.at)},
         "error": _error_document(run.error),
         "result": run.result,
+        "note": _note_document(run),
         "attempts": [_attempt_document(attempt) for attempt in run.attempts],
     }
 
@@ -212,6 +214,25 @@ def _attempt_document(attempt: Attempt) -> dict[str, Any]:
         "finished_at": time_text(attempt.finished_at),
         "worker": attempt.worker,
         "error": _error_document(attempt.error),
+    }
+
+
+def _note_document(run: Run) -> dict[str, Any] | None:
+    """Why a run was skipped, missed or cancelled, with the same keys for all of them."""
+    if run.note is None:
+        return None
+    unfinished = run.note.get("unfinished")
+    earlier = None if unfinished is None else datetime.fromisoformat(unfinished)
+    return {
+        "reason": run.note.get("reason"),
+        "count": run.note.get("count"),
+        **{
+            name: None if run.note.get(name) is None else time_text(datetime.fromisoformat(run.note[name]))
+            for name in ("first", "last")
+        },
+        "overlap": run.note.get("overlap"),
+        "unfinished": time_text(earlier),
+        "unfinished_run_id": None if earlier is None else make_run_id(run.job_id, earlier),
     }
 
 

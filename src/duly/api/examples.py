@@ -61,6 +61,7 @@ _RUN: dict[str, Any] = {
     "attempt": 1,
     "started_at": "2026-03-09T13:00:00.004000Z",
     "finished_at": "2026-03-09T13:00:02.510000Z",
+    "next_attempt_at": None,
     "worker": "worker-1",
     "idempotency_key": f"{_JOB_ID}:1773061200",
     "missed": False,
@@ -68,10 +69,20 @@ _RUN: dict[str, Any] = {
     "progress": None,
     "error": None,
     "result": {"sent": 12},
-    "attempts": [],
+    "note": None,
+    "attempts": [
+        {
+            "attempt": 1,
+            "started_at": "2026-03-09T13:00:00.004000Z",
+            "finished_at": "2026-03-09T13:00:02.510000Z",
+            "worker": "worker-1",
+            "error": None,
+        }
+    ],
 }
 _QUEUED = {
     **_RUN, "status": "queued", "attempt": 0, "started_at": None, "finished_at": None, "worker": None, "result": None,
+    "next_attempt_at": "2026-03-09T13:00:00Z", "attempts": [],
 }  # fmt: skip
 _ERROR = {"type": "TimeoutError", "message": "no answer within 300 s", "traceback": None}
 _LETTER: dict[str, Any] = {
@@ -221,7 +232,7 @@ PARAMETERS: dict[str, Any] = {
     "job_id": _JOB_ID,
     "run_id": _RUN_ID,
     "at": "2026-03-09T13:00:00Z",
-    "label": ["team:data"],
+    "label": ["team=data"],
     "If-Match": '"3"',
     "Idempotency-Key": "report-2026-w11",
 }

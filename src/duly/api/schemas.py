@@ -304,6 +304,18 @@ class ProgressDocument(_Document):
     at: datetime
 
 
+class NoteDocument(_Document):
+    """Why a run was skipped, missed or cancelled."""
+
+    reason: str | None = Field(description="the rule that kept it from running, or why it was cancelled")
+    count: int | None = Field(description="how many missed occurrences this one record stands for")
+    first: datetime | None = Field(description="the first of them")
+    last: datetime | None = Field(description="the last of them")
+    overlap: str | None = Field(description="the overlap policy that skipped it")
+    unfinished: datetime | None = Field(description="scheduled_at of the run that was unfinished then")
+    unfinished_run_id: str | None = Field(description="that run")
+
+
 class RunDocument(_Document):
     """The execution of one occurrence."""
 
@@ -314,14 +326,16 @@ class RunDocument(_Document):
     attempt: int
     started_at: datetime | None
     finished_at: datetime | None
+    next_attempt_at: datetime | None = Field(description="when a worker may begin the next attempt")
     worker: str | None
     idempotency_key: str | None
     missed: bool
     deduplicated: bool
     progress: ProgressDocument | None
-    error: ErrorDocument | None
+    error: ErrorDocument | None = Field(description="of the last attempt, if that failed")
     result: Any
-    attempts: list[AttemptDocument]
+    note: NoteDocument | None
+    attempts: list[AttemptDocument] = Field(description="all that have ended, the successful one among them")
 
 
 class DeadLetterDocument(_Document):
@@ -453,10 +467,19 @@ class PauseBody(BaseModel):
     )
 
 
-class DeadLetterFilterBody(BaseModel):
-    """Which dead letters; what is left out or null matches all."""
+def _narrowed(schema: dict[str, Any]) -> None:
+    """At least one filter that is not null, or `all`."""
+    filters = [name for name in schema["properties"] if name != "all"]
+    schema["anyOf"] = [
+        {"required": ["all"], "properties": {"all": {"const": True}}},
+        *({"required": [name], "properties": {name: {"type": "string"}}} for name in filters),
+    ]
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+
+class DeadLetterFilterBody(BaseModel):
+    """Which dead letters; what is left out or null matches all. At least one filter is given, or `all`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_narrowed)
 
     job_id: str | None = Field(None, json_schema_extra=_or_null("string", {"format": "uuid"}))
     name: str | None = Field(None, json_schema_extra=_or_null("string", text_rules(200)))
@@ -465,6 +488,7 @@ class DeadLetterFilterBody(BaseModel):
     error_type: str | None = Field(None, json_schema_extra=_or_null("string", text_rules(200)))
     since: Moment | None = Field(None, description="buried at this moment or later", json_schema_extra=_MOMENT)
     until: Moment | None = Field(None, description="buried before this moment", json_schema_extra=_MOMENT)
+    all: bool = Field(False, description="where no filter narrows them down")
 
 
 class RedriveDocument(_Document):

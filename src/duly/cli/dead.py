@@ -14,6 +14,7 @@ from duly.cli.output import (
     coloured,
     examples,
     moment,
+    note_text,
     print_fields,
     print_json,
     print_json_lines,
@@ -237,7 +238,7 @@ def _sweep(
 
 @single.command("show")
 def show_run(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
-    """Show one run: where it is, how far, and every attempt that failed."""
+    """Show one run: where it is, how far, and every attempt."""
     _print_run(with_operations(context, lambda operations: operations.get_run(run)), as_json)
 
 
@@ -259,16 +260,18 @@ def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:
         {
             "run": run.run_id,
             "job": run.job_name or str(run.job_id),
-            "status": status,
+            "status": status + (" (deduplicated: its key had been completed before)" if run.deduplicated else ""),
+            "missed": "it runs late on purpose, as missed_window says" if run.missed and run.status != "missed" else "",
             "attempt": str(run.attempt),
             "scheduled": moment(run.scheduled_at),
             "started": moment(run.started_at),
             "finished": moment(run.finished_at),
+            "next attempt": moment(run.next_attempt_at),
             "worker": run.worker or "",
             "key": run.idempotency_key or "",
             "progress": progress,
             "result": "" if run.result is None else json.dumps(run.result, ensure_ascii=False),
-            "note": "" if not run.note else str(run.note.get("reason", "")),
+            "note": note_text(run),
         }
     )
     for attempt in run.attempts:

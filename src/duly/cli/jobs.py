@@ -13,6 +13,7 @@ from duly.cli.output import (
     coloured,
     examples,
     moment,
+    note_text,
     one_line,
     policy_changes,
     print_fields,
@@ -23,6 +24,7 @@ from duly.cli.output import (
 )
 from duly.cli.session import with_operations
 from duly.cli.submit import read_labels
+from duly.errors import Conflict, InvalidInput
 from duly.handlers import shown_target
 
 if TYPE_CHECKING:
@@ -113,12 +115,16 @@ def list_(
 def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) -> None:
     """Show one job: what it is, what it does next."""
 
-    async def look(operations: Backend) -> tuple[Job, list[datetime], datetime]:
+    async def look(operations: Backend) -> tuple[Job, list[datetime], str, datetime]:
         found = await operations.find_job(job)
-        coming = await operations.occurrences(str(found.job_id), count=UPCOMING)
-        return found, [one.scheduled_at for one in coming if not one.dropped], operations.now()
+        try:
+            coming = await operations.occurrences(str(found.job_id), count=UPCOMING)
+        except (Conflict, InvalidInput) as error:
+            # Its zone has left the time-zone data. What the job is can be said all the same.
+            return found, [], str(error), operations.now()
+        return found, [one.scheduled_at for one in coming if not one.dropped], "", operations.now()
 
-    found, upcoming, now = with_operations(context, look)
+    found, upcoming, unplanned, now = with_operations(context, look)
     from duly.api.documents import job_document
 
     if as_json:
@@ -147,7 +153,7 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
             "created": f"{moment(found.created_at)} ({away(found.created_at, now)})",
             "last": f"{moment(found.last_run_at)} ({away(found.last_run_at, now)})" if found.last_run_at else "",
             "runs": str(found.run_count) if found.run_count >= 0 else "",
-            "next": ", ".join(f"{moment(at)} ({away(at, now)})" for at in upcoming[:1]),
+            "next": unplanned or ", ".join(f"{moment(at)} ({away(at, now)})" for at in upcoming[:1]),
             "then": ", ".join(moment(at) for at in upcoming[1:]),
         }
     )
@@ -264,16 +270,20 @@ def _run_row(run: Run) -> tuple[str, ...]:
     said = ""
     if run.error is not None:
         said = f"{run.error.type}: {run.error.message}"
-    elif run.attempts and run.status == "retrying" and (last := run.attempts[-1].error) is not None:
-        said = f"{last.type}: {last.message}"
     elif run.result is not None:
         import json
 
         said = json.dumps(run.result, ensure_ascii=False)
     elif run.note:
-        said = str(run.note.get("reason", ""))
+        said = note_text(run)
     lag = span((run.started_at - run.scheduled_at).total_seconds()) if run.started_at else ""
     took = span((run.finished_at - run.started_at).total_seconds()) if run.started_at and run.finished_at else ""
+    if run.deduplicated:
+        said = "deduplicated: its idempotency key had been completed before"
+    if run.status == "retrying" and run.next_attempt_at is not None:
+        said = f"again at {moment(run.next_attempt_at)}; {said}"
+    if run.missed and run.status != "missed":
+        lag = f"{lag} missed".lstrip()
     return moment(run.scheduled_at), run.status, str(run.attempt), lag, took, said
 
 

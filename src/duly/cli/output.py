@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+    from duly.model import Run
+
 # What a handler's error message could do to a terminal: move the cursor, change its title, or worse.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _COLOURS = {
@@ -72,6 +74,19 @@ def away(value: datetime | None, now: datetime) -> str:
         return ""
     seconds = (value - now).total_seconds()
     return f"in {span(seconds)}" if seconds >= 0 else f"{span(-seconds)} ago"
+
+
+def note_text(run: Run) -> str:
+    """Why a run was skipped, missed or cancelled, in one line."""
+    note = run.note or {}
+    reason = str(note.get("reason") or "")
+    if run.status == "missed" and (count := note.get("count") or 1) > 1:
+        first, last = (datetime.fromisoformat(note[name]) for name in ("first", "last"))
+        return f"{count} occurrences from {moment(first)} to {moment(last)}: {reason}"
+    if run.status == "skipped" and note.get("unfinished"):
+        earlier = datetime.fromisoformat(note["unfinished"])
+        return f"{reason} {note.get('overlap')}: the run of {moment(earlier)} was unfinished"
+    return reason
 
 
 def print_json(document: object) -> None:

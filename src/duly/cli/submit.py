@@ -333,13 +333,9 @@ def read_payload(text: str | None) -> Any:
 
 
 def read_labels(pairs: Sequence[str]) -> dict[str, str]:
-    labels = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise InvalidInput("label", f"must be key=value, not {pair[:100]!r}")
-        labels[key] = value
-    return labels
+    from duly.checks import read_label
+
+    return dict(read_label(pair) for pair in pairs)
 
 
 def _run_at(text: str) -> str:

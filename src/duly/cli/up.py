@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import logging
+import os
+import shutil
 import socket
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack, asynccontextmanager
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -30,8 +35,6 @@ from duly.cli.session import session_of
 from duly.errors import ConfigError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from duly.app import Duly
     from duly.config import Settings
     from duly.node import Signals
@@ -97,7 +100,23 @@ def up(
         concurrency=concurrency,
         queues=queues_of(application, queue) if application is not None else {},
     )
+    if demo and settings.database_url is None and settings.home is None and "DULY_HOME" not in os.environ:
+        # The sample jobs must not be found by whoever runs an application of their own next.
+        with _passing_home() as home:
+            plan = dataclasses.replace(plan, settings=settings.model_copy(update={"home": home}))
+            code = node.run(lambda: _up(plan))
+        raise typer.Exit(code)
     raise typer.Exit(node.run(lambda: _up(plan)))
+
+
+@contextmanager
+def _passing_home() -> Iterator[Path]:
+    """A home for one demo, gone with it."""
+    home = Path(tempfile.mkdtemp(prefix="duly-demo-"))
+    try:
+        yield home
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +251,8 @@ def _greet(plan: _Plan, address: str, home: Path | None) -> None:
     typer.echo(f"  {typer.style('Duly is up', bold=True)}: {typer.style(address, fg='cyan', bold=True)}")
     store = f"embedded PostgreSQL in {home}" if home is not None else shown_url(plan.settings.database_url or "")
     typer.echo(f"  store: {store}")
+    if plan.demo and home is not None:
+        typer.echo(f"  look at it from another terminal: duly --home {home} job list")
     if plan.application is not None:
         typer.echo(
             f"  worker: {len(plan.application.tasks)} tasks of {plan.app_name}, queues {shown_queues(plan.queues)}"

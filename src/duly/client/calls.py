@@ -318,7 +318,10 @@ def jobs_page(
 ) -> Call[Page[Job]]:
     """One page of jobs, newest first."""
     query = _query(status=status, queue=queue, name=name, cursor=cursor, limit=limit)
-    query += tuple(("label", f"{key}:{value}") for key, value in (label or {}).items())
+    for key, value in (label or {}).items():
+        if "=" in key:
+            raise InvalidInput("label", f"{key[:63]!r} has an equals sign: the API cannot be asked for that name")
+        query += (("label", f"{key}={value}"),)
     return Call("GET", "/jobs", partial(_page, read=documents.read_job), query)
 
 
@@ -475,8 +478,8 @@ def those_now(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], An
     return replace(wanted, until=after_newest if wanted.until is None else min(wanted.until, after_newest))
 
 
-def redrive_some(wanted: DeadLetterFilter = _EVERYTHING) -> Call[tuple[Swept, bool]]:
-    """One call of the API's redrive by filter: what it did, and whether there is more to do."""
+def redrive_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
+    """One call of the API's redrive: what it did, and whether there is more to do. A filter must say which."""
 
     def read(answer: Answer) -> tuple[Swept, bool]:
         document = answer.document

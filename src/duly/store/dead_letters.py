@@ -126,6 +126,7 @@ async def _pick(
 
 
 def _to_letter(row: Any) -> DeadLetter:
+    names = {} if row["workers"] is None else json.loads(row["workers"])
     return DeadLetter(
         job_id=row["job_id"],
         scheduled_at=row["scheduled_at"],
@@ -143,7 +144,7 @@ def _to_letter(row: Any) -> DeadLetter:
                 attempt=one["attempt"],
                 started_at=_to_time(one["started_at"]),
                 finished_at=_to_time(one["finished_at"]),
-                worker=one["worker_id"],
+                worker=names.get(one["worker_id"], one["worker_id"]),
                 error=_to_error(one["error"]),
             )
             for one in json.loads(row["attempts"])

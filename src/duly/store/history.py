@@ -17,7 +17,7 @@ from duly.store.pool import Executor
 
 
 async def job_runs(store: Executor, *, job_id: UUID, before: datetime, limit: int) -> list[Run]:
-    """A job's runs newest first, wherever their rows are, each with its failed attempts."""
+    """A job's runs newest first, wherever their rows are, each with its attempts."""
     rows = await store.fetch("history/job_runs", job_id, before, limit)
     return await _with_attempts(store, rows)
 
@@ -78,8 +78,7 @@ async def days_kept(store: Executor) -> frozenset[date]:
 
 async def _with_attempts(store: Executor, rows: Sequence[asyncpg.Record], *, all_of_them: bool = False) -> list[Run]:
     """The rows as runs, with what was tried and how far they are. Most runs of a list were tried once, and well."""
-    ended_badly = ("retrying", "dead", "cancelled")
-    tried = [row for row in rows if all_of_them or row["attempt"] > 1 or row["status"] in ended_badly]
+    tried = [row for row in rows if all_of_them or _may_have_failed(row)]
     attempts: dict[tuple[UUID, datetime], list[Attempt]] = {}
     if tried:
         for row in await store.fetch(
@@ -105,29 +104,50 @@ async def _with_attempts(store: Executor, rows: Sequence[asyncpg.Record], *, all
         ):
             far[row["job_id"], row["scheduled_at"]] = Progress(round(row["fraction"], 6), row["note"], row["at"])
     return [
-        _to_run(row, attempts=attempts.get(key, ()), progress=far.get(key))
+        _to_run(row, attempts=[*attempts.get(key, ()), *_success(row)], progress=far.get(key))
         for row in rows
         for key in ((row["job_id"], row["scheduled_at"]),)
     ]
 
 
+def _may_have_failed(row: Any) -> bool:
+    """Whether duly.attempts may know of this run: that table holds failed attempts only."""
+    if row["status"] in ("dead", "cancelled"):
+        return True
+    return bool(row["attempt"] > (1 if row["status"] in ("running", "succeeded") else 0))
+
+
+def _success(row: Any) -> list[Attempt]:
+    """The attempt that ended well, which history itself records. A deduplicated run ended without one."""
+    if row["status"] != "succeeded" or row["flags"] & RunFlag.DEDUPLICATED:
+        return []
+    return [Attempt(row["attempt"], row["started_at"], row["finished_at"], _worker(row), None)]
+
+
+def _worker(row: Any) -> str | None:
+    return row["worker"] or (str(row["worker_id"]) if row["worker_id"] else None)
+
+
 def _to_run(
     row: Any, *, attempts: Sequence[Attempt] = (), job_name: str | None = None, progress: Progress | None = None
 ) -> Run:
+    error = _to_error(row["error"])
+    if error is None and attempts and row["status"] in ("queued", "retrying"):
+        error = attempts[-1].error
     return Run(
         job_id=row["job_id"],
         scheduled_at=row["scheduled_at"],
         status=row["status"],
         attempt=row["attempt"],
-        missed=bool(row["flags"] & RunFlag.MISSED),
+        missed=bool(row["flags"] & RunFlag.MISSED) or row["status"] == "missed",
         deduplicated=bool(row["flags"] & RunFlag.DEDUPLICATED),
         run_at=row["run_at"],
         fired_at=row["fired_at"],
         epoch=row["epoch"],
         started_at=row["started_at"],
         finished_at=row["finished_at"],
-        worker=row["worker"] or (str(row["worker_id"]) if row["worker_id"] else None),
-        error=_to_error(row["error"]),
+        worker=_worker(row),
+        error=error,
         result=json.loads(row["result"]) if row["result"] is not None else None,
         note=json.loads(row["note"]) if row["note"] is not None else None,
         attempts=tuple(attempts),

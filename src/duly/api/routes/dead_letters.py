@@ -66,7 +66,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         summary="Send all that match again",
         description=(
             f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Their "
-            "attempts start anew, their idempotency keys stay. An empty object means all of them."
+            "attempts start anew, their idempotency keys stay. Give a filter, or `all: true`."
         ),
         tags=["dead letters"],
         dependencies=[only()],
@@ -75,6 +75,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
     )
     async def redrive_dead_letters(request: Request, who: Principal = WRITER) -> Response:
         body = read_body(DeadLetterFilterBody, await read_object(request, limit=body_limit))
+        _refuse_all_by_accident(body.all, any(getattr(body, name) is not None for name in _FILTERS))
         wanted = DeadLetterFilter(**{name: getattr(body, name) for name in _FILTERS})
         swept = Swept(0, 0)
         more = False
@@ -108,8 +109,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         until: _Time = None,
         all_: Annotated[bool, Query(alias="all", description="where no filter narrows them down")] = False,
     ) -> Response:
-        if not all_ and not any(name in request.query_params for name in _FILTERS):
-            raise InvalidInput("all", f"must be true, or give a filter: one of {', '.join(_FILTERS)}")
+        _refuse_all_by_accident(all_, any(name in request.query_params for name in _FILTERS))
         wanted = DeadLetterFilter(
             job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
         )
@@ -156,3 +156,9 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
     async def purge_dead_letter(run_id: str, who: Principal = WRITER) -> Response:
         await operations.purge(run_id, tenant=who.tenant)
         return Response(status_code=204)
+
+
+def _refuse_all_by_accident(every: bool, narrowed: bool) -> None:
+    """A filter that was forgotten or misread must not mean all of them."""
+    if not every and not narrowed:
+        raise InvalidInput("all", f"must be true, or give a filter: one of {', '.join(_FILTERS)}")

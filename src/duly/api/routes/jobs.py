@@ -55,7 +55,7 @@ _ETAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,9})\1\s*')
 
 # Of a tag, whatever a client or a cache on the way may have made of it.
 _IF_MATCH = r'^(\*|(W/)?("[0-9]{1,9}"|[0-9]{1,9}))$'
-_LABEL = r"^[^\x00-\x1f\x7f-\x9f:]{1,63}:[^\x00-\x1f\x7f-\x9f]{0,255}$"
+_LABEL = r"^[^\x00-\x1f\x7f-\x9f=:]{1,63}[=:][^\x00-\x1f\x7f-\x9f=]{0,255}$"
 
 _TIME = {"format": "date-time"}
 
@@ -140,7 +140,10 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         name: Text = None,
         label: Annotated[
             list[Annotated[str, Field(json_schema_extra={"pattern": _LABEL})]] | None,
-            Query(description="key:value; several must all match", json_schema_extra={"maxItems": checks.MAX_LABELS}),
+            Query(
+                description="key=value or key:value; several must all match",
+                json_schema_extra={"maxItems": checks.MAX_LABELS},
+            ),
         ] = None,
         cursor: Annotated[str | None, cursor_of("job")] = None,
         limit: Limit = 100,
@@ -395,9 +398,7 @@ def _idempotency_key(request: Request) -> str | None:
 def _read_labels(texts: list[str]) -> dict[str, str]:
     labels: dict[str, str] = {}
     for text in texts:
-        key, colon, value = text.partition(":")
-        if not colon:
-            raise InvalidInput("label", "must be key:value")
+        key, value = checks.read_label(text)
         if labels.setdefault(key, value) != value:
             raise InvalidInput("label", "must not ask for two values of one key")
     try:
