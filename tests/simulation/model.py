@@ -612,7 +612,7 @@ class Model:
     # Claims.
 
     def runs_claim(
-        self, worker_id: UUID, lease: float, limit: int, _queues: Any, _priorities: Any, _floors: Any
+        self, worker_id: UUID, lease: float, limit: int, _queues: Any, _priorities: Any, _floors: Any, _without: Any
     ) -> list[Row]:
         now = self._now()
         startable = sorted(
@@ -633,7 +633,7 @@ class Model:
                         claim_id=token, ordinal=ordinal, job_id=run.job_id, scheduled_at=run.scheduled_at,
                         attempt=run.attempt + 1, flags=run.flags, name="sim", handler="sim", target=None, payload="{}",
                         payload_ref=None, timezone="UTC", policy=self.jobs[run.job_id].policy, next_run_at=None,
-                        now=None,
+                        now=None, took=None,
                     )
                 )  # fmt: skip
             self.claims[token] = Claim(token, worker_id, now, now + timedelta(seconds=lease), tuple(held))
@@ -642,7 +642,7 @@ class Model:
             Row(
                 claim_id=None, ordinal=10, job_id=None, scheduled_at=now, attempt=None, flags=None, name=None,
                 handler=None, target=None, payload=None, payload_ref=None, timezone=None, policy=None,
-                next_run_at=min(ahead, default=None), now=now,
+                next_run_at=min(ahead, default=None), now=now, took=timedelta(0),
             )
         )  # fmt: skip
         return rows

@@ -134,18 +134,19 @@ async def ids(pool: Pool, count: int) -> list[UUID]:
     return [row["job_id"] for row in rows]
 
 
-LANES = (["default"] * 10, list(range(9, -1, -1)), [None] * 10)
+LANES = (["default"] * 10, list(range(9, -1, -1)), [None] * 10, None)
 
 
 async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(full_pool: Pool) -> None:
-    for limit in (1, 1000):
-        for plan in await plans_of(full_pool, "runs/claim", uuid4(), 15.0, limit, *LANES):
+    for limit, without in ((1, None), (1000, None), (1000, ["elsewhere"])):
+        for plan in await plans_of(full_pool, "runs/claim", uuid4(), 15.0, limit, *LANES[:3], without):
             assert_index_only_access(plan)
             kinds = [node["Node Type"] for node in nodes_of(plan)]
             assert "Tid Scan" in kinds
-            assert not any("Sort" in kind for kind in kinds)
+            assert not any("Sort" in kind or "Hash" in kind for kind in kinds)
             lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
-            assert len(lanes) == 2
+            # The third is for a worker that leaves some tasks to others: how far it looks.
+            assert len(lanes) in (2, 3)
             for lane in lanes:
                 assert "run_at" in lane["Index Cond"]
                 assert "queue" in lane["Index Cond"]

@@ -12,38 +12,38 @@ LANES = (["a", "a", "b"], [9, 5, 5])
 NOWHERE = [None, None, None]
 
 
-def found(lanes: int = 3, at: datetime = NOW) -> Claim:
-    return Claim(None, [], None, lanes, at, at)
+def found(took: float, lanes: int = 3, at: datetime = NOW) -> Claim:
+    return Claim(None, [], None, lanes, at, at, took)
 
 
 def test_as_long_as_claims_are_quick_the_whole_lanes_are_looked_at() -> None:
     floors = Floors()
     for moment in range(10):
         assert floors.of(LANES, moment) == NOWHERE
-        floors.learn(LANES, found(), moment, 0.001)
+        floors.learn(LANES, found(0.001), moment, full=False)
 
 
 def test_after_a_slow_claim_the_next_ones_begin_where_it_found_the_lanes_empty() -> None:
     floors = Floors()
     floors.of(LANES, 0)
-    floors.learn(LANES, found(), 0, 0.02)
+    floors.learn(LANES, found(0.02), 0, full=False)
     assert floors.of(LANES, 0.5) == [NOW - SLACK] * 3
     later = NOW + timedelta(seconds=1)
-    floors.learn(LANES, found(at=later), 0.5, 0.001)
+    floors.learn(LANES, found(0.001, at=later), 0.5, full=False)
     assert floors.of(LANES, 0.6) == [later - SLACK] * 3
 
 
 def test_a_claim_that_was_full_says_nothing_of_the_lanes_it_did_not_come_to() -> None:
     floors = Floors()
     floors.of(LANES, 0)
-    floors.learn(LANES, found(lanes=2), 0, 0.02)
+    floors.learn(LANES, found(0.02, lanes=2), 0, full=False)
     assert floors.of(LANES, 0.1) == [NOW - SLACK, NOW - SLACK, None]
 
 
 def test_floors_belong_to_lanes_whatever_order_they_are_looked_at_in() -> None:
     floors = Floors()
     floors.of(LANES, 0)
-    floors.learn(LANES, found(lanes=1), 0, 0.02)
+    floors.learn(LANES, found(0.02, lanes=1), 0, full=False)
     assert floors.of((["b", "a"], [5, 9]), 0.1) == [None, NOW - SLACK]
 
 
@@ -53,18 +53,42 @@ def test_the_whole_lanes_are_looked_at_again_and_again() -> None:
         started = 100.0
         floors = Floors()
         floors.of(LANES, started)
-        floors.learn(LANES, found(), started, took)
+        floors.learn(LANES, found(took), started, full=False)
         assert floors.of(LANES, started + pause - 0.01) != NOWHERE
         assert floors.of(LANES, started + pause + 0.01) == NOWHERE
     # When the reason is gone, all is as before.
-    floors.learn(LANES, found(), 200, 0.001)
+    floors.learn(LANES, found(0.001), 200, full=False)
     assert floors.of(LANES, 200.001) == NOWHERE
 
 
 def test_a_floor_never_goes_back() -> None:
     floors = Floors()
     floors.of(LANES, 0)
-    floors.learn(LANES, found(), 0, 0.02)
+    floors.learn(LANES, found(0.02), 0, full=False)
     floors.of(LANES, 0.1)
-    floors.learn(LANES, found(at=NOW - timedelta(seconds=30)), 0.1, 0.001)
+    floors.learn(LANES, found(0.001, at=NOW - timedelta(seconds=30)), 0.1, full=False)
     assert floors.of(LANES, 0.2) == [NOW - SLACK] * 3
+
+
+def test_when_a_whole_look_brought_all_it_might_from_below_a_floor_the_next_one_is_whole_too() -> None:
+    """Runs whose transactions took long to commit, more of them than fit into a claim."""
+    floors = Floors()
+    floors.of(LANES, 0)
+    floors.learn(LANES, found(0.02), 0, full=False)
+    floors.of(LANES, 5)
+    late = found(0.02, lanes=2, at=NOW - timedelta(seconds=6))
+    floors.learn(LANES, late, 5, full=True)
+    assert floors.of(LANES, 5.001) == NOWHERE
+    floors.learn(LANES, found(0.02), 5.001, full=False)
+    assert floors.of(LANES, 5.002) != NOWHERE
+
+
+def test_a_long_queue_alone_is_no_reason_to_look_at_all_of_it_again() -> None:
+    """Else every claim of a drain would walk over all that the drain has taken."""
+    floors = Floors()
+    moment = NOW
+    for second in range(0, 100, 20):
+        assert floors.of(LANES, second) == NOWHERE
+        moment += timedelta(seconds=1)
+        floors.learn(LANES, found(0.02, lanes=2, at=moment), second, full=True)
+        assert floors.of(LANES, second + 1) != NOWHERE

@@ -64,6 +64,8 @@ class Claim:
     emptied_to: datetime
     #: What the database's clock said when it found these runs due.
     now: datetime
+    #: How many seconds the database worked on it; the way there and back is not in it.
+    took: float = 0.0
 
 
 # Not frozen, unlike all other values: that would double the cost of making one, and one is made for every run.
@@ -115,26 +117,28 @@ async def claim(
     limit: int,
     lanes: Lanes,
     floors: Sequence[datetime | None] | None = None,
+    without: Sequence[str] | None = None,
 ) -> Claim:
     """Take up to `limit` startable runs, highest priority first, under one new lease.
 
-    `floors`: runs of a lane that could have started before its floor are not looked at.
+    `floors`: runs of a lane that could have started before its floor are not looked at. `without`: tasks whose runs are
+    left to other workers; what the claim says of emptied lanes then tells nothing.
     """
     floors = [None] * len(lanes[0]) if floors is None else floors
-    rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes, floors)
+    rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes, floors, without)
     runs = []
     claim_id = None
     for row in rows:
         run = ClaimedRun()
         (
             claim_of_row, run.ordinal, run.job_id, run.scheduled_at, run.attempt, run.flags, run.name, run.handler,
-            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, ahead, now,
+            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, ahead, now, took,
         ) = row  # fmt: skip
         if claim_of_row is None:
             break  # the last row
         claim_id = run.claim_id = claim_of_row
         runs.append(run)
-    return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at, now)
+    return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at, now, took.total_seconds())
 
 
 async def complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:

@@ -96,7 +96,7 @@ class Claimer(Service):
         answered = time.monotonic()
         # Before anything starts: no run may seem to have started before it was due.
         self._pool.clock.observe(claim.now, sent, answered)
-        self._floors.learn(lanes, claim, answered, answered - sent)
+        self._floors.learn(lanes, claim, answered, full=len(claim.runs) == room)
         if claim.runs:
             self._started(claim, sent)
         self._more_waiting = len(claim.runs) == room
