@@ -12,8 +12,10 @@ DulyError
 ├── MissingExtra          an optional part of Duly is not installed (exit code 2)
 ├── Unauthorized          the API wants a key, or does not know this one (HTTP 401, exit code 7)
 ├── Forbidden             the API key may not do that (HTTP 403, exit code 7)
-├── StoreUnavailable      PostgreSQL cannot be reached (HTTP 503, exit code 3)
+├── StoreUnavailable      PostgreSQL cannot be reached, or cannot do it now (HTTP 503, exit code 3)
+│   ├── StoreUnusable     it refuses the user or is not set up: a ConfigError as well (HTTP 503, exit code 2)
 │   └── ApiUnavailable    raised by clients: the REST API cannot be reached (exit code 3)
+├── DataRefused           PostgreSQL will not take these very data, however often they are sent
 ├── CoordinatorUnavailable   etcd or ZooKeeper cannot be reached (exit code 3)
 ├── StoreMismatch         the store's schema is newer or older than this Duly (exit code 3)
 ├── LeaseLost             this worker no longer holds the run; nothing it writes counts
@@ -83,7 +85,19 @@ class MissingExtra(DulyError):
 
 
 class StoreUnavailable(DulyError):
-    """PostgreSQL cannot be reached."""
+    """PostgreSQL cannot be reached, or cannot do now what it is asked: the same may be asked again later."""
+
+
+class StoreUnusable(StoreUnavailable, ConfigError):
+    """PostgreSQL refuses the user, or has no store of ours.
+
+    To somebody who starts, a setting is wrong. To somebody who runs already it may pass: a password that is being
+    changed, a grant that is taken away and given back.
+    """
+
+
+class DataRefused(DulyError):
+    """PostgreSQL will not take these very data (SQLSTATE classes 22 and 23). Nothing else is the fault of a job."""
 
 
 class ApiUnavailable(StoreUnavailable):

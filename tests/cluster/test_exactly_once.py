@@ -22,7 +22,7 @@ async def test_a_thousand_transactions_under_kills_leave_one_row_each(
     print(f"seed {seed}")
     dice = random.Random(seed)
     # No unique key: nothing but Duly keeps a second row away.
-    await pool.query("create table effects (run_id text not null, token text not null)")
+    await pool.query("create table public.effects (run_id text not null, token text not null)")
     policy = Policy(max_retries=100, retry_backoff="immediate")
     await operations.submit_many(
         [JobRequest("write_once", payload={"seconds": dice.uniform(0, 0.02)}, policy=policy) for _ in range(total)],
@@ -34,7 +34,7 @@ async def test_a_thousand_transactions_under_kills_leave_one_row_each(
     kills = 0
 
     async def progress() -> int:
-        rows = await pool.query("select count(*) as count from effects")
+        rows = await pool.query("select count(*) as count from public.effects")
         return int(rows[0]["count"])
 
     async with asyncio.timeout(150):
@@ -52,7 +52,7 @@ async def test_a_thousand_transactions_under_kills_leave_one_row_each(
         return await count(pool, "runs") == 0 and await count(pool, "claims") == 0
 
     await eventually(quiet, seconds=30)
-    rows = await pool.query("select count(*) as rows, count(distinct run_id) as runs from effects")
+    rows = await pool.query("select count(*) as rows, count(distinct run_id) as runs from public.effects")
     started = executions(sink)
     print(f"{kills} kills, {sum(started.values())} executions, {rows[0]['rows']} rows")
     assert (rows[0]["rows"], rows[0]["runs"]) == (total, total)
@@ -61,7 +61,7 @@ async def test_a_thousand_transactions_under_kills_leave_one_row_each(
     assert await count(pool, "history", "status = 'succeeded'") == total
     # The row that is there was written under the token that history accepted.
     mismatched = await pool.query(
-        "select count(*) as count from effects e where not exists "
+        "select count(*) as count from public.effects e where not exists "
         "(select from duly.history h where h.claim_id::text = e.token)"
     )
     assert mismatched[0]["count"] == 0

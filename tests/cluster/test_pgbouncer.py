@@ -67,7 +67,9 @@ def through(pgbouncer: PgBouncerServer, direct_url: str | None = None) -> dict[s
 async def left_behind(pgbouncer: PgBouncerServer) -> list[tuple[str, str]]:
     """Prepared statements and changed settings in the sessions that PgBouncer holds, by asking each of them."""
     found: list[tuple[str, str]] = []
-    connections = [await asyncpg.connect(pgbouncer.url, **connection_options(pgbouncer=True)) for _ in range(3)]
+    connections = [
+        await asyncpg.connect(pgbouncer.url, **connection_options(pgbouncer.url, pgbouncer=True)) for _ in range(3)
+    ]
     try:
         transactions = []
         for connection in connections:
@@ -171,7 +173,7 @@ async def test_two_schedulers_and_two_workers_all_behind_the_pooler(
 ) -> None:
     """`pool` goes around the pooler and only looks."""
     settings = {**through(pgbouncer, database_url if listening else None), "DULY_REREAD_SECONDS": "2"}
-    await pool.query("create table effects (run_id text primary key, token text not null)")
+    await pool.query("create table public.effects (run_id text primary key, token text not null)")
     schedulers = [spawn("scheduler", settings=settings) for _ in range(2)]
     workers = [spawn("worker", settings=settings) for _ in range(2)]
 
@@ -205,7 +207,7 @@ async def test_two_schedulers_and_two_workers_all_behind_the_pooler(
     assert await count(pool, "history", "status = 'succeeded'") == total + 1 - 20
     assert await count(pool, "runs") == 0
     assert await count(pool, "attempts", "error ->> 'type' = 'ValueError'") == 60
-    assert (await pool.query("select count(*) as count from effects"))[0]["count"] == 50
+    assert (await pool.query("select count(*) as count from public.effects"))[0]["count"] == 50
     # Only what the killed worker held was started twice.
     twice = {run_id for run_id, times in executions(sink).items() if times > 1}
     lost = await count(pool, "attempts", "error ->> 'type' = 'LeaseLost'")

@@ -14,7 +14,7 @@ import pytest
 
 from duly import Duly, InvalidInput
 from duly.config import Settings
-from duly.errors import Conflict, StoreUnavailable
+from duly.errors import Conflict, DataRefused, StoreUnavailable
 from duly.model import JobRequest, Policy
 from duly.operations import Operations, Submitted
 from duly.operations.submitting import Preparing
@@ -277,7 +277,7 @@ async def test_many_jobs_on_a_connection_without_a_transaction_are_stored_whole_
 
 async def test_a_copy_that_the_database_refuses_leaves_nothing_behind(pool: Pool, operations: Operations) -> None:
     await pool.query("alter table duly.runs add constraint no_runs check (queue <> 'refused')")
-    with pytest.raises(asyncpg.CheckViolationError):
+    with pytest.raises(DataRefused):
         await operations.submit_many([JobRequest("noop", queue="refused") for _ in range(MANY)])
     assert await count(pool, "jobs") == 0
     # The connection is as good as before.

@@ -52,12 +52,12 @@ class Desk:
         return await self.run_of(job_id)
 
     async def rows(self) -> int:
-        return int((await self.pool.query("select count(*) as count from effects"))[0]["count"])
+        return int((await self.pool.query("select count(*) as count from public.effects"))[0]["count"])
 
 
 @pytest.fixture
 async def desk(pool: Pool, settings: Settings, operations: Operations) -> AsyncIterator[Desk]:
-    await pool.query("create table effects (run_id text not null)")
+    await pool.query("create table public.effects (run_id text not null)")
     desk = Desk(pool, settings, operations)
     yield desk
     await desk.app.close()

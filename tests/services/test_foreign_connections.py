@@ -425,16 +425,16 @@ async def test_workers_are_told_at_the_commit_and_not_before(caller: Caller, dat
 
 
 async def test_a_submit_writes_beside_the_callers_own_rows(caller: Caller, pool: Pool) -> None:
-    await pool.query("create table orders (id int primary key)")
+    await pool.query("create table public.orders (id int primary key)")
     await caller.execute("insert into orders values (1)")
     await caller.submit("send_report")
     await caller.rollback()
-    assert (await pool.query("select count(*) as count from orders"))[0]["count"] == 0
+    assert (await pool.query("select count(*) as count from public.orders"))[0]["count"] == 0
     assert await count(pool, "jobs") == 0
     await caller.execute("insert into orders values (1)")
     await caller.submit("send_report")
     await caller.commit()
-    assert (await pool.query("select count(*) as count from orders"))[0]["count"] == 1
+    assert (await pool.query("select count(*) as count from public.orders"))[0]["count"] == 1
     assert await count(pool, "jobs") == 1
 
 
@@ -581,7 +581,7 @@ async def test_the_python_of_the_manual_runs(database_url: str, app: Duly, pool:
     sqlalchemy_code, asyncpg_code, django_code = re.findall(
         r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/sql.md").read_text(), re.DOTALL
     )
-    await pool.query("create table orders (id bigint primary key)")
+    await pool.query("create table public.orders (id bigint primary key)")
     app.task("send_invoice")(lambda order: None)
 
     engine = sqlalchemy.create_engine(driver_url(database_url, "psycopg"))
@@ -613,4 +613,4 @@ async def test_the_python_of_the_manual_runs(database_url: str, app: Duly, pool:
     thread.close()
     rows = await pool.query("select payload->>'order' as number from duly.jobs order by 1")
     assert [row["number"] for row in rows] == ["1", "2", "3"]
-    assert (await pool.query("select count(*) as count from orders"))[0]["count"] == 3
+    assert (await pool.query("select count(*) as count from public.orders"))[0]["count"] == 3

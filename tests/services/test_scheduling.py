@@ -13,7 +13,7 @@ from duly.clock import ManualClock
 from duly.cluster.coordinator import Term
 from duly.cluster.postgres import PostgresCoordinator
 from duly.config import Settings
-from duly.errors import StoreUnavailable
+from duly.errors import DataRefused, StoreUnavailable
 from duly.model import JobRequest, to_micros
 from duly.node import SchedulerNode
 from duly.operations import Operations
@@ -259,7 +259,7 @@ async def test_a_job_that_the_database_chokes_on_is_parked_and_the_others_fire(
 
     async def choke(store: Pool, *, epochs: dict[int, int], batch: fires.Fire) -> fires.Fired:
         if jobs[7].job_id in batch.job_ids:
-            raise ValueError("cannot encode")
+            raise DataRefused("cannot encode")
         return await real(store, epochs=epochs, batch=batch)
 
     monkeypatch.setattr(fires, "fire", choke)

@@ -15,6 +15,7 @@ import pytest
 
 from duly import Context, Duly, Permanent, RetryAfter, Snooze
 from duly.config import Settings
+from duly.errors import DataRefused
 from duly.model import JobRequest, Run
 from duly.node import running_worker
 from duly.operations import Operations
@@ -508,7 +509,7 @@ async def test_an_outcome_that_cannot_be_written_at_all_is_left_to_rescue_and_bl
 
     async def refuse(store: Pool, ended: Sequence[runs.Succeeded], close: Sequence[UUID] = ()) -> int:
         if any(end.run.payload == '{"n": 7}' for end in ended):
-            raise ValueError("not in any words")
+            raise DataRefused("not in any words")
         return await real(store, ended, close)
 
     monkeypatch.setattr(runs, "complete", refuse)

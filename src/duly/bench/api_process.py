@@ -38,9 +38,7 @@ class Item(BaseModel):
 @asynccontextmanager
 async def bare(url: str, connections: int) -> AsyncIterator[FastAPI]:
     """What anybody would write in ten lines."""
-    pool = await asyncpg.create_pool(
-        url, min_size=connections, max_size=connections, **connection_options(pgbouncer=False)
-    )
+    pool = await asyncpg.create_pool(url, min_size=connections, max_size=connections, **connection_options(url))
     insert = bench_statement("api_insert")
     app = FastAPI(openapi_url=None)
 

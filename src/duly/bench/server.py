@@ -78,7 +78,7 @@ class Store:
 
 async def connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
     with translated_errors(url):
-        return await asyncpg.connect(url, timeout=30, **connection_options(pgbouncer=False))
+        return await asyncpg.connect(url, timeout=30, **connection_options(url))
 
 
 class Server:

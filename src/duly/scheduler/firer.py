@@ -25,7 +25,7 @@ from uuid import UUID
 
 from duly.clock import Clock
 from duly.cluster.coordinator import Term
-from duly.errors import DulyError
+from duly.errors import DataRefused, DulyError
 from duly.model import from_micros, to_micros
 from duly.scheduler.governor import Governor
 from duly.scheduler.near_future import NearFuture
@@ -300,7 +300,10 @@ class Firer(Service):
     async def _fire_jobs(
         self, terms: Mapping[int, Term], jobs: Sequence[DueJob], found: datetime | None
     ) -> list[bytes]:
-        """Plan and fire. A job that the planner or the database chokes on is parked; it never sinks its shard."""
+        """Plan and fire. A job that cannot be planned or whose data are refused is parked: it never sinks its shard.
+
+        Whatever else the database answers says nothing of the jobs, and they are fired when it can.
+        """
         # The database's time, not this node's idea of it: it also decides which later occurrences are due by now.
         now = max(job.now for job in jobs)
         batch = plan_batch(
@@ -326,11 +329,8 @@ class Firer(Service):
         try:
             for asked, part in parts:
                 self._done(asked, part, await fires.fire(self._pool, epochs=asked, batch=part))
-        except DulyError:
-            for shard in {job.shard for job in jobs[: batch.planned]}:
-                self._doubted(shard)
-            raise
-        except Exception as error:  # noqa: BLE001 - whichever job it is about, the others must fire
+        except DataRefused as error:
+            # Nothing of that part was done, and one of its jobs is at fault: whichever it is, the others must fire.
             if batch.planned == 1:
                 await self._park(terms, [(jobs[0], f"cannot be fired: {error}"[:500])])
                 return left
@@ -338,6 +338,10 @@ class Firer(Service):
             left += await self._fire_jobs(terms, jobs[:half], found)
             left += await self._fire_jobs(terms, jobs[half : batch.planned], found)
             return left
+        except DulyError:
+            for shard in {job.shard for job in jobs[: batch.planned]}:
+                self._doubted(shard)
+            raise
         self._caught_up.late += batch.late
         self._caught_up.dropped += batch.dropped
         if batch.deferred:

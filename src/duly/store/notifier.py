@@ -76,7 +76,7 @@ class Notifier(Service):
     async def _connect(self) -> None:
         with translated_errors(self._url):
             connection = await asyncpg.connect(
-                self._url, timeout=10, command_timeout=ANSWER_SECONDS, **connection_options(pgbouncer=False)
+                self._url, timeout=10, command_timeout=ANSWER_SECONDS, **connection_options(self._url)
             )
             try:
                 for channel in self._listeners:

@@ -8,13 +8,14 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from os import environ
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import asyncpg
 
 from duly.clock import DatabaseClock
-from duly.errors import ConfigError, StoreUnavailable
+from duly.errors import ConfigError, DataRefused, DulyError, StoreUnavailable, StoreUnusable
 from duly.store.statements import statement
 
 if TYPE_CHECKING:
@@ -25,30 +26,33 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.store")
 T = TypeVar("T")
 
-# A statement that lost a deadlock or a serialisation race changed nothing, so it may simply be sent again.
-_RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError)
+# A statement that lost a deadlock or a serialisation race changed nothing, so it may simply be sent again. So may one
+# whose prepared form went out of date when somebody altered a table: asyncpg has forgotten that form by now.
+_RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
 _TRIES = 6
 # A statement that took too long is cancelled on the server. If that is not acknowledged soon, the link is dead.
 _CANCEL_SECONDS = 1.0
+# How much longer than its own process waits for it a statement may go on: on a server that nobody could tell to stop.
+_ORPHAN_SECONDS = 5.0
 # From this many elements on, planning a statement for its arguments pays.
 LARGE = 100
 
-_AWAY = (
-    OSError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.ConnectionDoesNotExistError,
-    asyncpg.ConnectionFailureError,
-    asyncpg.ConnectionRejectionError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,
-    asyncpg.AdminShutdownError,
-    asyncpg.CrashShutdownError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.DiskFullError,
-    asyncpg.OutOfMemoryError,
-)
+# What a driver says when there is no link, or none that it can use.
+_NO_LINK = (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+# What is said of one batch of data and of no other: data exceptions and violated constraints.
+_DATA = ("22", "23")
+# The user, the database or the schema is not as it has to be: refused logins, missing databases, schemas, tables,
+# functions and columns, rights that were not granted.
+_NOT_SET_UP = {
+    "3D000": "does not exist: create it, then run: duly migrate",
+    "3F000": "is not set up ({}); run: duly migrate",
+    "42P01": "is not set up ({}); run: duly migrate",
+    "42703": "is not set up ({}); run: duly migrate",
+    "42883": "is not set up ({}); run: duly migrate",
+    "42501": "does not let its user do that ({}); grant it, or set another user",
+}
+# A connection to such a server is of no more use: it has become read-only or is about to go.
+_SPENT = ("25006", "57P01", "57P02", "57P03", "57P05")
 
 
 class Executor(Protocol):
@@ -92,25 +96,52 @@ def shown_url(url: str) -> str:
 
 @contextmanager
 def translated_errors(url: str) -> Iterator[None]:
-    """Database away: one error for all its many faces. What the caller did wrong stays what it is."""
+    """Whatever a database or the way to it can answer with, as one of three errors.
+
+    | SQLSTATE | becomes |
+    | --- | --- |
+    | 22, 23: these data can never be stored | `DataRefused` |
+    | the login, the database or the schema is not as it has to be | `StoreUnusable` |
+    | anything else, and no answer at all: the store cannot now | `StoreUnavailable` |
+
+    Only the first may be held against a job or an outcome. The others are tried again, however long it takes.
+    """
     try:
         yield
-    except asyncpg.InvalidCatalogNameError as error:
-        raise ConfigError(
-            f"the database in {shown_url(url)} does not exist: create it, then run: duly migrate"
-        ) from error
-    except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidPasswordError) as error:
-        raise ConfigError(f"PostgreSQL at {shown_url(url)} refused the user or password: {error}") from error
-    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError, asyncpg.UndefinedFunctionError) as error:
-        raise ConfigError(f"the store at {shown_url(url)} is not set up ({error}); run: duly migrate") from error
-    except ValueError:
-        # An argument that cannot be sent, however often: asyncpg calls that an InterfaceError as well.
-        raise
+    except asyncpg.PostgresError as error:
+        raise _translated(error, url) from error
+    except asyncpg.ClientConfigurationError as error:
+        raise _no_address(error) from error
     except TimeoutError as error:
         raise StoreUnavailable(f"PostgreSQL at {shown_url(url)} did not answer in time") from error
-    except _AWAY as error:
-        detail = str(error) or type(error).__name__
-        raise StoreUnavailable(f"PostgreSQL at {shown_url(url)} cannot be reached: {detail}") from error
+    except _NO_LINK as error:
+        raise _unreachable(error, url) from error
+
+
+def _translated(error: asyncpg.PostgresError, url: str) -> DulyError:
+    state = error.sqlstate or ""
+    if state.startswith(_DATA):
+        return DataRefused(str(error))
+    if state.startswith("28"):
+        return StoreUnusable(f"PostgreSQL at {shown_url(url)} refused the user or password: {error}")
+    if (wrong := _NOT_SET_UP.get(state)) is not None:
+        return StoreUnusable(f"the store at {shown_url(url)} {wrong.format(error)}")
+    if state.startswith(("08", "57P")):
+        return _unreachable(error, url)
+    return StoreUnavailable(f"PostgreSQL at {shown_url(url)} cannot do it now: {error} (SQLSTATE {state})")
+
+
+def _no_address(error: Exception) -> ConfigError:
+    return ConfigError(f"DULY_DATABASE_URL is not a usable PostgreSQL address: {error}")
+
+
+def _unreachable(error: Exception, url: str) -> StoreUnavailable:
+    return StoreUnavailable(f"PostgreSQL at {shown_url(url)} cannot be reached: {str(error) or type(error).__name__}")
+
+
+def is_spent(error: BaseException) -> bool:
+    """Whether the connection that said so is to be ended: what leads to a standby now would do so for ever."""
+    return isinstance(error, asyncpg.PostgresError) and error.sqlstate in _SPENT
 
 
 class InTransaction:
@@ -187,7 +218,13 @@ class Pool:
                     command_timeout=None if for_handlers else command_timeout,
                     reset=None if for_handlers else no_reset,
                     max_inactive_connection_lifetime=300,
-                    **connection_options(pgbouncer=pgbouncer, for_handlers=for_handlers),
+                    **connection_options(
+                        url,
+                        pgbouncer=pgbouncer,
+                        for_handlers=for_handlers,
+                        # Somewhat longer than anybody here waits for it: then the process or its link is gone.
+                        statement_seconds=command_timeout + _ORPHAN_SECONDS,
+                    ),
                 )
                 self = cls(pool, url, command_timeout, pooled=pgbouncer)
                 try:
@@ -196,15 +233,15 @@ class Pool:
                 except BaseException:
                     pool.terminate()
                     raise
-            except (asyncpg.ClientConfigurationError, ValueError) as error:
-                raise ConfigError(f"DULY_DATABASE_URL is not a usable PostgreSQL address: {error}") from error
+            except ValueError as error:
+                raise _no_address(error) from error
         return self
 
     async def close(self) -> None:
         try:
             async with asyncio.timeout(5):
                 await self._pool.close()
-        except (TimeoutError, *_AWAY):
+        except (asyncpg.PostgresError, *_NO_LINK):
             self._pool.terminate()
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
@@ -242,7 +279,9 @@ class Pool:
             # Left to itself, the pool would wait as long again for the server to say that it has cancelled.
             await self._pool.release(connection, timeout=self._cancel_seconds)
             raise
-        except BaseException:
+        except BaseException as error:
+            if is_spent(error):
+                connection.terminate()
             await self._pool.release(connection)
             raise
         await self._pool.release(connection)
@@ -263,7 +302,7 @@ class Pool:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[InTransaction]:
         with translated_errors(self.url):
-            async with self._pool.acquire() as connection, connection.transaction():
+            async with self._begun() as connection:
                 try:
                     yield InTransaction(connection)
                 except TimeoutError:
@@ -274,8 +313,19 @@ class Pool:
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[InTransaction]:
         """A transaction for statements that are not ours: their errors are the borrower's, as they are."""
-        async with self._pool.acquire() as connection, connection.transaction():
+        async with self._begun() as connection:
             yield InTransaction(connection)
+
+    @asynccontextmanager
+    async def _begun(self) -> AsyncIterator[Connection]:
+        async with self._pool.acquire() as connection:
+            try:
+                async with connection.transaction():
+                    yield connection
+            except BaseException as error:
+                if is_spent(error):
+                    connection.terminate()
+                raise
 
     async def measure_clock(self) -> None:
         """Compare clocks. Cheap, and services do it as they go."""
@@ -305,28 +355,64 @@ class _PooledConnection(asyncpg.Connection):
         mine._server_caps = mine._server_caps._replace(jit=False)
 
 
-def connection_options(*, pgbouncer: bool, for_handlers: bool = False) -> dict[str, Any]:
-    """What every connection of ours is opened with."""
+# Whatever the role, the database or the server say, for a session of ours it is this.
+_SETTINGS = {
+    # Functions and operators of ours are those of PostgreSQL, not those that somebody has put into a schema where
+    # everybody may. Everything else is named with its schema.
+    "search_path": "pg_catalog",
+    # Duly waits and gives up by its own clocks, and tries again what only lost a race.
+    "lock_timeout": "0",
+    "idle_session_timeout": "0",
+    "default_transaction_isolation": "read committed",
+    # A process that is stopped in the middle of a transaction must not keep its row locks: a shard's next leader waits
+    # for them.
+    "idle_in_transaction_session_timeout": "5s",
+    # Statements hold literals with a backslash, and casts between times and texts.
+    "standard_conforming_strings": "on",
+    "TimeZone": "UTC",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    # JIT compiles for longer than our short statements run.
+    "jit": "off",
+    # Sequential scans are off because a prepared statement keeps the plan of its first executions: a worker that starts
+    # on an empty queue would go on to read the whole queue for every claim when it fills (404 ms a claim with 100,000
+    # runs, measured). Whatever has no index is still scanned. The plans need all else that there is.
+    "enable_seqscan": "off",
+    "enable_indexscan": "on",
+    "enable_indexonlyscan": "on",
+    "enable_bitmapscan": "on",
+    "enable_nestloop": "on",
+    "enable_partition_pruning": "on",
+    "plan_cache_mode": "auto",
+    # Not default_transaction_read_only: with it a server says that its disk is full or that another is the primary now.
+}
+
+
+def connection_options(
+    url: str, *, pgbouncer: bool = False, for_handlers: bool = False, statement_seconds: float = 0
+) -> dict[str, Any]:
+    """What every connection of ours is opened with. `statement_seconds`: the server ends a statement after as long; 0:
+    never."""
+    options: dict[str, Any] = {}
+    if not _says_which_server(url):
+        # Behind one name or among several hosts, only a server that can be written to is of use.
+        options["target_session_attrs"] = "read-write"
     if pgbouncer:
         # Behind a transaction-mode pooler a prepared statement may not be there next time, and start-up parameters
-        # other than the application's name are refused.
-        return {
+        # other than the application's name are refused. docs/sql.md says what to set for the role instead.
+        return options | {
             "statement_cache_size": 0,
             "server_settings": {"application_name": "duly"},
             "connection_class": _PooledConnection,
         }
     if for_handlers:
-        return {"server_settings": {"application_name": "duly handler"}}
-    # A process that is stopped in the middle of a transaction must not keep its row locks: a shard's next leader waits
-    # for them. JIT compiles for longer than our short statements run. Sequential scans are off because a prepared
-    # statement keeps the plan of its first executions: a worker that starts on an empty queue would go on to read the
-    # whole queue for every claim when it fills (404 ms a claim with 100,000 runs, measured). Whatever has no index is
-    # still scanned.
-    return {
-        "server_settings": {
-            "application_name": "duly",
-            "jit": "off",
-            "enable_seqscan": "off",
-            "idle_in_transaction_session_timeout": "5s",
-        }
-    }
+        return options | {"server_settings": {"application_name": "duly handler"}}
+    timeout = {"statement_timeout": str(round(statement_seconds * 1000))}
+    return options | {"server_settings": {"application_name": "duly", **_SETTINGS, **timeout}}
+
+
+def _says_which_server(url: str) -> bool:
+    asked = parse_qs(urlsplit(url).query)
+    return bool(
+        {"target_session_attrs", "service"} & set(asked) or {"PGTARGETSESSIONATTRS", "PGSERVICE"} & set(environ)
+    )

@@ -23,7 +23,7 @@ class Session:
     async def open(cls, url: str, *, lost: Callable[[Session], None], timeout: float = 10) -> Session:
         """`lost` is called once when the connection ends, whoever ended it."""
         with translated_errors(url):
-            connection = await asyncpg.connect(url, timeout=timeout, **connection_options(pgbouncer=False))
+            connection = await asyncpg.connect(url, timeout=timeout, **connection_options(url))
         self = cls(connection, url)
         connection.add_termination_listener(lambda _: lost(self))
         return self

@@ -81,7 +81,7 @@ class StoreServer:
 
     async def _execute(self, *statements: str) -> None:
         with translated_errors(self._url):
-            connection = await asyncpg.connect(self._url, timeout=30, **connection_options(pgbouncer=False))
+            connection = await asyncpg.connect(self._url, timeout=30, **connection_options(self._url))
             try:
                 for statement in statements:
                     await connection.execute(statement, timeout=60)

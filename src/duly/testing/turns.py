@@ -26,7 +26,7 @@ class Turns(Pool):
     @classmethod
     async def on(cls, pool: Pool) -> Turns:
         with translated_errors(pool.url):
-            return cls(pool, await asyncpg.connect(pool.url, timeout=30, **connection_options(pgbouncer=False)))
+            return cls(pool, await asyncpg.connect(pool.url, timeout=30, **connection_options(pool.url)))
 
     async def query(self, sql: str, *args: Any) -> list[asyncpg.Record]:
         with translated_errors(self.url):

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from uuid import UUID
 
-from duly.errors import DulyError
+from duly.errors import DataRefused
 from duly.service import Service
 from duly.store import runs as store
 from duly.store.pool import Pool
@@ -157,13 +157,16 @@ class Completer(Service):
     async def _write(
         self, write: Callable[..., Awaitable[int]], ends: Sequence[End], close: Sequence[UUID] = ()
     ) -> None:
-        """Write them all; should one be refused for what it is, the others still are. `close` is for `complete`."""
+        """Write them all; should one be refused for what it is, the others still are. `close` is for `complete`.
+
+        Whatever else the database answers is not about them: they are kept, and written when it can.
+        """
         closing = [claim_id for claim_id in close if claim_id not in self._left]
         try:
             accepted = await (write(self._pool, ends, closing) if closing else write(self._pool, ends))
-        except DulyError:
-            raise
-        except Exception as error:  # noqa: BLE001 - one bad row must not sink the others
+        except DataRefused as error:
+            if not ends:
+                raise
             if len(ends) > 1:
                 half = len(ends) // 2
                 await self._write(write, ends[:half])
@@ -175,11 +178,14 @@ class Completer(Service):
         if accepted < len(ends):
             await self._account_for_refused([end.run for end in ends], accepted)
 
-    async def _write_plainly(self, write: Callable[..., Awaitable[int]], ends: Sequence[End], error: Exception) -> int:
+    async def _write_plainly(
+        self, write: Callable[..., Awaitable[int]], ends: Sequence[End], error: DataRefused
+    ) -> int:
         """An outcome the database will not take as it is: keep the outcome, drop its words."""
         log.error("an outcome could not be stored as it was", exc_info=error)
         end: Succeeded | Requeued | Buried = ends[0]
-        plain = error_text("Unstorable", f"what the handler gave could not be stored: {type(error).__name__}")
+        cause = type(error.__cause__ or error).__name__
+        plain = error_text("Unstorable", f"what the handler gave could not be stored: {cause}")
         if isinstance(end, Succeeded):
             end = Succeeded(end.run, end.started_us, end.finished_us, plain, end.flags, end.key)
         elif isinstance(end, Requeued):
@@ -188,9 +194,7 @@ class Completer(Service):
             end = Buried(end.run, end.started_us, end.finished_us, plain, end.status)
         try:
             return await write(self._pool, [end])
-        except DulyError:
-            raise
-        except Exception as again:
+        except DataRefused as again:
             # This one must not keep all the others from being written.
             log.error("an outcome could not be stored at all; the run is left to rescue", exc_info=again)
             self._left.add(end.run.claim_id)
