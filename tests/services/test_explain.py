@@ -377,7 +377,8 @@ async def test_a_redefined_schedule_leaves_the_past_to_the_old_one(world: World,
     assert verdicts(found) == ["fired", "changed", "fired", "not_due"]
     assert found[0].facts["schedule_then"] == "15 * * * * Europe/Berlin"
     assert found[1].sentence == (
-        "Due, but not fired before the job was redefined at 2030-05-05 13:20:00Z, and was planned anew from then on."
+        "Missed and not run: given up at 2030-05-05 13:20:00Z (the only one); the schedule was changed before it ran, "
+        "and planned anew from then on."
     )
     assert "schedule_then" not in found[2].facts
     # What would be one today was none then.

@@ -337,9 +337,11 @@ async def test_changing_and_unparking_touch_the_jobs_they_name(full_pool: Pool) 
     job = (await ids(full_pool, 1))[0]
     change: tuple[Any, ...] = (
         job, "default", 1, "name", "{}", None, "cron", "* * * * *", "UTC", None, None, None, "default", 5, None, None,
-        True, NOW, NOW, "{}", None, None, 0,
+        True, NOW, NOW, "{}", None, None, 0, "redefined", "digest", None, b"",
     )  # fmt: skip
     for plan in await plans_of(full_pool, "jobs/change", *change):
+        assert_index_only_access(plan)
+    for plan in await plans_of(full_pool, "jobs/follow", job):
         assert_index_only_access(plan)
     jobs = await ids(full_pool, 1000)
     for plan in await plans_of(full_pool, "maintenance/unpark", jobs, [1] * 1000, [NOW] * 1000, []):

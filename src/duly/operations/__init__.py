@@ -1,8 +1,8 @@
 """What API, CLI, dashboard and SDK all call. None of them speaks SQL; this layer speaks neither HTTP nor terminal."""
 
 from duly.operations.batching import Batching, Refused
-from duly.operations.changing import Changing
 from duly.operations.dead_letters import DeadLetterFilter, DeadLetters, Swept
+from duly.operations.declaring import Declaring
 from duly.operations.explaining import Explaining
 from duly.operations.forecasting import Forecast, Forecasting
 from duly.operations.keys import CreatedKey, Key, Keys, Principal
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 
-class Operations(Batching, Changing, DeadLetters, Explaining, Forecasting, Keys, Tenants):
+class Operations(Batching, Declaring, DeadLetters, Explaining, Forecasting, Keys, Tenants):
     """Everything a client can do with the jobs of one store."""
 
     # It needs no store; here for those who have one.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
+from uuid import UUID
 
-from duly.errors import Conflict, InvalidInput
+from duly.errors import Conflict, InvalidInput, NotFound
 from duly.model import DEFAULT_TENANT, Job, Run, make_run_id
 from duly.operations.base import timetable_of, to_job_id
 from duly.operations.looking import Looking
 from duly.operations.revising import revise, touches_timing
 from duly.states import ENDED_STATES, RunFlag
 from duly.store import jobs, runs
+from duly.store.jobs import ChangedJob
 from duly.store.pool import Executor
 from duly.timing import forget_zones, parse_schedule
 
@@ -35,26 +37,59 @@ class Changing(Looking):
         together with the content it was submitted with, so that sending the same submit again still finds it.
         """
 
-        async def write(within: Executor) -> Job | None:
-            if touches_timing(changes):
-                await jobs.retract(within, job_id=to_job_id(job_id), tenant=tenant)
-            job = await self.get_job(job_id, tenant=tenant, within=within)
+        def revised(job: Job) -> ChangedJob | None:
             if expected_version is not None and job.version != expected_version:
                 raise Conflict(f"job {job_id} was changed by others: it has version {job.version} now")
             if job.status in ("completed", "cancelled"):
                 raise Conflict(f"job {job_id} cannot be changed: it is {job.status}")
-            revised = revise(
+            return revise(
                 job,
                 changes,
                 now=self._pool.clock.now(),
                 payload_max_bytes=self._settings.payload_max_bytes,
             )
-            return job if revised is None else await jobs.change(within, revised)
+
+        changed, _ = await self._rewrite(
+            to_job_id(job_id), revised, retimes=lambda _: touches_timing(changes), tenant=tenant
+        )
+        if changed is None:
+            raise NotFound(f"there is no job {job_id}")
+        return changed
+
+    async def _rewrite(
+        self,
+        job_id: UUID,
+        revised: Callable[[Job], ChangedJob | None],
+        *,
+        retimes: Callable[[Job], bool],
+        tenant: str,
+    ) -> tuple[Job | None, bool]:
+        """Let the job become what `revised` makes of it, and say whether that is anything else than it was.
+
+        Nobody changes it, and if it is planned anew nobody fires it, between the look and the write: else there is
+        another look. No job: there is none of this id. `revised` answers None where there is nothing to change;
+        `retimes` says whether it may plan anew.
+        """
+
+        async def write(within: Executor) -> tuple[Job | None, Job | None, ChangedJob | None]:
+            job = await jobs.get(within, job_id=job_id, tenant=tenant)
+            if job is not None and retimes(job):
+                # Planned by the job as it is without what was fired ahead of its time.
+                await jobs.retract(within, job_id=job_id, tenant=tenant)
+                job = await jobs.get(within, job_id=job_id, tenant=tenant)
+            change = None if job is None else revised(job)
+            if change is None:
+                return job, job, None
+            return job, await jobs.change(within, change), change
 
         for _ in range(10):
-            changed = await self._pool.together(write)
-            if changed is not None:
-                return changed
+            job, changed, change = await self._pool.together(write)
+            if change is None:
+                return job, False
+            if changed is not None and job is not None:
+                if (job.queue, job.priority) != (changed.queue, changed.priority):
+                    await jobs.follow(self._pool, job_id=job_id)
+                return changed, True
             # Somebody changed it between the look and the write: look again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
 

@@ -204,8 +204,10 @@ def _zone(timezone: str) -> ZoneInfo:
 
 
 def _unplans(change: Change) -> bool:
-    # Most changes of a job leave its timing, and so its plan, alone.
-    return change.what not in _STARTS and (change.what != "changed" or "before" in change.detail)
+    if change.what in ("changed", "redefined"):
+        # Most leave the timing, and so the plan, alone. (The code's did not while they kept no old values.)
+        return "before" in change.detail or "old" not in change.detail
+    return change.what not in _STARTS
 
 
 def _stops(job: Job, changes: Sequence[Change]) -> list[Stop]:

@@ -1,4 +1,5 @@
-"""Working out what a job is to be when a client changes some of its fields. No I/O: a job and changes in, a row out.
+"""Working out what a job is to be when a client changes some of its fields, or when the code that declares it says
+something else than before. No I/O: a job and changes in, a row out.
 
 Only a change of the timing plans anew. What was overdue at that moment is given up and recorded as missed, with the
 reason `changed` and how many they were. The missed policy was made for the old schedule; applying it to what an edit
@@ -21,7 +22,7 @@ from duly import checks
 from duly.errors import Conflict, InvalidInput, InvalidSchedule
 from duly.model import POLICY_FIELDS, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.base import timetable_of
-from duly.store.jobs import ChangedJob
+from duly.store.jobs import ChangedJob, NewJob
 from duly.timing import make_timetable, plan_fire
 
 _PLAIN = ("name", "payload", "payload_ref", "max_runs", "queue", "priority", "labels")
@@ -51,29 +52,88 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
         if field not in CHANGEABLE:
             raise InvalidInput(str(field)[:100], "is not a field that can be changed")
     wanted = _checked(job, changes)
+    if "max_runs" in changes and wanted["max_runs"] is not None and wanted["max_runs"] <= job.run_count:
+        raise InvalidInput("max_runs", f"must be more than the {job.run_count} runs there were; or cancel the job")
     payload = checks.payload_text(wanted["payload"], limit=payload_max_bytes)
     labels = checks.check_labels(wanted["labels"])
     policy: Policy = wanted["policy"]
-    moved = any(wanted[field] != getattr(job, field) for field in _TIMING) or any(
-        getattr(policy, field) != getattr(job.policy, field) for field in _TIMING_POLICY
-    )
+    moved = _moves(job, wanted)
     timing = _Timing(job.kind, job.schedule, job.next_run_at)
     if moved:
         timing = _retime(job, wanted, policy, now)
+        wanted["schedule"] = timing.schedule
         # Another spelling of the same thing is no change.
-        moved = (timing.schedule, wanted["timezone"], wanted["start_at"], wanted["end_at"]) != (
-            job.schedule, job.timezone, job.start_at, job.end_at
-        ) or any(getattr(policy, field) != getattr(job.policy, field) for field in _TIMING_POLICY)  # fmt: skip
-    wanted["schedule"] = timing.schedule
+        moved = _moves(job, wanted)
+    old = _old_values(job, wanted)
+    if not old:
+        return None
+    return _changed(job, wanted, timing, payload=payload, labels=labels, planned_anew=moved, old=old)
+
+
+def redefine(job: Job, request: JobRequest, row: NewJob, *, now: datetime) -> ChangedJob | None:
+    """The row that the code's declaration makes of `job`; None if it is that already.
+
+    `row` is the request as a new job: every field is checked, and in the form in which it is stored. Unlike an edit,
+    the code may give a job that is over more to do, and may allow it fewer runs than it has had.
+    """
+    wanted = {field: getattr(request, field) for field in (*_PLAIN, *_TIMING)} | {
+        "name": row.name,
+        "payload": json.loads(row.payload),
+        "schedule": row.schedule,
+        "start_at": row.start_at,
+        "end_at": row.end_at,
+        "labels": dict(request.labels),
+        "policy": checks.check_policy(request.policy),
+    }
+    over = job.status != "paused" and job.next_run_at is None
+    exhausted = row.max_runs is not None and row.max_runs <= job.run_count
+    moved = _moves(job, wanted)
+    timing = _Timing(job.kind, job.schedule, job.next_run_at)
+    planned_anew = moved or (over != exhausted and row.max_runs != job.max_runs and job.status != "paused")
+    if planned_anew:
+        timing = _retime(job, wanted, wanted["policy"], now, declared=True)
+        if exhausted:
+            timing = replace(timing, next_run_at=None)
+    old = _old_values(job, wanted)
+    handler = row.handler if row.target is None else json.loads(row.target)
+    if handler != job.handler:
+        # A target's own fields may be secret: its kind is enough here.
+        old["handler"] = job.handler if isinstance(job.handler, str) else job.handler.get("type")
+    if not old:
+        return None
+    changed = _changed(job, wanted, timing, payload=row.payload, labels=row.labels, planned_anew=planned_anew, old=old)
+    return changed._replace(what="redefined", handler=row.handler, target=row.target, fingerprint=row.fingerprint)
+
+
+def _moves(job: Job, wanted: Mapping[str, Any]) -> bool:
+    policy = wanted["policy"]
+    return any(wanted[field] != getattr(job, field) for field in _TIMING) or any(
+        getattr(policy, field) != getattr(job.policy, field) for field in _TIMING_POLICY
+    )
+
+
+def _old_values(job: Job, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """What the fields that change have been until now."""
+    policy = wanted["policy"]
     old = {field: getattr(job, field) for field in (*_PLAIN, *_TIMING) if wanted[field] != getattr(job, field)}
-    old |= {
+    return old | {
         field: getattr(job.policy, field)
         for field in sorted(POLICY_FIELDS)
         if getattr(policy, field) != getattr(job.policy, field)
     }
-    if not old:
-        return None
-    first, last, count = (moved and timing.lost) or (None, None, 0)
+
+
+def _changed(
+    job: Job,
+    wanted: Mapping[str, Any],
+    timing: _Timing,
+    *,
+    payload: str,
+    labels: str | None,
+    planned_anew: bool,
+    old: Mapping[str, Any],
+) -> ChangedJob:
+    first, last, count = (planned_anew and timing.lost) or (None, None, 0)
     return ChangedJob(
         job_id=job.job_id,
         tenant=job.tenant,
@@ -89,9 +149,9 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
         max_runs=wanted["max_runs"],
         queue=wanted["queue"],
         priority=wanted["priority"],
-        policy=policy.to_stored(),
+        policy=wanted["policy"].to_stored(),
         labels=labels,
-        planned_anew=moved,
+        planned_anew=planned_anew,
         expected=job.next_run_at,
         next_run_at=timing.next_run_at,
         old=json.dumps(old, default=lambda value: value.isoformat()),
@@ -111,8 +171,6 @@ def _checked(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
     checks.check_integer("priority", wanted["priority"], 0, 9)
     if "max_runs" in changes and wanted["max_runs"] is not None:
         checks.check_integer("max_runs", wanted["max_runs"], 1, 2**31 - 1)
-        if wanted["max_runs"] <= job.run_count:
-            raise InvalidInput("max_runs", f"must be more than the {job.run_count} runs there were; or cancel the job")
     checks.check_text("timezone", wanted["timezone"], longest=100)
     for field in ("start_at", "end_at"):
         wanted[field] = checks.check_moment(field, wanted[field])
@@ -123,7 +181,7 @@ def _checked(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
     return wanted
 
 
-def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime) -> _Timing:
+def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime, *, declared: bool = False) -> _Timing:
     schedule = wanted["schedule"]
     if schedule is None or (isinstance(schedule, str) and schedule.strip().lower() == "now"):
         schedule = now
@@ -132,13 +190,16 @@ def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime) 
     plan = checks.plan_schedule(request, now=now, job_id=job.job_id, anchor=job.created_at)
     if job.status == "paused":
         return _Timing(plan.kind, plan.canonical, None)
-    if job.next_run_at is None:
+    over = job.next_run_at is None
+    if over and not declared:
         raise Conflict(f"job {job.job_id} cannot be planned anew: its last run has begun")
-    overdue = job.next_run_at <= now
+    overdue = job.next_run_at is not None and job.next_run_at <= now
     lost = _overdue(job, now) if overdue and job.kind != "once" else None
     fired = job.last_run_at
     if plan.kind == "once":
         assert plan.first is not None
+        if over and fired is not None and plan.first <= fired:
+            return _Timing("once", plan.canonical, None)  # it has run
         # As at submit, a time that has passed means at once.
         return _Timing("once", plan.canonical, plan.first if fired is None or plan.first > fired else now, lost)
     timetable = make_timetable(

@@ -199,39 +199,12 @@ class Submitting(Base):
             results.append(Submitted(job_id, created=job_id == row.job_id))
         return results
 
-    async def declare(self, request: JobRequest) -> UUID:
-        """Make the job behind the request's dedupe_key be what the request says: new, unchanged or redefined."""
-        now = self._pool.clock.now()
-        row = self._prepare(ids.new_job_ids(1, self._pool.clock.now_us())[0], request, now)
-        if row.dedupe_key is None:
-            raise InvalidInput("dedupe_key", "is what a declared job is known by")
-        if row.immediate:
-            raise InvalidInput("schedule", "of a declared job must be a time or recurring, not now")
-        for _ in range(10):
-            if await jobs.submit(self._pool, [row], created_at=now):
-                return row.job_id
-            existing = await jobs.find_duplicates(self._pool, [(row.tenant, row.dedupe_key)])
-            if (found := existing.get((row.tenant, row.dedupe_key))) is None:
-                continue
-            job_id, fingerprint = found
-            if fingerprint == row.fingerprint:
-                return job_id
-            job = await jobs.get(self._pool, job_id=job_id, tenant=row.tenant)
-            if job is None or job.status == "cancelled":
-                return job_id
-            # Planned as the job it is: its own jitter, and for an interval its own creation to count from.
-            redefined = self._prepare(job_id, request, now, anchor=job.created_at)
-            if await jobs.redefine(self._pool, redefined, old_fingerprint=fingerprint) is not None:
-                return job_id
-            # Another node of the same deploy was faster: look again.
-        raise Conflict(f"job {request.name or request.handler!r} is being redefined by others; try again")
-
     def _preparing(self, now: datetime) -> Preparing:
         return Preparing(now, settings=self._settings, shard_count=self._shard_count)
 
-    def _prepare(self, job_id: UUID, request: JobRequest, now: datetime, *, anchor: datetime | None = None) -> NewJob:
+    def _prepare(self, job_id: UUID, request: JobRequest, now: datetime) -> NewJob:
         shard = ids.shard_of(job_id, self._shard_count)
-        return prepare(job_id, request, now, settings=self._settings, shard=shard, anchor=anchor)
+        return prepare(job_id, request, now, settings=self._settings, shard=shard)
 
     async def _check_handlers(self, requests: Sequence[JobRequest]) -> None:
         """A misspelt task is refused while it is still on the screen of whoever misspelt it."""
@@ -346,15 +319,7 @@ class Preparing:
         return known[1]
 
 
-def prepare(
-    job_id: UUID,
-    request: JobRequest,
-    now: datetime,
-    *,
-    settings: Settings,
-    shard: int,
-    anchor: datetime | None = None,
-) -> NewJob:
+def prepare(job_id: UUID, request: JobRequest, now: datetime, *, settings: Settings, shard: int) -> NewJob:
     """Check every field and plan the first occurrence."""
     handler = request.handler
     target = None
@@ -379,7 +344,7 @@ def prepare(
         if start_at is not None and end_at is not None and end_at <= start_at:
             raise InvalidInput("end_at", "must be after start_at")
         request = replace(request, start_at=start_at, end_at=end_at)
-    plan = checks.plan_schedule(request, now=now, job_id=job_id, anchor=anchor or now)
+    plan = checks.plan_schedule(request, now=now, job_id=job_id, anchor=now)
     fingerprint = None
     if request.dedupe_key is not None:
         checks.check_text("dedupe_key", request.dedupe_key, longest=200)

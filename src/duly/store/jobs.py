@@ -83,42 +83,6 @@ async def find_duplicates(
     return {(row["tenant"], row["dedupe_key"]): (row["job_id"], row["fingerprint"]) for row in rows}
 
 
-async def redefine(store: Executor, job: NewJob, *, old_fingerprint: bytes | None) -> UUID | None:
-    """Give the job that holds this dedupe_key the new definition, unless somebody else changed it meanwhile."""
-
-    async def write(within: Executor) -> UUID | None:
-        await retract(within, job_id=job.job_id, tenant=job.tenant)
-        return await _redefine(within, job, old_fingerprint)
-
-    return await store.together(write)
-
-
-async def _redefine(store: Executor, job: NewJob, old_fingerprint: bytes | None) -> UUID | None:
-    row = await store.row(
-        "jobs/redefine",
-        job.tenant,
-        job.dedupe_key,
-        job.name,
-        job.handler,
-        job.payload,
-        job.payload_ref,
-        job.kind,
-        job.schedule,
-        job.timezone,
-        job.start_at,
-        job.end_at,
-        job.max_runs,
-        job.queue,
-        job.priority,
-        job.policy,
-        job.labels,
-        old_fingerprint,
-        job.fingerprint,
-        job.next_run_at,
-    )
-    return None if row is None else row["job_id"]
-
-
 async def get(store: Executor, *, job_id: UUID, tenant: str) -> Job | None:
     row = await store.row("jobs/get", job_id, tenant)
     return None if row is None else to_job(row)
@@ -199,6 +163,10 @@ class ChangedJob(NamedTuple):
     lost_first: datetime | None
     lost_last: datetime | None
     lost_count: int
+    what: str = "changed"
+    handler: str | None = None
+    target: str | None = None
+    fingerprint: bytes | None = None
 
 
 async def change(store: Executor, changed: ChangedJob) -> Job | None:
@@ -208,6 +176,16 @@ async def change(store: Executor, changed: ChangedJob) -> Job | None:
         # Whether that is `active` or `completed` to its readers is for the view to say.
         return await get(store, job_id=changed.job_id, tenant=changed.tenant)
     return None if row is None else to_job(row)
+
+
+async def follow(store: Executor, *, job_id: UUID) -> None:
+    """Runs of a job that stand elsewhere than the job says now go where it says."""
+    await store.fetch("jobs/follow", job_id)
+
+
+async def agree(store: Executor, job: Job, *, fingerprint: bytes | None) -> bool:
+    """Note that the job is what the code declares; False if it has changed since it was read."""
+    return await store.row("jobs/agree", job.job_id, job.version, fingerprint) is not None
 
 
 async def resume(store: Executor, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int) -> Job | None:

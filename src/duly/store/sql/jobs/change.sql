@@ -1,10 +1,12 @@
 -- Change a job: the caller read it, worked out what it is to be, and writes it whole, unless somebody else was faster.
+-- The same for a client's edit and for an application whose code declares the job otherwise than before.
 --   $1 job_id  $2 tenant  $3 version it was read with
 --   $4 name  $5 payload  $6 payload_ref  $7 kind  $8 schedule  $9 timezone  $10 start_at  $11 end_at  $12 max_runs
 --   $13 queue  $14 priority  $15 policy  $16 labels
 --   $17 planned anew?  if so: $18 next_run_at it was read with  $19 its new one
 --   $20 the old values of what changes, as JSON
 --   $21, $22, $23 first, last and count of overdue occurrences that the change gives up; count 0: there are none
+--   $24 what it is, for the log: 'changed', or 'redefined' by the code; then also $25 handler  $26 target  $27 fingerprint
 -- A fire does not raise the version, so a new plan also names the next_run_at it was made from: an occurrence that
 -- fires in between is neither lost nor repeated.
 with clock as materialized (
@@ -23,7 +25,14 @@ changed as (
     update duly.jobs j
     set name = $4, payload = $5::jsonb, payload_ref = $6, kind = $7, schedule = $8, timezone = $9, start_at = $10,
         end_at = $11, max_runs = $12, queue = $13, priority = $14, policy = $15::jsonb, labels = $16::jsonb,
+        handler = case when $24::text = 'redefined' then $25 else j.handler end,
+        target = case when $24::text = 'redefined' then $26::jsonb else j.target end,
+        fingerprint = case when $24::text = 'redefined' then $27 else j.fingerprint end,
         next_run_at = case when $17::boolean then $19::timestamptz else j.next_run_at end,
+        status = case
+            -- Code may give a job that was over more to do, and one that was not nothing more.
+            when not $17::boolean or j.status = 'paused' then j.status when $19::timestamptz is null then 'ended' else 'active'
+        end,
         updated_at = clock.now, version = version + 1
     from before cross join clock
     where j.job_id = before.job_id
@@ -31,7 +40,7 @@ changed as (
 ),
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
-    select changed.job_id, changed.updated_at, 'changed',
+    select changed.job_id, changed.updated_at, $24::text,
         jsonb_build_object('old', $20::jsonb, 'next_run_at', before.next_run_at)
         || case when $17::boolean then jsonb_build_object('before', before.timing) else '{}' end
     from changed join before using (job_id)

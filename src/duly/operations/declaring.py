@@ -1,0 +1,55 @@
+"""Jobs that an application's code declares: registered once, and brought up to date with the code at every deploy.
+
+A deploy meets a job at any moment of its life. So it changes it as a client's edit does (`Changing._rewrite`): only
+what is different, the plan only if the timing is, and nothing that a fire has decided meanwhile.
+"""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from duly.errors import Conflict, InvalidInput
+from duly.model import Job, JobRequest
+from duly.operations.changing import Changing
+from duly.operations.revising import redefine
+from duly.operations.submitting import Submitting
+from duly.store import ids, jobs
+from duly.store.jobs import ChangedJob
+
+
+class Declaring(Submitting, Changing):
+    async def declare(self, request: JobRequest) -> UUID:
+        """Make the job behind the request's dedupe_key be what the request says: new, unchanged or redefined.
+
+        A job that somebody paused stays paused, one that was cancelled stays cancelled.
+        """
+        now = self._pool.clock.now()
+        row = self._prepare(ids.new_job_ids(1, self._pool.clock.now_us())[0], request, now)
+        if row.dedupe_key is None:
+            raise InvalidInput("dedupe_key", "is what a declared job is known by")
+        if row.immediate:
+            raise InvalidInput("schedule", "of a declared job must be a time or recurring, not now")
+
+        def redefined(job: Job) -> ChangedJob | None:
+            return None if job.status == "cancelled" else redefine(job, request, row, now=self._pool.clock.now())
+
+        def retimes(job: Job) -> bool:
+            change = redefined(job)
+            return change is not None and change.planned_anew
+
+        for _ in range(10):
+            if await jobs.submit(self._pool, [row], created_at=now):
+                return row.job_id
+            existing = await jobs.find_duplicates(self._pool, [(row.tenant, row.dedupe_key)])
+            if (found := existing.get((row.tenant, row.dedupe_key))) is None:
+                continue
+            job_id, fingerprint = found
+            if fingerprint == row.fingerprint:
+                return job_id
+            job, changed = await self._rewrite(job_id, redefined, retimes=retimes, tenant=row.tenant)
+            if changed or (job is not None and job.status == "cancelled"):
+                return job_id
+            # Somebody has made it what the code says, by hand or as another node of this deploy.
+            if job is not None and await jobs.agree(self._pool, job, fingerprint=row.fingerprint):
+                return job_id
+        raise Conflict(f"job {request.name or request.handler!r} is being redefined by others; try again")

@@ -1,0 +1,10 @@
+-- A second look after jobs/change.sql has committed: a run that came back to the queue (a retry, a rescue) while the job
+-- was being changed went by what the job was before.   $1 job_id
+with followed as (
+    update duly.runs r
+    set queue = j.queue, priority = j.priority
+    from duly.jobs j
+    where r.job_id = $1 and j.job_id = $1 and (r.queue, r.priority) <> (j.queue, j.priority)
+    returning r.queue
+)
+select count(pg_notify('duly_work', queue)::text) as told from (select distinct queue from followed) q
