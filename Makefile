@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-peers torture clean
+.PHONY: help demo test check format bench bench-peers torture mutants clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ bench-peers: $(VENV)/.ready ## measure beside peers, which it installs (40 minut
 
 torture: $(VENV)/.ready ## try to make it lose or double a run, for MINUTES=10 with SEED=7
 	PYTHONPATH=tests $(BIN)/python -m torture.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
+
+mutants: $(VENV)/.ready ## break it in a hundred ways, and see that a test notices each (ARGS=--help says what else)
+	@PYTHONPATH=tests $(BIN)/python -m mutants.run $(ARGS)
 
 clean: ## remove what was set up here
 	rm -rf $(VENV) .venv-peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis unsteady.txt

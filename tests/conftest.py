@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,9 @@ import pytest
 
 from duly.config import Settings, load_settings
 from duly.operations import Operations
-from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
+from support import hasty_postgres
 
 _numbers = itertools.count(1)
 
@@ -46,23 +45,15 @@ def server() -> Iterator[Server]:
         asyncio.run(_make_template(server))
         yield server
         return
-    # Durability is what the embedded tests and the torture are about; elsewhere it only costs time.
-    settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
-    # Not below pytest's own folder: every pytest that root starts closes that one to other accounts again, and then
-    # the server, which cannot run as root, loses its files.
-    with tempfile.TemporaryDirectory(prefix="duly-tests-") as home:
-        running = embedded.start(Path(home), settings=settings)
-        server = Server(running.url)
-        try:
-            asyncio.run(_make_template(server))
-            yield server
-        finally:
-            running.release()
+    with hasty_postgres() as url:
+        server = Server(url)
+        asyncio.run(_make_template(server))
+        yield server
 
 
 async def _make_template(server: Server) -> None:
     connection = await asyncpg.connect(server.url)
-    await connection.execute("drop database if exists template_duly")
+    await connection.execute("drop database if exists template_duly with (force)")
     await connection.execute("create database template_duly")
     await connection.close()
     pool = await Pool.connect(server.database_url("template_duly"))

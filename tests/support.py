@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from duly.store import fires, maintenance, runs
+from duly.store import embedded, fires, maintenance, runs
 from duly.store.ids import new_job_ids, shard_of
 from duly.store.jobs import NewJob, submit
 from duly.store.pool import Executor, Pool
@@ -135,6 +138,21 @@ def fire_of(
         run_flags=[8 if overlap == "queue" or len(moments) > 1 else 0] * len(moments),
         run_place=list(range(1, len(moments) + 1)),
     )
+
+
+@contextmanager
+def hasty_postgres() -> Iterator[str]:
+    """The URL of an embedded server for many databases of tests."""
+    # Durability is what the embedded tests and the torture are about; elsewhere it only costs time.
+    settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
+    # Not below pytest's own folder: every pytest that root starts closes that one to other accounts again, and then
+    # the server, which cannot run as root, loses its files.
+    with tempfile.TemporaryDirectory(prefix="duly-tests-") as home:
+        running = embedded.start(Path(home), settings=settings)
+        try:
+            yield running.url
+        finally:
+            running.release()
 
 
 async def eventually(holds: Callable[[], bool | Awaitable[bool]], *, seconds: float = 20) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,6 +15,7 @@ from duly.scheduler import firer as firer_module
 from duly.store import fires, runs
 from duly.store import jobs as jobs_store
 from duly.store.jobs import NewJob
+from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from duly.store.runs import Claim
 from frozen import HOUR, MINUTE, SECOND, START, FrozenScheduler, same_shard
@@ -196,6 +198,31 @@ async def test_a_new_schedule_takes_it_back_and_other_changes_do_not(
     assert await scheduler.runs() == []
     await scheduler.step(START + 30 * MINUTE)
     assert await scheduler.runs() == [START + 30 * MINUTE]
+
+
+async def test_its_leader_is_told_of_one_that_is_put_back(
+    scheduler: FrozenScheduler, pool: Pool, operations: Operations, database_url: str
+) -> None:
+    """Nothing else tells: the change that took it back changed nothing. It must not wait for the next re-read."""
+    job = await put(scheduler)
+    heard: asyncio.Queue[str] = asyncio.Queue()
+    notifier = Notifier(database_url)
+    notifier.listen("duly_due", lambda said: heard.put_nowait(said or ""))
+    await notifier.start()
+    try:
+        assert await heard.get() == ""  # it listens
+        await scheduler.step(BEFORE)
+        changed = await operations.change(str(job.job_id), {"schedule": "1 * * * *"})
+        assert changed.next_run_at == DUE
+        assert await scheduler.runs() == []
+        async with asyncio.timeout(10):
+            said = await heard.get()
+    finally:
+        await notifier.stop()
+    assert said.split(":")[:2] == [str(job.shard), str(job.job_id)]
+    scheduler.loader.heard(said)
+    await scheduler.step(DUE, read=False)
+    assert await scheduler.runs() == [DUE]
 
 
 async def test_a_one_off_about_to_start_can_still_be_moved(

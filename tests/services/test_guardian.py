@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -55,6 +57,46 @@ async def unplan(pool: Pool, *jobs: NewJob) -> None:
         "where job_id = any ($1::uuid[])",
         [job.job_id for job in jobs],
     )
+
+
+class TestGrace:
+    """Nothing is repaired at first sight, nor at the second, but after the grace, by what it is then."""
+
+    @pytest.fixture
+    def patient(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Guardian, list[float]]]:
+        guardian, now = Guardian(pool, grace_seconds=30), [1000.0]
+        guardian.lead(True)
+        with monkeypatch.context() as patched:
+            patched.setattr("duly.maintenance.guardian.time", SimpleNamespace(monotonic=lambda: now[0]))
+            yield guardian, now
+
+    async def test_of_jobs(self, pool: Pool, patient: tuple[Guardian, list[float]]) -> None:
+        guardian, now = patient
+        jobs = [due_job(pool, pool.clock.now() + timedelta(hours=1)) for _ in range(2)]
+        await put(pool, *jobs)
+        await unplan(pool, *jobs)
+        for passed in (0.0, 0.0, 29.0):
+            now[0] += passed
+            await guardian.run_once()
+            assert not guardian.repaired
+        await pool.query("update duly.jobs set next_run_at = duly.now() where job_id = $1", jobs[0].job_id)
+        now[0] += 2
+        await guardian.run_once()
+        assert guardian.repaired == {"unplanned": 1}
+        assert await notes(pool, jobs[0]) == []
+        assert await notes(pool, jobs[1]) == ["repaired"]
+
+    async def test_of_claims(self, pool: Pool, patient: tuple[Guardian, list[float]]) -> None:
+        guardian, now = patient
+        await put_now(pool, 1)
+        await take(pool, lease=3600)
+        for passed in (0.0, 0.0, 29.0):
+            now[0] += passed
+            await guardian.run_once()
+            assert not guardian.repaired
+        now[0] += 2
+        await guardian.run_once()
+        assert guardian.repaired == {"claim": 1}
 
 
 class TestUnplanned:
@@ -271,6 +313,16 @@ class TestClaims:
             claims = [row["claim_id"] for row in await pool.query("select claim_id from duly.claims")]
             assert (await runs.heartbeat(pool, worker_id=worker, lease_seconds=3600, claims=claims)).held
         assert not guardian.repaired
+
+    async def test_a_lease_that_was_extended_since_it_was_seen_is_not_ended(self, pool: Pool) -> None:
+        await put_now(pool, 1)
+        claim = await take(pool, lease=3600)
+        assert claim.claim_id is not None
+        (seen,) = await pool.query("select lease_until from duly.claims")
+        await pool.query("update duly.claims set lease_until = lease_until + interval '1 second'")
+        assert await maintenance.expire_claims(pool, {claim.claim_id: seen["lease_until"]}) == []
+        (now,) = await pool.query("select lease_until from duly.claims")
+        assert await maintenance.expire_claims(pool, {claim.claim_id: now["lease_until"]}) == [claim.claim_id]
 
     async def test_a_live_workers_long_lease_is_left_alone(self, pool: Pool, guardian: Guardian) -> None:
         worker = uuid4()

@@ -48,6 +48,16 @@ async def test_two_claims_at_once_never_share_a_run(pool: Pool) -> None:
     assert len(taken) == len(set(taken)) == 2000
 
 
+async def test_a_run_that_somebody_keeps_locked_holds_up_no_other(pool: Pool) -> None:
+    locked, *others = await put_now(pool, 3)
+    async with pool.transaction() as transaction:
+        await transaction.connection.execute("select from duly.runs where job_id = $1 for update", locked.job_id)
+        async with asyncio.timeout(10):
+            claim = await take(pool)
+        assert {run.job_id for run in claim.runs} == {job.job_id for job in others}
+    assert [run.job_id for run in (await take(pool)).runs] == [locked.job_id]
+
+
 async def test_higher_priorities_go_first_then_earlier_due_times(pool: Pool) -> None:
     for priority in (2, 9, 0, 5):
         await put(pool, new_job(pool, priority=priority, name=f"p{priority}"))

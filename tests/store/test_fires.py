@@ -80,6 +80,30 @@ async def test_two_leaders_at_once_fire_each_occurrence_once(pool: Pool) -> None
     assert await count(pool, "runs") == 1
 
 
+async def test_a_simple_fire_moves_the_very_row_that_was_seen_not_its_successor_in_the_same_place(pool: Pool) -> None:
+    """The job is changed twice between look and fire, and its row comes to stand where it stood."""
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    (seen,) = await fires.due(pool, job_ids=[job.job_id])
+    for next_run_at in (due + HOUR, due):
+        # An index has this column: the old row is no part of a chain, and vacuum frees its place.
+        await pool.query("update duly.jobs set next_run_at = $1, schedule = 'every 2h'", next_run_at)
+        await pool.query("vacuum (index_cleanup on) duly.jobs")
+    (now,) = await fires.due(pool, job_ids=[job.job_id])
+    assert (now.place, now.next_run_at) == (seen.place, seen.next_run_at)
+    assert now.version != seen.version
+
+    def batch(look: fires.DueJob) -> fires.OnTime:
+        assert look.place is not None
+        return fires.OnTime([look.place], [look.version], [job.job_id], [due], [due + HOUR], [0], [job.shard])
+
+    assert not (await fires.fire(pool, epochs={job.shard: epoch}, batch=batch(seen))).moved
+    assert await count(pool, "runs") == 0
+    assert (await fires.fire(pool, epochs={job.shard: epoch}, batch=batch(now))).moved == {job.job_id}
+
+
 async def test_a_job_that_was_paused_meanwhile_does_not_fire(pool: Pool) -> None:
     due = hours_ago(0)
     job = due_job(pool, due)

@@ -1,0 +1,1 @@
+"""Mutants of the source text: Duly with one thing taken out or turned round, and the tests that must notice."""

@@ -1,0 +1,122 @@
+"""Who leads which shard."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "acquire-from-the-living",
+        "a shard is taken from a leader that is alive",
+        "store/sql/cluster/acquire.sql",
+        "s.node_id is null or s.node_id = $1 or not exists (",
+        "true or not exists (",
+        ("store/test_terms.py",),
+    ),
+    Mutant(
+        "acquire-the-same-epoch",
+        "a new term has the epoch of the old one",
+        "store/sql/cluster/acquire.sql",
+        "set epoch = s.epoch + 1",
+        "set epoch = s.epoch",
+        ("store/test_terms.py", "store/test_fires.py"),
+    ),
+    Mutant(
+        "acquire-without-a-lease",
+        "a node that is not alive takes shards",
+        "store/sql/cluster/acquire.sql",
+        "and exists (select from duly.nodes n where n.node_id = $1 and n.lease_until > (select duly.now()))",
+        "",
+        ("store/test_terms.py::test_a_node_without_a_lease_takes_nothing",),
+    ),
+    Mutant(
+        "acquire-unseen-epoch",
+        "two nodes that saw the same take the same shard",
+        "store/sql/cluster/claim_term.sql",
+        " and s.epoch = w.epoch",
+        "",
+        ("store/test_terms.py",),
+    ),
+    Mutant(
+        "acquire-waits",
+        "a fire that hangs holds up all who take shards",
+        "store/sql/cluster/acquire.sql",
+        "for update of s skip locked",
+        "for update of s",
+        ("store/test_terms.py",),
+    ),
+    Mutant(
+        "hand-over-anothers",
+        "a node gives away a shard of another",
+        "store/sql/cluster/hand_over.sql",
+        " and s.node_id = $1",
+        " and $1::uuid is not null",
+        ("store/test_terms.py",),
+    ),
+    Mutant(
+        "leave-keeps-shards",
+        "shards of a node that left wait for its lease",
+        "store/sql/cluster/leave.sql",
+        "update duly.shards s set node_id = null from ours where s.shard = ours.shard",
+        "update duly.shards s set node_id = s.node_id from ours where s.shard = ours.shard",
+        ("store/test_terms.py",),
+    ),
+    Mutant(
+        "beat-by-a-later-clock",
+        "a lease that was extended meanwhile looks run out",
+        "store/sql/cluster/beat.sql",
+        "statement_timestamp()",
+        "clock_timestamp()",
+        (
+            "store/test_terms.py::test_a_beat_that_had_to_wait_does_not_take_a_lease_for_ended_that_was_extended_meanwhile",
+        ),
+    ),
+    Mutant(
+        "term-from-the-answer",
+        "a term is trusted from when the answer came",
+        "cluster/member.py",
+        "self._trust_until(began + ",
+        "self._trust_until(time.monotonic() + ",
+        ("unit/test_term_trust.py",),
+    ),
+    Mutant(
+        "term-begun-late",
+        "terms begin although their lease is over",
+        "cluster/member.py",
+        "if time.monotonic() >= self._trusted_until:",
+        "if False:",
+        ("unit/test_term_trust.py",),
+    ),
+    Mutant(
+        "nobody-steps-down",
+        "a node without a beat goes on",
+        "cluster/member.py",
+        "elif self.terms:",
+        "elif False:",
+        ("unit/test_term_trust.py",),
+    ),
+    Mutant(
+        "surplus-is-kept",
+        "a node that joins gets no shards",
+        "cluster/member.py",
+        "if leader == self.node_id and wanted[shard] != self.node_id",
+        "if False",
+        ("unit/test_term_trust.py",),
+    ),
+    Mutant(
+        "taken-over-unseen",
+        "a node goes on with a shard that was taken over",
+        "cluster/member.py",
+        "if view.leaders[shard] != self.node_id or view.epochs[shard] != term.epoch:",
+        "if view.leaders[shard] != self.node_id:",
+        ("unit/test_term_trust.py",),
+    ),
+    Mutant(
+        "uneven-shares",
+        "one node leads far more than another",
+        "cluster/assignment.py",
+        "load[node] < share or",
+        "load[node] < share + 2 or",
+        ("unit/test_assignment.py",),
+    ),
+)

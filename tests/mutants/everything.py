@@ -1,0 +1,15 @@
+"""The whole list, in the order of a run's life."""
+
+from __future__ import annotations
+
+from mutants import cluster, firing, jobs, timing, upkeep, working
+from mutants.mutant import Mutant
+
+MUTANTS: tuple[Mutant, ...] = (
+    *working.MUTANTS,
+    *firing.MUTANTS,
+    *jobs.MUTANTS,
+    *upkeep.MUTANTS,
+    *cluster.MUTANTS,
+    *timing.MUTANTS,
+)
