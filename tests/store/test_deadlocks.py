@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-import asyncpg
 import pytest
 
+from duly.errors import StoreUnavailable
 from duly.store import fires, maintenance, runs
 from duly.store.jobs import submit
 from duly.store.pool import Executor, Pool
@@ -127,5 +127,5 @@ async def test_whatever_was_only_a_race_is_sent_again(pool: Pool, code: str) -> 
 
 
 async def test_one_that_loses_every_time_is_given_up(pool: Pool) -> None:
-    with pytest.raises(asyncpg.DeadlockDetectedError):
+    with pytest.raises(StoreUnavailable, match="40P01"):
         await pool.query("do $$ begin raise deadlock_detected; end $$")

@@ -259,7 +259,8 @@ class Pool:
 
     async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
         async def once() -> T:
-            async with self.transaction() as transaction:
+            # Not `transaction`, which says a lost race in other words: `_surely` must still know it for one.
+            async with self._transaction() as transaction:
                 return await work(transaction)
 
         return await self._surely(once)
@@ -302,13 +303,18 @@ class Pool:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[InTransaction]:
         with translated_errors(self.url):
-            async with self._begun() as connection:
-                try:
-                    yield InTransaction(connection)
-                except TimeoutError:
-                    # Without a connection there is nothing to roll back, and nothing to wait for on a dead link.
-                    connection.terminate()
-                    raise
+            async with self._transaction() as transaction:
+                yield transaction
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[InTransaction]:
+        async with self._begun() as connection:
+            try:
+                yield InTransaction(connection)
+            except TimeoutError:
+                # Without a connection there is nothing to roll back, and nothing to wait for on a dead link.
+                connection.terminate()
+                raise
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[InTransaction]:
