@@ -47,7 +47,7 @@ class Plan:
     kinds: tuple[str, ...] | None = None
     mutant: str | None = None
     namespaces: bool | None = None
-    fault_rate: float = 0.5
+    fault_rate: float = 2.0
     rate: float = 10.0
     recurring: int = 80
     # How long everything may take to come to an end after the workload has. Not to settle by then is a finding.
@@ -402,7 +402,7 @@ def _options() -> argparse.ArgumentParser:
     options.add_argument("--coordinator", choices=("postgres", "postgres-advisory", "etcd", "zookeeper"))
     options.add_argument("--standby", choices=STANDBYS)
     options.add_argument("--faults", help="kinds of faults, by commas; default: all")
-    options.add_argument("--fault-rate", type=float, default=0.5, help="faults a second")
+    options.add_argument("--fault-rate", type=float, default=2.0, help="faults a second")
     options.add_argument("--mutant", choices=sorted(MUTANTS))
     options.add_argument("--folder", type=Path, help="where the folders of runs are made")
     options.add_argument("--plain", action="store_true", help="no network namespaces")

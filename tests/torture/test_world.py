@@ -284,6 +284,59 @@ async def _locked(world: World, fault: Fault) -> None:
     await see_it_work(world)
 
 
+async def _waits(world: World, fault: Fault) -> None:
+    """Whoever would write to the table stands behind the stranger."""
+    async with world.database.primary.session("duly") as connection:
+        await connection.execute("set lock_timeout = '50ms'")
+        await connection.execute("begin")
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await connection.execute(f"lock table duly.{fault.details['table']} in row exclusive mode")
+
+
+async def _works_beside_it(world: World, fault: Fault) -> None:
+    """What it holds is in nobody's way."""
+    await see_it_work(world)
+
+
+async def _dumped(world: World, fault: Fault) -> None:
+    await eventually(lambda: fault.details["dumps"] > 0, seconds=60)
+    await see_it_work(world)
+
+
+async def _notifies_nobody(world: World, fault: Fault) -> None:
+    async with world.database.primary.session("duly") as connection:
+        with pytest.raises(asyncpg.ProgramLimitExceededError):
+            await connection.execute("select pg_notify('duly_stranger', repeat('y', 7900))")
+
+
+async def _cancelled(world: World, fault: Fault) -> None:
+    await eventually(lambda: fault.details["cancelled"] > 3, seconds=30)
+
+
+async def _not_allowed(world: World, fault: Fault) -> None:
+    connection = await asyncpg.connect(world.database.owner_url, timeout=10)
+    try:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute("insert into duly.runs select * from duly.runs where false")
+    finally:
+        connection.terminate()
+
+
+async def _has_joined(world: World, fault: Fault) -> None:
+    """It is one of the workers, and jobs run all the same."""
+
+    async def joined() -> bool:
+        async with world.database.primary.session("duly") as connection:
+            return bool(
+                await connection.fetchval(
+                    "select exists (select from duly.nodes where info -> 'tasks' ? 'quite_another_task')"
+                )
+            )
+
+    await eventually(joined, seconds=30)
+    await see_it_work(world)
+
+
 async def _full(world: World, fault: Fault) -> None:
     """The log could not grow, so the server went down; tried by a write, as it may still be about to."""
 
@@ -362,6 +415,15 @@ IN_NAMESPACES: list[tuple[str, str, tuple[object, ...], Felt]] = [
     ("database-partition", "primary", ("both",), _silent_primary),
     ("connection-storm", "primary", (), _no_room),
     ("locked-jobs", "primary", (20,), _locked),
+    ("table-lock", "primary", ("runs", "share"), _waits),
+    ("create-index", "primary", ("history",), _waits),
+    ("report", "primary", (), _works_beside_it),
+    ("dump", "primary", (), _dumped),
+    ("open-submit", "primary", (), _works_beside_it),
+    ("stuck-listener", "primary", (), _notifies_nobody),
+    ("cancelled-statements", "primary", (), _cancelled),
+    ("revoked-grant", "primary", ("insert", "runs"), _not_allowed),
+    ("other-app", "workers", (), _has_joined),
     ("disk-full", "primary", ("log",), _full),
     ("promotion", "standby", (), _other_primary),
     ("failover", "standby", (), _other_primary),
@@ -375,6 +437,7 @@ AS_PROCESSES: list[tuple[str, str, tuple[object, ...], Felt]] = [
     ("partition-one-way", "scheduler-1", ("received",), _silent),
     ("postgres-crash", "primary", (), _no_primary),
     ("registry-kill", "registry", (), _no_registry),
+    ("registry-emptied", "registry", (), _no_registry),
     ("registry-pause", "registry", (), _silent_registry),
     ("registry-partition", "scheduler-1", ("held",), _silent_registry),
 ]

@@ -289,11 +289,17 @@ class Pool:
         return rows
 
     async def _surely(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Sent again if it only lost a race against another."""
+        """Sent again if it only lost a race against another, or met a queue of notifications that is full no longer."""
+        relieved = False
         with translated_errors(self.url):
             for attempt in range(1, _TRIES + 1):
                 try:
                     return await send()
+                except asyncpg.ProgramLimitExceededError:
+                    if relieved:
+                        raise
+                    relieved = True
+                    await self._fetch(statement("store/notifications"), ())
                 except _RETRYABLE:
                     if attempt == _TRIES:
                         raise

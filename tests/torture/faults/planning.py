@@ -12,13 +12,13 @@ from random import Random
 from typing import Any, NamedTuple
 
 from ..world import World
-from . import clocks, database, network, processes, registries
+from . import clocks, database, network, processes, registries, strangers
 from .base import Fault, NotNow, Sort
 
 #: Every kind there is. Weights and needs stand in the classes.
 FAULTS: dict[str, type[Fault]] = {
     fault.kind: fault
-    for family in (processes, network, database, clocks, registries)
+    for family in (processes, network, database, strangers, clocks, registries)
     for fault in family.FAMILY
 }  # fmt: skip
 

@@ -40,6 +40,22 @@ class RegistryKill(_OfRegistry):
         world.registry.kill()
 
 
+class RegistryEmptied(_OfRegistry):
+    """Its disk was lost: it comes back and knows nothing, as from an old backup."""
+
+    kind = "registry-emptied"
+    healing = 2.0
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.2, sort.leader_lease)
+
+    async def inject(self, world: World, random: Random) -> None:
+        assert world.registry is not None
+        self.details["server"] = world.registry.name
+        world.registry.empty()
+
+
 class RegistryPause(_OfRegistry):
     """SIGSTOP: when it goes on, it may find that every session has expired."""
 
@@ -84,4 +100,4 @@ class RegistryPartition(Fault):
         proxy.passing()
 
 
-FAMILY: tuple[type[Fault], ...] = (RegistryKill, RegistryPause, RegistryPartition)
+FAMILY: tuple[type[Fault], ...] = (RegistryKill, RegistryEmptied, RegistryPause, RegistryPartition)

@@ -132,6 +132,8 @@ class PostgresServer:
                 "restart_after_crash = on\nlog_checkpoints = off\nlog_line_prefix = '%m [%p] '\n"
                 # As a careful operator sets it: sessions whose client vanished without a word do not stay for hours.
                 "tcp_keepalives_idle = 10\ntcp_keepalives_interval = 5\ntcp_keepalives_count = 3\n"
+                # As small as it may be, so that a listener that does not listen fills it soon.
+                "max_notify_queue_pages = 64\n"
                 "include_if_exists = 'torture.conf'\n"
             )
         hosts = "10.213.0.0/24" if self._network.namespaces else "127.0.0.1/32"
@@ -294,7 +296,7 @@ class Database:
         disk_mb: int | None,
         max_connections: int,
     ) -> None:
-        programs = Programs(scratch)
+        self._programs = programs = Programs(scratch)
         self.mode = standby
         self.max_connections = max_connections
         names = ["postgres-a"] if standby == "none" else ["postgres-a", "postgres-b"]
@@ -317,6 +319,10 @@ class Database:
     def admin_url(self) -> str:
         """The present primary, directly, as a superuser. It changes at a promotion."""
         return self.primary.url()
+
+    def program(self, name: str) -> str:
+        """The path of one of PostgreSQL's own programs, of the servers' version."""
+        return self._programs.path(name)
 
     @property
     def owner_url(self) -> str:

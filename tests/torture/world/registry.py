@@ -63,6 +63,11 @@ class Registry:
             self._process.kill()
             self._process.wait()
 
+    def empty(self) -> None:
+        """-9, and all that it had on disk is gone."""
+        self.kill()
+        shutil.rmtree(self._folder / "data", ignore_errors=True)
+
     def pause(self) -> None:
         if self._process is not None and self.alive():
             self._process.send_signal(signal.SIGSTOP)

@@ -14,7 +14,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from . import clock as clocks
 from . import network as networks
@@ -71,7 +71,7 @@ class World:
             **{name: value for name, value in os.environ.items() if not name.startswith(("DULY_", "PG"))},
             **environment,
         }
-        self._worker_arguments = list(worker_arguments)
+        self.worker_arguments = list(worker_arguments)
         self._prepare = prepare
         self._kinds: list[Kind] = [*["scheduler"] * schedulers, *["worker"] * workers, "api"]  # type: ignore[list-item]
         self._disk_mb = disk_mb if os.geteuid() == 0 else None
@@ -87,6 +87,7 @@ class World:
         self._exposed: set[int] = set()
         self._thread = ProxyThread()
         self._proxies: list[Proxy] = []
+        self._spawned: list[subprocess.Popen[bytes]] = []
         self._scratch: Path | None = None
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
@@ -130,6 +131,18 @@ class World:
         if done.returncode:
             raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
         return done.stdout
+
+    def spawn(self, arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
+        """A process beside the nodes, which nobody starts again; by a way of its own to the present primary."""
+        tests = str(Path(__file__).parents[2])
+        path = os.pathsep.join(filter(None, (self._environment.get("PYTHONPATH"), tests)))
+        environment = {**self._environment, "DULY_DATABASE_URL": self.database.owner_url, "PYTHONPATH": path}
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *self._launcher, *arguments], env=environment, cwd=self.folder,
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+        )  # fmt: skip
+        self._spawned.append(process)
+        return process
 
     async def expose(self, port: int) -> None:
         """127.0.0.1:`port` of this machine is 127.0.0.1:`port` in every worker's namespace too, and never faulted."""
@@ -216,7 +229,7 @@ class World:
         if self.registry is not None:
             registry_proxy = self._open(near, self.registry.place, "raw")
             environment["DULY_COORDINATOR"] = self.registry.address(registry_proxy.host, registry_proxy.port)
-        arguments = self._worker_arguments if kind == "worker" else []
+        arguments = self.worker_arguments if kind == "worker" else []
         if kind == "api":
             # On its namespace's loopback, where it asks for no key; the front comes from outside to it.
             port = free_port()
@@ -300,6 +313,10 @@ class World:
         for node in self.nodes.values():
             with contextlib.suppress(OSError):
                 node.kill()
+        for process in self._spawned:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
         if self.registry is not None:
             self.registry.kill()
         if hasattr(self, "database"):

@@ -40,7 +40,9 @@ def check(facts: Facts) -> Iterator[Finding]:
         if row.table != "claims":
             continue
         worker = workers.setdefault(str(row.any["worker_id"]), _Worker(row.at, row.at))
-        worker.last = row.at
+        if row.op != "delete" or (row.txid, _claim(row)) not in rescues:
+            # A rescue is no sign of life: it may come late, when somebody has locked what it needs.
+            worker.last = row.at
         until = micros(row.any["lease_until"])
         if row.op == "delete":
             if (lost := rescues.get((row.txid, _claim(row)))) is not None:

@@ -1,0 +1,324 @@
+"""Other people on the same database: reports, dumps, indexes, locks, cancelled statements, rights that come and go.
+
+Nothing here is broken: a healthy server answers with errors, or makes somebody wait. What must go on goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import asyncpg
+
+from ..world import World
+from .base import AWAY, Fault, NotNow, Sort, spread
+
+#: The tables that every run goes through.
+HOT = ("jobs", "runs", "claims", "history", "attempts")
+#: A stranger who cannot have a lock soon gives up: while it waits, all others wait behind it.
+_LOCK_TIMEOUT = "700ms"
+_EMPTY_APP = "torture.workload.empty_app:app"
+
+
+class _Stranger(Fault):
+    """Holds one session for as long as the fault lasts."""
+
+    weight = 1.5
+
+    def __init__(self, target: str, seed: int = 0) -> None:
+        super().__init__(target, seed)
+        self._theirs = contextlib.AsyncExitStack()
+
+    @classmethod
+    def targets(cls, sort: Sort) -> tuple[str, ...]:
+        return ("primary",)
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.5, 8.0)
+
+    def touches(self, sort: Sort) -> frozenset[str]:
+        return frozenset({self.kind})
+
+    async def _begin(self, world: World, *statements: str, isolation: str = "read committed") -> Any:
+        """A transaction that stays open until the fault is over."""
+        try:
+            connection = await self._theirs.enter_async_context(world.database.primary.session("duly"))
+            await connection.execute(f"begin isolation level {isolation}")
+            await connection.execute(f"set local lock_timeout = '{_LOCK_TIMEOUT}'")
+            for statement in statements:
+                await connection.execute(statement)
+        except AWAY as error:
+            raise NotNow(f"it could not be had: {error}") from error
+        return connection
+
+    async def heal(self, world: World) -> None:
+        await self._theirs.aclose()
+
+
+class TableLock(_Stranger):
+    """Somebody has locked a table, in a mode that lets others read it, or not even that."""
+
+    kind = "table-lock"
+    weight = 3.0
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.3, 5.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        table = random.choice(HOT)
+        mode = random.choice(("share", "share row exclusive", "exclusive", "access exclusive"))
+        self.details |= {"table": table, "mode": mode}
+        await self._begin(world, f"lock table duly.{table} in {mode} mode")
+
+
+class CreateIndex(_Stranger):
+    """An administrator builds an index the plain way: nobody writes to the table until that is over."""
+
+    kind = "create-index"
+    weight = 2.0
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.5, 5.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        table = random.choice(HOT)
+        self.details["table"] = table
+        column = {"claims": "claimed_at"}.get(table, "job_id")
+        # Rolled back at the end: as if it had taken that long and then been given up.
+        await self._begin(world, f"create index torture_{table} on duly.{table} ({column})")
+
+
+class Report(_Stranger):
+    """A report reads everything and stays open while a day's partition is wanted: as in the night, when reports run."""
+
+    kind = "report"
+    weight = 3.0
+    healing = 1.0
+
+    def __init__(self, target: str, seed: int = 0) -> None:
+        super().__init__(target, seed)
+        self._making: asyncio.Task[str] | None = None
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 2.0, 15.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        await self._forget_a_day(world)
+        counts = [f"select count(*) from duly.{table}" for table in (*HOT, "job_changes", "dead_letters", "nodes")]
+        await self._begin(world, *counts, isolation="repeatable read")
+        # Whoever deploys meanwhile wants that day back, as the leader's own upkeep does every hour.
+        self._making = asyncio.create_task(world.command("migrate"))
+
+    async def _forget_a_day(self, world: World) -> None:
+        """The last day that was made ahead is not there yet."""
+        try:
+            async with world.database.primary.session("duly") as connection:
+                days = await connection.fetch(
+                    "select c.oid::regclass::text as name from pg_inherits i join pg_class c on c.oid = i.inhrelid "
+                    "where i.inhparent = 'duly.history'::regclass and c.relname ~ '^history_[0-9]{8}$' "
+                    "order by c.relname desc limit 1"
+                )
+                await connection.execute(f"set lock_timeout = '{_LOCK_TIMEOUT}'")
+                for day in days:
+                    await connection.execute(f"drop table {day['name']}")
+                    self.details["day"] = day["name"]
+        except AWAY as error:
+            raise NotNow(f"no day could be forgotten: {error}") from error
+
+    async def heal(self, world: World) -> None:
+        await super().heal(world)
+        if self._making is not None:
+            try:
+                await self._making
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                # The database may have been killed under it: only then may it give up.
+                self.details["migrate"] = str(error)[-500:]
+
+
+class Dump(_Stranger):
+    """A real pg_dump, again and again: it holds a lock on every table and a snapshot."""
+
+    kind = "dump"
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 1.0, 8.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        self.details["dumps"] = 0
+        dumping = asyncio.create_task(self._dump(world))
+
+        async def end() -> None:
+            dumping.cancel()
+            await asyncio.gather(dumping, return_exceptions=True)
+
+        self._theirs.push_async_callback(end)
+
+    async def _dump(self, world: World) -> None:
+        while True:
+            command = [str(world.database.program("pg_dump")), "--file=/dev/null", world.database.admin_url]
+            process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
+            try:
+                await process.wait()
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+            self.details["dumps"] += process.returncode == 0
+            await asyncio.sleep(0.1)
+
+
+class OpenSubmit(_Stranger):
+    """A tenant with a limit submits in a transaction of its own and does not end it: the tenant's row is locked."""
+
+    kind = "open-submit"
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 1.0, 12.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        await self._begin(
+            world,
+            "insert into duly.tenants (tenant, max_jobs, created_at, updated_at) "
+            "values ('stranger', 1000, now(), now()) on conflict do nothing",
+            "select duly.submit('nothing', tenant => 'stranger', allow_unknown_handler => true)",
+        )
+
+
+class StuckListener(_Stranger):
+    """A listener that is idle in a transaction, until the queue of notifications is full and every NOTIFY fails."""
+
+    kind = "stuck-listener"
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.5, 5.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        try:
+            listener = await self._theirs.enter_async_context(world.database.primary.session("duly"))
+            await listener.execute("listen duly_stranger")
+            await listener.execute("begin")
+            await listener.execute("select 1")
+            async with world.database.primary.session("duly") as filler:
+                for _ in range(400):
+                    await filler.execute("select pg_notify('duly_stranger', repeat('x', 7000) || $1)", str(_))
+                self.details["usage"] = await filler.fetchval("select pg_notification_queue_usage()")
+        except asyncpg.ProgramLimitExceededError:
+            self.details["usage"] = 1.0
+        except AWAY as error:
+            raise NotNow(f"PostgreSQL is away: {error}") from error
+
+
+class CancelledStatements(_Stranger):
+    """An administrator cancels what Duly is doing, again and again, wherever it is."""
+
+    kind = "cancelled-statements"
+    weight = 3.0
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.5, 6.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        self.details["cancelled"] = 0
+        cancelling = asyncio.create_task(self._cancel(world))
+
+        async def end() -> None:
+            cancelling.cancel()
+            await asyncio.gather(cancelling, return_exceptions=True)
+
+        self._theirs.push_async_callback(end)
+
+    async def _cancel(self, world: World) -> None:
+        while True:
+            with contextlib.suppress(*AWAY, TimeoutError):
+                async with world.database.primary.session() as connection:
+                    while True:
+                        self.details["cancelled"] += await connection.fetchval(
+                            "select count(*) from (select pg_cancel_backend(pid) from pg_stat_activity "
+                            "where usename = 'duly' and state = 'active' and random() < 0.5) cancelled"
+                        )
+                        await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)
+
+
+class RevokedGrant(_Stranger):
+    """A right of Duly's role is taken away and given back."""
+
+    kind = "revoked-grant"
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 0.3, 4.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        right = random.choice(("insert", "select", "update", "delete"))
+        table = random.choice(HOT)
+        self.details |= {"right": right, "table": table}
+        try:
+            async with world.database.primary.session("duly") as connection:
+                await connection.execute(f"revoke {right} on duly.{table} from duly")
+        except AWAY as error:
+            raise NotNow(f"PostgreSQL is away: {error}") from error
+
+    async def heal(self, world: World) -> None:
+        # Until it holds: a primary that comes and goes must not keep the right for ever.
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(*AWAY):
+                    async with world.database.primary.session("duly") as connection:
+                        await connection.execute("grant all on all tables in schema duly to duly")
+                        return
+                await asyncio.sleep(0.2)
+
+
+class OtherApp(_Stranger):
+    """A worker of another application serves the same queues and has none of the tasks."""
+
+    kind = "other-app"
+    weight = 2.0
+
+    @classmethod
+    def targets(cls, sort: Sort) -> tuple[str, ...]:
+        return ("workers",)
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 2.0, 10.0)
+
+    async def inject(self, world: World, random: Random) -> None:
+        log = Path(world.folder / "other-app.log").open("ab")  # noqa: ASYNC230, SIM115 closed with the fault
+        self._theirs.callback(log.close)
+        arguments = ["worker", *world.worker_arguments]
+        arguments[arguments.index("--app") + 1] = _EMPTY_APP
+        process = world.spawn(arguments, log)
+        self.details["pid"] = process.pid
+
+        async def end() -> None:
+            # A stranger's worker is stopped as one should be, or as one should not.
+            process.send_signal(signal.SIGTERM if self.seed % 2 else signal.SIGKILL)
+            try:
+                await asyncio.to_thread(process.wait, 40)
+            except subprocess.TimeoutExpired:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await asyncio.to_thread(process.wait)
+
+        self._theirs.push_async_callback(end)
+
+
+FAMILY: tuple[type[Fault], ...] = (
+    TableLock, CreateIndex, Report, Dump, OpenSubmit, StuckListener, CancelledStatements, RevokedGrant, OtherApp,
+)  # fmt: skip
