@@ -79,6 +79,11 @@ class RegistryServer(ABC):
             self._process.wait()
             self._process = None
 
+    def forget(self) -> None:
+        """Lose everything on disk. Stopped before, started after."""
+        assert self._process is None
+        shutil.rmtree(self.folder / "data")
+
     def pause(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)

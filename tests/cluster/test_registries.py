@@ -19,7 +19,7 @@ from duly.cluster.registry import RegistryCoordinator
 from duly.cluster.zookeeper import _close
 from duly.errors import ConfigError, CoordinatorUnavailable
 from duly.store.cluster import View
-from servers import EtcdServer, RegistryServer, Servers, free_port
+from servers import SERVERS, EtcdServer, RegistryServer, Servers, free_port
 from support import eventually
 
 MakeCluster = Callable[[RegistryServer], Cluster]
@@ -179,6 +179,30 @@ async def test_a_zookeeper_client_that_is_being_stopped_is_closed_when_that_is_o
         server.go_on()
     await asyncio.gather(stopping, closing)
     assert client._connection._write_sock is None  # what a leak of it is made of
+
+
+@pytest.mark.parametrize("name", REGISTRIES)
+async def test_a_registry_that_comes_back_empty_is_entered_again(name: str, make_cluster: MakeCluster) -> None:
+    """As after a disk was lost, or with a backup from before these nodes came."""
+    if reason := SERVERS[name].missing():
+        pytest.skip(reason)
+    server = SERVERS[name]()
+    await asyncio.to_thread(server.start)
+    try:
+        cluster = make_cluster(server)
+        one, two = await cluster.node(), await cluster.node()
+        await eventually(cluster.shared_by(one, two))
+        await asyncio.to_thread(server.stop)
+        await asyncio.to_thread(server.forget)
+        await asyncio.to_thread(server.start)
+        # Who has not noticed yet still leads; who led before does not say anything about after.
+        before = len(cluster.record.of("began"))
+        await eventually(lambda: len(cluster.record.of("began")) >= before + SHARDS, seconds=40)
+        await eventually(cluster.shared_by(one, two), seconds=40)
+        assert cluster.record.overlaps == []
+        await cluster.close()
+    finally:
+        server.remove()
 
 
 async def test_etcd_with_a_login(make_cluster: MakeCluster) -> None:

@@ -12,6 +12,11 @@ through renews the trust. What kazoo's threads report is carried to the loop and
 | --- | --- |
 | SUSPENDED: the connection is lost, the session may live | passes fail; the terms last as long as the last good one is trusted |
 | LOST: the session is over, its entry is gone | ends its terms at once, enters again with the new session |
+| neither, for longer than a lease | gives the client up and makes a new one |
+
+The last is for a ZooKeeper that came back empty or from a backup: a client that has seen a later transaction than the
+server has is sent away, however often it comes, because the server takes itself for the one that lags behind. A new
+client has seen nothing. By then the session is over in any case.
 
 ZooKeeper rounds a session's end up to its tick (2 s by default) and allows no session below two ticks, so a killed
 node's entry may outlive its lease. None of that delays a takeover: the lease in `duly.nodes` ends on time. It also
@@ -66,10 +71,12 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         self._client: KazooClient | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._watched = False
+        # Since when the client is without a connection.
+        self._away_since: float | None = None
         self._closing: set[asyncio.Future[None]] = set()
 
     async def _enter(self) -> None:
-        client = await self._connected()
+        client = await self._connected(max(ENTRY_SECONDS, self._lease / 2))
         await self._ask(client.ensure_path_async(self._parent))
         try:
             await self._ask(client.create_async(self._entry, self._name.encode(), ephemeral=True))
@@ -81,8 +88,12 @@ class ZooKeeperCoordinator(RegistryCoordinator):
                 await self._ask(client.create_async(self._entry, self._name.encode(), ephemeral=True))
 
     async def _members(self) -> frozenset[UUID]:
+        if self._away_since is not None and time.monotonic() - self._away_since > self._lease:
+            self._give_up_client()
         client = self._client
         if client is None:
+            # An entry of ours that is still there belongs to a session that ends: a new client has to enter anew.
+            await self._connected(self._lease / 2)
             return frozenset()
         # One watch at a time: it is used up by the first change, or by a lost connection.
         watch = None if self._watched else self._changed
@@ -101,19 +112,21 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         self._give_up_client()
         await asyncio.gather(*self._closing)
 
-    async def _connected(self) -> KazooClient:
-        """The client, which from then on connects again by itself."""
+    async def _connected(self, seconds: float) -> KazooClient:
+        """The client, which from then on connects again by itself. A new one has so many seconds for it."""
         if self._client is None:
             self._event_loop = asyncio.get_running_loop()
             client = self._new_client()
             try:
-                await asyncio.to_thread(client.start, max(ENTRY_SECONDS, self._lease / 2))
+                await asyncio.to_thread(client.start, seconds)
             except BaseException as error:
                 self._close(client)
                 if isinstance(error, KazooTimeoutError):
                     raise self._away("no server answered") from error
                 raise
             self._client = client
+            # What it said before it was ours has not been heard.
+            self._away_since = None if client.connected else time.monotonic()
         return self._client
 
     def _new_client(self) -> KazooClient:
@@ -129,7 +142,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
             logger=_kazoo_log,
             **login,
         )
-        client.add_listener(self._heard)
+        client.add_listener(lambda state: self._heard(client, state))
         return client
 
     async def _ask(self, result: Any) -> Any:
@@ -164,9 +177,11 @@ class ZooKeeperCoordinator(RegistryCoordinator):
             raise self._away(str(error) or type(error).__name__) from error
 
     def _give_up_client(self) -> None:
-        """A client that is closed, because a thread of its ended, never connects again: the next pass has a new one."""
+        """A client that is closed, because a thread of its ended, or that no server lets in, never connects again: the
+        next pass has a new one."""
         client, self._client = self._client, None
         self._watched = False
+        self._away_since = None
         if client is not None:
             self._close(client)
 
@@ -191,13 +206,22 @@ class ZooKeeperCoordinator(RegistryCoordinator):
     def _changed(self, _: object) -> None:
         self._on_loop(self._look_again)
 
-    def _heard(self, state: str) -> None:
-        if state == KazooState.LOST:
-            self._on_loop(self._session_lost)
-        elif state == KazooState.CONNECTED:
-            self._on_loop(self._look_again)
+    def _heard(self, client: KazooClient, state: str) -> None:
+        self._on_loop(lambda: self._turned(client, state))
 
     # Back on the loop.
+
+    def _turned(self, client: KazooClient, state: str) -> None:
+        if client is not self._client:
+            return  # given up, or not in use yet
+        if state == KazooState.CONNECTED:
+            self._away_since = None
+            self._look_again()
+            return
+        if self._away_since is None:
+            self._away_since = time.monotonic()
+        if state == KazooState.LOST:
+            self._session_lost()
 
     def _look_again(self) -> None:
         self._watched = False
