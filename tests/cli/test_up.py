@@ -8,9 +8,11 @@ import re
 import shutil
 import signal
 import socket
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -62,9 +64,11 @@ def taken(port: int) -> Iterator[None]:
         yield
 
 
-def answers(address: str, path: str = "/healthz") -> str:
-    with urllib.request.urlopen(address + path, timeout=10) as response:
-        assert response.status == 200
+def answers(address: str, path: str = "/healthz", body: object = None) -> str:
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"} if data else {})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        assert response.status in (200, 201)
         return str(response.read().decode())
 
 
@@ -147,6 +151,43 @@ def test_killing_up_leaves_neither_worker_nor_postgres_behind(home: Path, start:
     assert worker in processes_that_name(str(home))
     up.signal(signal.SIGKILL)
     wait_until_gone(str(home))
+
+
+def test_an_embedded_postgres_that_is_killed_is_started_again_and_nothing_is_lost(home: Path, start: Start) -> None:
+    up = start("up", "--app", "tasks_of_test:app", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
+    address = up.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
+    up.wait_for("worker .* is running")
+    request = {
+        "name": "often", "handler": "greet", "schedule": "every 1s",
+        "missed_window": "RUN_ALL", "overlap": "parallel",
+    }  # fmt: skip
+    job = json.loads(answers(address, "/api/v1/jobs", request))
+    runs = f"/api/v1/jobs/{job['job_id']}/runs?limit=100"
+    up.wait_for("often +succeeded")
+    for _ in range(2):
+        postmaster = int((home / "postgres/data/postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGKILL)
+        up.wait_for("the embedded PostgreSQL in .* is up again")
+        for _ in range(2):
+            up.wait_for("often +succeeded")
+
+    def succeeded() -> list[datetime]:
+        items = json.loads(answers(address, runs))["items"]
+        return sorted(datetime.fromisoformat(run["scheduled_at"]) for run in items if run["status"] == "succeeded")
+
+    # Every second has its run, those of the outages too; the very last ones may be under way.
+    deadline = time.monotonic() + 30
+    while True:
+        times = succeeded()
+        if times == [times[0] + n * timedelta(seconds=1) for n in range(len(times))] and len(times) > 6:
+            break
+        assert time.monotonic() < deadline, times
+        time.sleep(0.2)
+    assert times[0] - datetime.fromisoformat(job["created_at"]) < timedelta(seconds=3)
+    up.press_ctrl_c()
+    assert up.end() == 0, up.said
+    assert processes_that_name(str(home)) == {}
+    assert "Traceback" not in up.said
 
 
 def test_a_crashed_worker_is_replaced(duly: Run, start: Start) -> None:

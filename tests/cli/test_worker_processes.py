@@ -78,6 +78,17 @@ def test_a_killed_worker_process_is_replaced_and_every_run_ends(duly: Run, start
     assert scheduler.end() == 0
 
 
+def test_a_single_worker_process_that_crashes_is_started_again(duly: Run, start: Start) -> None:
+    supervisor = supervising(start, 1)
+    (before,) = children(supervisor)
+    submit(duly, "crash", "--max-retries", "0")
+    supervisor.wait_for(r"the worker ended unexpectedly \(.*7.*\); starting another")
+    supervisor.wait_for("worker .* is running")
+    assert before not in children(supervisor)
+    supervisor.signal(signal.SIGTERM)
+    assert supervisor.end() == 0, supervisor.said
+
+
 def test_the_first_signal_lets_handlers_of_all_processes_finish(duly: Run, start: Start) -> None:
     supervisor = supervising(start, 2, "--concurrency", "1")
     jobs = [submit(duly, "slow", "--payload", '{"seconds": 1.5}') for _ in range(2)]

@@ -84,11 +84,15 @@ def worker(
     queue: QueueOption = None,
     concurrency: ConcurrencyOption = None,
     processes: Annotated[
-        int,
+        int | None,
         typer.Option(
-            help="Worker processes to run; one that crashes is started again.", min=1, max=MAX_PROCESSES, metavar="N"
+            help="Worker processes to run below this one, which starts one that crashes again. "
+            "Without it this process is the worker.",
+            min=1,
+            max=MAX_PROCESSES,
+            metavar="N",
         ),
-    ] = 1,
+    ] = None,
     allow_commands: AllowCommandsOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line for each run that ends.")] = False,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
@@ -114,7 +118,7 @@ def worker(
     if allow_commands:
         settings = settings.model_copy(update={"allow_commands": True})
     queues = queues_of(application, queue)
-    if processes > 1:
+    if processes is not None:
         workers = _workers(settings, app, application, queues, concurrency, processes=processes, quiet=quiet)
         raise typer.Exit(node.run(lambda: _supervise(workers, processes)))
     code = node.run(lambda: _work(settings, application, queues, concurrency, quiet=quiet, lifeline=lifeline))
@@ -192,7 +196,7 @@ async def _supervise(workers: WorkerProcesses, count: int) -> int:
         async with cancelled_by(signals):
             stack.push_async_callback(workers.stop)
             await workers.start()
-            log.info("supervising %d worker processes", count)
+            log.info("supervising %d worker process%s", count, "" if count == 1 else "es")
         await signals.asked.wait()
         log.info("stopping: running handlers may finish (a second signal ends them)")
     return exit_code(signals)

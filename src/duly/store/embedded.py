@@ -7,7 +7,8 @@ not recover from `kill -9`, and one global lock serialises all its users. What t
   process ends. Starting and stopping are decided under an exclusive `flock` on `start.lock`; whoever can then take
   `users.lock` exclusively was the last user and stops the server.
 - **Crash-safe.** A data folder appears whole (made beside its place, then renamed) or not at all. Nothing that a killed
-  user, a killed server or a crashed machine leaves behind needs a hand to clean up.
+  user, a killed server or a crashed machine leaves behind needs a hand to clean up. A server that has ended although it
+  is claimed is started again by any of its users (`revive`).
 - **Private and durable.** No TCP; only the server's account and root can enter the Unix socket's folder. `fsync` and
   all else that guards data stay at PostgreSQL's defaults unless the caller's settings say not.
 - **For root too**, as whom PostgreSQL will not run: under the account that owns the data, else `postgres` or `nobody`.
@@ -56,6 +57,22 @@ class EmbeddedServer:
     url: str
     _claim: BinaryIO | None = field(default=None, repr=False, compare=False)
     _keep_running: bool = field(default=False, repr=False, compare=False)
+    _settings: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the server is gone, and not just starting or slow. Blocks for a moment."""
+        place = _Place(self.home)
+        if Path("/proc/self").exists():
+            return _postmaster(place) is None
+        return _ask(place) == "absent"
+
+    def revive(self) -> None:
+        """Start the server again if it has ended. Blocks; raises what `start` raises. Any number of users may try."""
+        place = _Place(self.home)
+        with _deciding(place):
+            if self._claim in _claims:
+                _bring_up(place, self._settings)
 
     def release(self) -> None:
         """Give the claim up; the last user of the home stops the server, and waits for that. Idempotent."""
@@ -89,7 +106,7 @@ def start(home: Path, *, settings: Mapping[str, str] | None = None, keep_running
             if not isinstance(error, DulyError):  # such as Ctrl-C between the server's start and its first answer
                 _stop_if_unused(place)
             raise
-        _claims[claim] = EmbeddedServer(place.home, place.url, claim, keep_running)
+        _claims[claim] = EmbeddedServer(place.home, place.url, claim, keep_running, dict(settings or {}))
         return _claims[claim]
 
 
