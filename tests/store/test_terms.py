@@ -8,9 +8,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
+from duly.maintenance import tidier as tidier_module
+from duly.maintenance.tidier import Tidier
 from duly.store import cluster
 from duly.store.pool import Pool
-from support import count, eventually
+from support import count, eventually, put_now, take
 
 
 async def node(pool: Pool, *, lease: float = 600) -> UUID:
@@ -69,3 +71,77 @@ async def test_a_beat_that_had_to_wait_does_not_take_a_lease_for_ended_that_was_
     view = await beat
     assert view is not None
     assert set(view.nodes) == {waiting, living}
+
+
+DAYS = 86400.0
+
+
+async def gone_node(pool: Pool, *, days: float, kind: str = "scheduler") -> UUID:
+    """A node that was last alive so many days ago."""
+    node_id = uuid4()
+    await cluster.join(
+        pool, node_id=node_id, kind=kind, name=f"gone {days:g}", version="0", lease_seconds=-days * DAYS, info={}
+    )
+    return node_id
+
+
+async def term(pool: Pool, shard: int, epoch: int, node_id: UUID, *, days: float) -> None:
+    await pool.query(
+        "insert into duly.terms (shard, epoch, node_id, started_at) "
+        "values ($1, $2, $3, duly.now() - make_interval(secs => $4))",
+        shard, epoch, node_id, days * DAYS,
+    )  # fmt: skip
+
+
+async def terms(pool: Pool, shard: int) -> list[int]:
+    rows = await pool.query("select epoch from duly.terms where shard = $1 order by epoch", shard)
+    return [row["epoch"] for row in rows]
+
+
+async def test_nodes_and_terms_of_long_ago_are_forgotten_and_what_still_names_a_run_is_not(pool: Pool) -> None:
+    first, second, third = [await gone_node(pool, days=days) for days in (60, 45, 40)]
+    # The second term lasted until the third began, which is within the time that is kept.
+    await term(pool, 7, 1, first, days=90)
+    await term(pool, 7, 2, second, days=60)
+    await term(pool, 7, 3, third, days=20)
+    # A shard that nobody has taken for long keeps its last epoch.
+    await term(pool, 8, 5, first, days=80)
+    await term(pool, 8, 6, first, days=70)
+    idle, late = await gone_node(pool, days=50, kind="worker"), await gone_node(pool, days=29, kind="worker")
+    holding = await gone_node(pool, days=50, kind="worker")
+    await put_now(pool, 1)
+    await take(pool, worker_id=holding)
+    alive = await node(pool)
+    tidier = Tidier(pool, ledger_retention_seconds=60)
+    tidier.lead(True)
+    await tidier.work()
+    assert await terms(pool, 7) == [2, 3]
+    assert await terms(pool, 8) == [6]
+    left = {row["node_id"] for row in await pool.query("select node_id from duly.nodes")}
+    assert left == {first, second, third, late, holding, alive}
+    assert idle not in left
+
+
+async def test_however_many_nodes_come_and_go_the_store_does_not_fill_with_them(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tidier_module, "BATCH", 7)
+    monkeypatch.setattr(tidier_module, "MOST_NODES", 10)
+    monkeypatch.setattr(tidier_module, "MOST_TERMS", 5)
+    nodes = [await gone_node(pool, days=1 + n / 100) for n in range(60)]
+    for epoch in range(1, 31):
+        await term(pool, 3, epoch, nodes[60 - epoch], days=1)
+    recent = [await gone_node(pool, days=0.01) for _ in range(12)]  # within the hour: somebody may still look at them
+    tidier = Tidier(pool, ledger_retention_seconds=60)
+    tidier.lead(True)
+    passes = 1
+    while await tidier.work() == 0.0:
+        passes += 1
+    assert passes > 5  # in small batches
+    assert await terms(pool, 3) == [26, 27, 28, 29, 30]
+    left = {row["node_id"] for row in await pool.query("select node_id from duly.nodes")}
+    assert left == {*nodes[30:35], *recent}
+    # Not again before an hour has passed: processes do not come and go that fast.
+    await gone_node(pool, days=90)
+    assert await tidier.work() is None
+    assert len(await pool.query("select from duly.nodes")) == len(left) + 1

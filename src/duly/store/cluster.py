@@ -130,6 +130,18 @@ async def shard_statuses(store: Executor) -> list[ShardStatus]:
     return [ShardStatus(**row) for row in rows]
 
 
+async def forget_terms(store: Executor, *, kept_seconds: float, most: int, limit: int) -> int:
+    """Forget terms that ended so long ago; of each shard the last `most` are kept at most."""
+    row = await store.row("cluster/forget_terms", kept_seconds, most, limit)
+    return int(row["forgotten"]) if row else 0
+
+
+async def forget_nodes(store: Executor, *, kept_seconds: float, most: int, limit: int) -> int:
+    """Forget nodes that were last alive so long ago; `most` are kept at most. Not those that something kept names."""
+    row = await store.row("cluster/forget_nodes", kept_seconds, most, limit)
+    return int(row["forgotten"]) if row else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Leader:
     """Who leads one shard, seen at `now`, the database's time. No name: nobody."""

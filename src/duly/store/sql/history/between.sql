@@ -2,7 +2,7 @@
 --   $1 job_id  $2 first scheduled_at  $3 last scheduled_at  $4 limit  $5 shard
 -- In front of them the record next before the first: when it is one of missed occurrences, it may reach into the time
 -- asked for. Only runs by hand and days without the local time lie inside such a stretch, so those are passed over.
-select run.*, n.name as worker, leader.name as fired_by
+select run.*, coalesce(n.name, run.worker_id::text) as worker, leader.name as fired_by
 from (
     (
         select h.job_id, h.scheduled_at, h.status, h.attempt, h.flags, h.fired_at, h.epoch, h.started_at,

@@ -1,6 +1,6 @@
 -- Live and ended runs of one job, newest first, a page at a time.
 --   $1 job_id  $2 before this scheduled_at (exclusive)  $3 page size
-select run.*, n.name as worker
+select run.*, coalesce(n.name, run.worker_id::text) as worker
 from (
     (
         select h.job_id, h.scheduled_at, h.status, h.attempt, h.flags, h.fired_at, h.epoch, h.started_at,
