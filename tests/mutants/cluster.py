@@ -19,7 +19,7 @@ MUTANTS = (
         "store/sql/cluster/acquire.sql",
         "set epoch = s.epoch + 1",
         "set epoch = s.epoch",
-        ("store/test_terms.py", "store/test_fires.py"),
+        ("store/test_terms.py",),
     ),
     Mutant(
         "acquire-without-a-lease",

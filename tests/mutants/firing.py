@@ -27,7 +27,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         " and xmin = f.version",
         "",
-        ("store/test_fires.py", "services/test_changing.py"),
+        ("store/test_fires.py::test_a_job_that_was_changed_since_it_was_looked_at_is_left_for_the_next_look",),
     ),
     Mutant(
         "fire-waits",
@@ -91,7 +91,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("store/test_fires.py",),
+        ("services/test_announcing.py",),
     ),
     Mutant(
         "on-time-an-older-row",
@@ -117,7 +117,7 @@ MUTANTS = (
         "store/sql/fires/on_time.sql",
         " and s.epoch = t.epoch",
         "",
-        ("store/test_fires.py", "simulation/test_conformance.py"),
+        ("store/test_fires.py::test_a_simple_fire_under_an_old_epoch_moves_nothing_and_the_other_shards_go_on",),
     ),
     Mutant(
         "on-time-early",
@@ -133,7 +133,7 @@ MUTANTS = (
         "store/sql/fires/on_time.sql",
         "run_count = j.run_count + 1",
         "run_count = j.run_count",
-        ("services/test_missed.py::TestBounds", "simulation/test_conformance.py"),
+        ("store/test_fires.py::test_a_simple_fire_under_an_old_epoch_moves_nothing_and_the_other_shards_go_on",),
     ),
     Mutant(
         "on-time-tells-no-worker",
@@ -141,7 +141,7 @@ MUTANTS = (
         "store/sql/fires/on_time.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("store/test_fires.py",),
+        ("services/test_announcing.py",),
     ),
     Mutant(
         "due-overlooks-the-queue",
@@ -149,7 +149,7 @@ MUTANTS = (
         "store/sql/fires/due.sql",
         "limit 1) then true",
         "limit 1) then false",
-        ("services/test_overlap.py::test_overlap_holds_over_random_histories",),
+        ("store/test_fires.py::test_a_look_sees_which_jobs_are_running",),
     ),
     Mutant(
         "due-overlooks-claims",
@@ -157,7 +157,7 @@ MUTANTS = (
         "store/sql/fires/due.sql",
         "then j.job_id in (select duly.claimed_jobs())",
         "then false",
-        ("store/test_fires.py",),
+        ("store/test_fires.py::test_a_look_sees_which_jobs_are_running",),
     ),
     Mutant(
         "release-without-epoch",
@@ -165,7 +165,7 @@ MUTANTS = (
         "store/sql/fires/release.sql",
         "and epoch = $2 for share",
         "and $2::int is not null for share",
-        ("services/test_missed.py",),
+        ("store/test_fires.py::TestRelease",),
     ),
     Mutant(
         "release-twice",
@@ -173,7 +173,7 @@ MUTANTS = (
         "store/sql/fires/release.sql",
         " and first_at = f.expected",
         "",
-        ("services/test_missed.py",),
+        ("store/test_fires.py::TestRelease",),
     ),
     Mutant(
         "release-waits",
@@ -189,7 +189,7 @@ MUTANTS = (
         "store/sql/fires/catch_ups.sql",
         "older.last_at < c.last_at)",
         "older.last_at < c.last_at and false)",
-        ("services/test_missed.py",),
+        ("services/test_missed.py::TestGovernedCatchUp",),
     ),
     Mutant(
         "fires-before-its-time",
@@ -213,7 +213,7 @@ MUTANTS = (
         "scheduler/firer.py",
         "on_time_from = to_micros(self._clock.now() - self._misfire_grace)",
         "on_time_from = 0",
-        ("services/test_missed.py",),
+        ("services/test_missed.py::TestFairness",),
     ),
     Mutant(
         "touched-is-forgotten",
@@ -229,7 +229,7 @@ MUTANTS = (
         "scheduler/planner.py",
         "policy.jitter_seconds == 0 and job.max_runs is None and",
         "policy.jitter_seconds == 0 and",
-        ("services/test_scheduling.py", "services/test_missed.py"),
+        ("unit/test_planning.py",),
     ),
     Mutant(
         "queue-lets-nobody-go",
@@ -237,7 +237,7 @@ MUTANTS = (
         "scheduler/planner.py",
         '_SERIAL if overlap == "queue" else 0',
         "0",
-        ("services/test_scheduling.py", "services/test_missed.py"),
+        ("unit/test_planning.py",),
     ),
     Mutant(
         "governor-gives-all",

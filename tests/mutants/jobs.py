@@ -51,7 +51,7 @@ MUTANTS = (
         "store/sql/jobs/cancel.sql",
         "where $3::boolean",
         "where true",
-        ("services/test_worker.py", "simulation/test_conformance.py"),
+        ("store/test_claims.py::TestCancelledJobs",),
     ),
     Mutant(
         "cancel-what-is-over",
@@ -67,7 +67,7 @@ MUTANTS = (
         "store/sql/runs/cancel.sql",
         " and not (one.ordinal = any (held.released))",
         "",
-        ("services/test_exactly_once.py", "services/test_overlap.py"),
+        ("store/test_claims.py::test_a_run_that_was_put_back_is_cancelled_where_it_is_and_nobody_is_told",),
     ),
     Mutant(
         "cancel-run-line-stands",
@@ -179,7 +179,7 @@ MUTANTS = (
         "store/sql/jobs/resume.sql",
         "::bigint)::text) as due\n    from resumed",
         "::bigint)::text) as due\n    from resumed where false",
-        ("services/test_changing.py",),
+        ("services/test_announcing.py",),
     ),
     Mutant(
         "park-without-epoch",
@@ -187,7 +187,7 @@ MUTANTS = (
         "store/sql/jobs/park.sql",
         "and epoch = $2 for share",
         "and $2::int is not null for share",
-        ("services/test_scheduling.py", "simulation/test_conformance.py"),
+        ("store/test_fires.py::test_only_the_leader_parks_and_only_what_stands_where_it_saw_it",),
     ),
     Mutant(
         "park-what-has-moved",
@@ -195,7 +195,7 @@ MUTANTS = (
         "store/sql/jobs/park.sql",
         " and next_run_at = f.expected",
         "",
-        ("services/test_scheduling.py",),
+        ("store/test_fires.py::test_only_the_leader_parks_and_only_what_stands_where_it_saw_it",),
     ),
     Mutant(
         "unpark-what-was-touched",
@@ -227,7 +227,7 @@ MUTANTS = (
         "store/sql/jobs/submit.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("services/test_bulk_submit.py", "services/test_announcing.py"),
+        ("services/test_announcing.py",),
     ),
     Mutant(
         "submit-tells-no-leader",
@@ -235,7 +235,7 @@ MUTANTS = (
         "store/sql/jobs/submit.sql",
         "where next_run_at <= clock.now + interval '15 minutes'",
         "where false",
-        ("services/test_bulk_submit.py", "services/test_announcing.py"),
+        ("services/test_announcing.py",),
     ),
     Mutant(
         "sql-submit-any-content",
@@ -259,7 +259,7 @@ MUTANTS = (
         "function submit",
         "run_at <= moment + interval '15 minutes'",
         "false",
-        ("services/test_sql_submit.py",),
+        ("services/test_announcing.py",),
     ),
     Mutant(
         "adopt-over-a-change",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -47,6 +48,7 @@ class Result:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that servers and copies are removed
     chosen = [one for one in MUTANTS if not options.names or any(word in one.name for word in options.names)]
     if not chosen:
         print(f"no mutant has one of these words in its name: {' '.join(options.names)}")
@@ -146,7 +148,9 @@ def _run_all(chosen: Sequence[Mutant], folder: Path, jobs: int, timeout: float) 
     with ExitStack() as stack:
         for _ in range(jobs):
             servers.put(stack.enter_context(hasty_postgres()))
-        executor = stack.enter_context(ThreadPoolExecutor(jobs))
+        executor = ThreadPoolExecutor(jobs)
+        # Whoever interrupts this waits for those under way, not for all that are still to come.
+        stack.callback(executor.shutdown, cancel_futures=True)
         running = [executor.submit(_run, mutant, folder, servers, timeout) for mutant in chosen]
         for number, future in enumerate(running, start=1):
             result = future.result()

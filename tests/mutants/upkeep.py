@@ -35,7 +35,7 @@ MUTANTS = (
         "store/sql/maintenance/rescue.sql",
         "where attempt <= max_retries and status <> 'cancelled'",
         "where attempt <= max_retries",
-        ("simulation/test_conformance.py",),
+        ("store/test_claims.py::TestCancelledJobs",),
     ),
     Mutant(
         "rescue-all-together",
@@ -51,7 +51,7 @@ MUTANTS = (
         "store/sql/maintenance/rescue.sql",
         "where flags & 8 = 8) as serial",
         "where false) as serial",
-        ("store/test_claims.py", "simulation/test_conformance.py"),
+        ("store/test_claims.py::test_a_run_that_ends_by_rescue_lets_the_next_one_go",),
     ),
     Mutant(
         "rescue-keeps-the-claim",
@@ -67,7 +67,7 @@ MUTANTS = (
         "store/sql/maintenance/expired.sql",
         "for update skip locked",
         "for update",
-        ("store/test_claims.py",),
+        ("store/test_claims.py::test_a_claim_that_somebody_keeps_locked_does_not_hold_up_the_rescue_of_others",),
     ),
     Mutant(
         "rescue-tells-nobody",
@@ -115,7 +115,7 @@ MUTANTS = (
         "store/sql/maintenance/free_waiting.sql",
         "and r.state <> 'waiting'",
         "and false",
-        ("services/test_overlap.py::test_overlap_holds_over_random_histories", "store/test_claims.py"),
+        ("store/test_claims.py::test_the_sweep_leaves_a_run_whose_predecessor_stands_in_the_queue",),
     ),
     Mutant(
         "sweep-frees-beside-the-running",
@@ -163,7 +163,7 @@ MUTANTS = (
         "store/sql/maintenance/expire.sql",
         " and held.lease_until = seen.lease_until",
         "",
-        ("services/test_guardian.py",),
+        ("services/test_guardian.py::TestClaims",),
     ),
     Mutant(
         "guardian-lowers-a-fence",

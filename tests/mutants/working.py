@@ -38,7 +38,7 @@ MUTANTS = (
         "store/sql/runs/claim.sql",
         "min(clock.now) + make_interval(secs => $2)",
         "'infinity'::timestamptz + make_interval(secs => $2)",
-        ("store/test_claims.py",),
+        ("store/test_claims.py::test_a_lease_is_as_long_as_was_asked_for",),
     ),
     Mutant(
         "claim-ignores-floors",
@@ -161,7 +161,7 @@ MUTANTS = (
         "store/sql/runs/requeue.sql",
         "where j.status <> 'cancelled'",
         "where true",
-        ("simulation/test_conformance.py",),
+        ("store/test_claims.py::TestCancelledJobs",),
     ),
     Mutant(
         "requeue-tells-nobody",
@@ -169,7 +169,7 @@ MUTANTS = (
         "store/sql/runs/requeue.sql",
         "queued.run_at <= clock.now + interval '60 seconds'",
         "false",
-        ("store/test_claims.py",),
+        ("services/test_announcing.py",),
     ),
     Mutant(
         "bury-no-letter",
@@ -193,7 +193,7 @@ MUTANTS = (
         "store/sql/runs/bury.sql",
         "where not (one.ordinal = any (held.released))",
         "where true",
-        ("store/test_claims.py", "simulation/test_conformance.py"),
+        ("store/test_claims.py::test_a_run_that_was_put_back_cannot_be_buried_by_the_claim_that_let_it_go",),
     ),
     Mutant(
         "bury-forgets-attempts",
@@ -265,7 +265,7 @@ MUTANTS = (
         "store/sql/runs/settled.sql",
         " and h.claim_id = asked.claim_id",
         "",
-        ("store/test_claims.py",),
+        ("store/test_claims.py::test_a_stale_token_writes_nothing",),
     ),
     Mutant(
         "completer-closes-early",
@@ -273,7 +273,7 @@ MUTANTS = (
         "worker/completer.py",
         "self._held.get(claim_id) == count",
         "claim_id in self._held",
-        ("services/test_worker.py", "unit/test_gathering.py"),
+        ("unit/test_completing.py",),
     ),
     Mutant(
         "completer-closes-the-lost",
@@ -281,7 +281,7 @@ MUTANTS = (
         "worker/completer.py",
         "if claim_id not in self._left]\n\n    def _leave",
         "]\n\n    def _leave",
-        ("services/test_worker.py", "services/test_split_brain.py"),
+        ("unit/test_completing.py",),
     ),
     Mutant(
         "completer-believes-refusals",
@@ -289,7 +289,7 @@ MUTANTS = (
         "worker/completer.py",
         "not in mine)",
         "not in mine and False)",
-        ("services/test_split_brain.py::test_what_was_said_to_the_old_primary_does_not_count_as_ended",),
+        ("unit/test_completing.py",),
     ),
     Mutant(
         "completer-loses-what-failed",
@@ -297,7 +297,7 @@ MUTANTS = (
         "worker/completer.py",
         "self._outcomes[:0] = batch",
         "pass",
-        ("services/test_worker.py", "cluster/test_lost_answers.py"),
+        ("unit/test_completing.py",),
     ),
     Mutant(
         "retry-one-less",
@@ -369,7 +369,7 @@ MUTANTS = (
         "worker/executor.py",
         "running.stop is None or running.stop is Stop.SHUTDOWN or",
         "running.stop is not Stop.LEASE_LOST or",
-        ("services/test_worker.py",),
+        ("unit/test_stops.py",),
     ),
     Mutant(
         "shutdown-costs-an-attempt",
@@ -377,7 +377,7 @@ MUTANTS = (
         "worker/executor.py",
         'return Requeued(run, "queued", 0.0, None, None, refund=1)',
         'return Requeued(run, "queued", 0.0, None, None)',
-        ("services/test_worker.py::test_at_shutdown_unfinished_runs_go_back_at_once_and_do_not_count",),
+        ("unit/test_stops.py",),
     ),
     Mutant(
         "cancelled-is-dead",
@@ -385,7 +385,7 @@ MUTANTS = (
         "worker/executor.py",
         'status="cancelled"',
         'status="dead"',
-        ("services/test_worker.py::test_cancelling_a_job_stops_what_runs_when_asked_to",),
+        ("unit/test_stops.py",),
     ),
     Mutant(
         "lost-lease-speaks",
@@ -393,7 +393,7 @@ MUTANTS = (
         "worker/executor.py",
         "case Stop.LEASE_LOST:\n                return None",
         "case Stop.LEASE_LOST:\n                return self._failed(running, error)",
-        ("services/test_worker.py::test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing",),
+        ("unit/test_stops.py",),
     ),
     Mutant(
         "begins-without-a-lease",

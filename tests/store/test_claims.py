@@ -10,7 +10,7 @@ from uuid import uuid4
 import pytest
 
 from duly.model import from_micros
-from duly.store import maintenance, runs
+from duly.store import jobs, maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Buried, Claim, Requeued
 from support import count, due_job, fire_now, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
@@ -148,6 +148,7 @@ async def test_a_stale_token_writes_nothing(pool: Pool) -> None:
     assert await runs.complete(pool, [succeeded(run) for run in fresh.runs]) == 20
     assert await count(pool, "history", "claim_id = $1", fresh.claim_id) == 20
     assert await runs.complete(pool, [succeeded(run) for run in stale.runs]) == 0
+    assert await runs.settled(pool, stale.runs) == set(), "what another has ended is not one's own"
 
 
 async def test_a_later_claim_of_a_run_has_a_greater_token(pool: Pool) -> None:
@@ -448,3 +449,97 @@ async def test_a_claim_from_before_the_servers_start_is_closed_when_all_of_it_is
     assert await runs.requeue(pool, [Requeued(second, "retrying", 5.0, 1, 2, "{}")]) == 1
     assert await runs.complete(pool, [succeeded(third)], close=[claim.claim_id]) == 1
     assert await count(pool, "claims") == 0
+
+
+async def test_a_lease_is_as_long_as_was_asked_for(pool: Pool) -> None:
+    await put_now(pool, 1)
+    await take(pool, lease=60)
+    (row,) = await pool.query(
+        "select lease_until - claimed_at as lease, lease_until - duly.now() as left from duly.claims"
+    )
+    assert row["lease"] == timedelta(seconds=60)
+    assert timedelta(seconds=30) < row["left"] <= timedelta(seconds=60)
+
+
+async def test_a_run_that_was_put_back_cannot_be_buried_by_the_claim_that_let_it_go(pool: Pool) -> None:
+    await put_now(pool, 1)
+    claim = await take(pool)
+    assert await runs.requeue(pool, [Requeued(claim.runs[0], "retrying", 0, 1, 2, ERROR)]) == 1
+    assert await runs.bury(pool, [Buried(claim.runs[0], 1, 2, ERROR)]) == 0
+    assert await count(pool, "runs") == 1
+    assert await count(pool, "history") == await count(pool, "dead_letters") == 0
+
+
+async def test_a_run_that_was_put_back_is_cancelled_where_it_is_and_nobody_is_told(pool: Pool) -> None:
+    await put_now(pool, 1)
+    claim = await take(pool)
+    (run,) = claim.runs
+    assert await runs.requeue(pool, [Requeued(run, "retrying", 0, 1, 2, ERROR)]) == 1
+    became = await runs.cancel(pool, job_id=run.job_id, scheduled_at=run.scheduled_at, tenant="default")
+    assert became == "cancelled"
+    assert await count(pool, "claims", "cardinality(cancelled) > 0") == 0
+
+
+class TestCancelledJobs:
+    """A job is cancelled while a run of it is under way: that one may end, and is not tried again."""
+
+    async def running(self, pool: Pool) -> Claim:
+        (job,) = await put_now(pool, 1)
+        claim = await take(pool)
+        assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False) is not None
+        assert await count(pool, "claims", "cardinality(cancelled) > 0") == 0, "nobody asked for that"
+        return claim
+
+    async def test_its_run_may_end(self, pool: Pool) -> None:
+        claim = await self.running(pool)
+        assert await runs.complete(pool, [succeeded(claim.runs[0])]) == 1
+        assert await count(pool, "history", "status = 'succeeded'") == 1
+
+    async def test_it_is_not_tried_again(self, pool: Pool) -> None:
+        claim = await self.running(pool)
+        assert await runs.requeue(pool, [Requeued(claim.runs[0], "retrying", 0, 1, 2, ERROR)]) == 1
+        assert await count(pool, "runs") == 0
+        assert await count(pool, "history", "status = 'cancelled'") == 1
+
+    async def test_it_is_not_rescued(self, pool: Pool) -> None:
+        await expire(pool, await self.running(pool))
+        await maintenance.rescue(pool)
+        assert await count(pool, "runs") == await count(pool, "dead_letters") == 0
+        assert await count(pool, "history", "status = 'cancelled'") == 1
+
+
+async def test_a_claim_that_somebody_keeps_locked_does_not_hold_up_the_rescue_of_others(pool: Pool) -> None:
+    await put_now(pool, 2)
+    locked, other = await take(pool, limit=1), await take(pool, limit=1)
+    for claim in (locked, other):
+        await expire(pool, claim)
+    async with pool.transaction() as transaction:
+        await transaction.connection.execute("select from duly.claims where claim_id = $1 for update", locked.claim_id)
+        async with asyncio.timeout(10):
+            assert (await maintenance.rescue(pool)).claims == 1
+    assert (await maintenance.rescue(pool)).claims == 1
+    assert await count(pool, "runs") == 2
+
+
+async def test_a_run_that_ends_by_rescue_lets_the_next_one_go(pool: Pool) -> None:
+    due = hours_ago(1)
+    job = due_job(pool, due, policy='{"overlap":"queue","max_retries":0}')
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    moments = [due, due + timedelta(minutes=1)]
+    fire = fire_of(job, next_run_at=due + timedelta(hours=9), scheduled=moments, overlap="queue")
+    await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)
+    await expire(pool, await take(pool))
+    assert (await maintenance.rescue(pool)).buried == 1
+    assert [run.scheduled_at for run in (await take(pool)).runs] == moments[1:]
+
+
+async def test_the_sweep_leaves_a_run_whose_predecessor_stands_in_the_queue(pool: Pool) -> None:
+    due = hours_ago(1)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    moments = [due, due + timedelta(minutes=1)]
+    fire = fire_of(job, next_run_at=due + timedelta(hours=9), scheduled=moments, overlap="queue")
+    await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)
+    assert await maintenance.free_waiting(pool) == 0

@@ -341,3 +341,102 @@ async def test_a_fire_leaves_a_job_that_was_changed_since_it_was_planned(pool: P
     assert (fired.moved, fired.led) == (frozenset(), frozenset({job.shard}))
     assert await count(pool, "runs") == 0
     assert await count(pool, "jobs", "next_run_at = $1", due) == 1
+
+
+async def test_a_job_that_was_changed_since_it_was_looked_at_is_left_for_the_next_look(pool: Pool) -> None:
+    """Its next_run_at is the same, and its schedule is another."""
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    batch = fire_of(job, next_run_at=due + HOUR)
+    batch.versions = [seen.version for seen in await fires.due(pool, job_ids=[job.job_id])]
+    await pool.query("update duly.jobs set schedule = 'every 2h'")
+    assert not (await fires.fire(pool, epochs={job.shard: epoch}, batch=batch)).moved
+    assert await count(pool, "runs") == 0
+
+
+async def test_a_simple_fire_under_an_old_epoch_moves_nothing_and_the_other_shards_go_on(pool: Pool) -> None:
+    due = hours_ago(0)
+    old, other = due_job(pool, due, shard=3), due_job(pool, due, shard=4)
+    await put(pool, old, other)
+    epochs = {job.shard: await lead(pool, job.shard) for job in (old, other)}
+    await lead(pool, old.shard)
+    seen = await fires.due(pool, job_ids=[old.job_id, other.job_id])
+    batch = fires.OnTime(
+        [job.place for job in seen if job.place], [job.version for job in seen], [job.job_id for job in seen],
+        [due] * 2, [due + HOUR] * 2, [0] * 2, [job.shard for job in seen],
+    )  # fmt: skip
+    fired = await fires.fire(pool, epochs=epochs, batch=batch)
+    assert fired.moved == {other.job_id}
+    assert fired.led == {other.shard}
+    row = (await pool.query("select run_count, last_run_at from duly.jobs where job_id = $1", other.job_id))[0]
+    assert (row["run_count"], row["last_run_at"]) == (1, due)
+
+
+@pytest.mark.parametrize("many", [3, 120])
+async def test_a_look_sees_which_jobs_are_running(pool: Pool, many: int) -> None:
+    """Few are asked one by one, for many all claims are read: the answer is the same."""
+    due = hours_ago(1)
+    jobs = [due_job(pool, due, shard=7) for _ in range(many)]
+    await put(pool, *jobs)
+    epoch = await lead(pool, 7)
+    for job in jobs:
+        await fire_now(pool, shard=7, epoch=epoch, batch=fire_of(job, next_run_at=due + HOUR))
+    ids = [job.job_id for job in jobs]
+    assert all(seen.busy for seen in await fires.due(pool, job_ids=ids)), "in the queue"
+    claim = await take(pool)
+    assert all(seen.busy for seen in await fires.due(pool, job_ids=ids)), "running"
+    last, *others = claim.runs
+    await runs.complete(pool, [succeeded(run) for run in others])
+    # Of many, those too whose claim stands because of another: a fire looks closely at them.
+    still = {seen.job_id for seen in await fires.due(pool, job_ids=ids) if seen.busy}
+    assert last.job_id in still
+    await runs.complete(pool, [succeeded(last)], [last.claim_id])
+    assert not any(seen.busy for seen in await fires.due(pool, job_ids=ids))
+
+
+async def test_only_the_leader_parks_and_only_what_stands_where_it_saw_it(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    old = await lead(pool, job.shard)
+    epoch = await lead(pool, job.shard)
+    assert await fires.park(pool, shard=job.shard, epoch=old, jobs=[(job.job_id, due, "cannot be planned")]) == []
+    assert await fires.park(pool, shard=job.shard, epoch=epoch, jobs=[(job.job_id, due - HOUR, "no")]) == []
+    assert await count(pool, "jobs", "status = 'active'") == 1
+    assert await fires.park(pool, shard=job.shard, epoch=epoch, jobs=[(job.job_id, due, "no")]) == [job.job_id]
+
+
+class TestRelease:
+    """Late occurrences that waited for their turn."""
+
+    async def waiting(self, pool: Pool) -> tuple[NewJob, int, fires.Release]:
+        due = hours_ago(3)
+        job = due_job(pool, due)
+        await put(pool, job)
+        epoch = await lead(pool, job.shard)
+        await pool.query(
+            "insert into duly.catch_ups (job_id, first_at, last_at, count, served_at, shard, epoch) "
+            "values ($1, $2, $3, 2, duly.now(), $4, $5)",
+            job.job_id, due, due + HOUR, job.shard, epoch,
+        )  # fmt: skip
+        release = fires.Release(
+            job_ids=[job.job_id], last_at=[due + HOUR], expected=[due], first_at=[due + HOUR], overlap=["parallel"],
+            max_queued=[100], run_job_ids=[job.job_id], run_scheduled_at=[due], run_flags=[2], run_place=[1],
+        )  # fmt: skip
+        return job, epoch, release
+
+    async def test_sent_twice_it_lets_them_go_once(self, pool: Pool) -> None:
+        job, epoch, release = await self.waiting(pool)
+        assert await fires.release(pool, shard=job.shard, epoch=epoch, batch=release) == (1, {job.job_id})
+        claim = await take(pool)
+        await runs.complete(pool, [succeeded(claim.runs[0])])
+        assert await fires.release(pool, shard=job.shard, epoch=epoch, batch=release) == (0, set())
+        assert await count(pool, "catch_ups", "count = 1") == 1
+
+    async def test_an_old_epoch_lets_nothing_go(self, pool: Pool) -> None:
+        job, epoch, release = await self.waiting(pool)
+        await lead(pool, job.shard)
+        assert await fires.release(pool, shard=job.shard, epoch=epoch, batch=release) == (0, set())
+        assert await count(pool, "runs") == 0

@@ -145,3 +145,32 @@ async def test_however_many_nodes_come_and_go_the_store_does_not_fill_with_them(
     await gone_node(pool, days=90)
     assert await tidier.work() is None
     assert len(await pool.query("select from duly.nodes")) == len(left) + 1
+
+
+async def test_a_shard_that_a_fire_keeps_locked_does_not_hold_up_the_others(pool: Pool) -> None:
+    taker = await node(pool)
+    async with pool.transaction() as fire:
+        await fire.connection.execute("select from duly.shards where shard = 3 for share")
+        async with asyncio.timeout(10):
+            assert await cluster.acquire(pool, node_id=taker, shards=[3, 4], epochs=[0, 0]) == {4: 1}
+    assert await cluster.acquire(pool, node_id=taker, shards=[3], epochs=[0]) == {3: 1}
+
+
+async def test_a_node_hands_over_its_own_and_only_under_the_epoch_it_had(pool: Pool) -> None:
+    leader, other = await node(pool), await node(pool)
+    await cluster.acquire(pool, node_id=leader, shards=[3], epochs=[0])
+    await cluster.hand_over(pool, node_id=other, shards=[3], epochs=[1])
+    await cluster.hand_over(pool, node_id=leader, shards=[3], epochs=[0])
+    assert await count(pool, "shards", "node_id = $1", leader) == 1
+    await cluster.hand_over(pool, node_id=leader, shards=[3], epochs=[1])
+    assert await count(pool, "shards", "node_id = $1", leader) == 0
+
+
+async def test_who_leaves_frees_its_shards_at_once(pool: Pool) -> None:
+    leader, other = await node(pool), await node(pool)
+    await cluster.acquire(pool, node_id=leader, shards=[3, 4], epochs=[0, 0])
+    assert await cluster.leave(pool, node_id=leader) == 2
+    assert await count(pool, "shards", "node_id is not null") == 0
+    view = await cluster.beat(pool, node_id=other, lease_seconds=600)
+    assert view is not None
+    assert view.nodes == (other,)
