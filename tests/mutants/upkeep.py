@@ -6,11 +6,45 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "partition-waits-for-readers",
+        "a report open at midnight stops all fires",
+        "function make_partition",
+        "set lock_timeout = '50ms'",
+        "set lock_timeout = '20s'",
+        ("store/test_partitions.py::TestALongReader",),
+    ),
+    Mutant(
+        "partition-moves-beside-writers",
+        "an outcome that comes while its day's rows move is refused",
+        "function make_partition",
+        "execute format('lock table only duly.%I in share row exclusive mode', parent);",
+        "",
+        (
+            "store/test_partitions.py::TestRowsInTheDefaultPartition::test_outcomes_that_come_meanwhile_are_recorded_once",
+        ),
+    ),
+    Mutant(
+        "has-ended-skips-the-default",
+        "a statement that began before a move thinks that the run has not ended",
+        "function write_has_ended",
+        "if exists (select from duly.history_default h where h.job_id = job and h.scheduled_at = at) then",
+        "if false then",
+        ("store/test_partitions.py::TestRowsInTheDefaultPartition",),
+    ),
+    Mutant(
+        "migration-stands-in-line",
+        "a migration that waits for a table makes everybody wait",
+        "store/migrate.py",
+        """await connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")""",
+        "pass",
+        ("store/test_migrate.py::TestALock",),
+    ),
+    Mutant(
         "rescue-forgets-history",
         "what has ended runs again",
         "store/sql/maintenance/rescue.sql",
-        "and h.scheduled_at = one.scheduled_at",
-        "and h.scheduled_at = one.scheduled_at and false",
+        "and not duly.has_ended(one.job_id, one.scheduled_at)",
+        "",
         ("store/test_claims.py::test_rescue_puts_back_only_what_is_unfinished",),
     ),
     Mutant(

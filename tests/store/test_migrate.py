@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
 
 from conftest import Server
 from duly.errors import ConfigError, StoreMismatch, StoreUnavailable
+from duly.store import migrate as migrations
 from duly.store import stores
-from duly.store.migrate import check_version, known_migrations, migrate, pending_migrations
+from duly.store.migrate import Migration, check_version, known_migrations, migrate, pending_migrations
 from duly.store.pool import Pool
-from support import count
+from support import count, eventually
 
 
 @pytest.fixture
@@ -28,7 +31,8 @@ async def empty_url(server: Server) -> AsyncIterator[str]:
 async def test_many_processes_at_once_migrate_an_empty_store_once(empty_url: str) -> None:
     pools = [await Pool.connect(empty_url, size=1) for _ in range(6)]
     applied = await asyncio.gather(*(migrate(pool, shards=16) for pool in pools))
-    assert sorted(map(len, applied)) == [0, 0, 0, 0, 0, len(known_migrations())]
+    each = sorted(migration.version for done in applied for migration in done)
+    assert each == [migration.version for migration in known_migrations()]
     assert await count(pools[0], "shards") == 16
     assert (await stores.facts(pools[0])).shard_count == 16
     for pool in pools:
@@ -71,8 +75,8 @@ async def test_an_older_store_is_refused_with_what_is_missing(pool: Pool) -> Non
 async def test_partitions_are_there_for_the_coming_week_and_are_made_again_by_nobody(pool: Pool) -> None:
     from duly.store import maintenance
 
-    assert await maintenance.ensure_partitions(pool) == 0
-    assert await maintenance.ensure_partitions(pool, days_ahead=9) == 4
+    assert (await maintenance.ensure_partitions(pool)).made == 0
+    assert (await maintenance.ensure_partitions(pool, days_ahead=9)).made == 4
     rows = await pool.query(
         "select count(*) as count from pg_inherits "
         "where inhparent in ('duly.history'::regclass, 'duly.attempts'::regclass)"
@@ -100,3 +104,105 @@ async def test_a_password_is_never_shown() -> None:
     with pytest.raises(StoreUnavailable) as caught:
         await Pool.connect("postgresql://someone:secret@127.0.0.1:1/x")
     assert "secret" not in str(caught.value)
+
+
+def one_more(monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
+    """This Duly brings another migration."""
+    known = [*known_migrations(), Migration(9000, "more", sql)]
+    monkeypatch.setattr(migrations, "known_migrations", lambda: known)
+    monkeypatch.setattr(migrations, "PAUSE_SECONDS", 0.3)
+
+
+@asynccontextmanager
+async def holding(url: str, *statements: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """Somebody's transaction."""
+    connection = await asyncpg.connect(url, server_settings={"application_name": "monthly report"})
+    try:
+        async with connection.transaction():
+            for sql in statements:
+                await connection.execute(sql)
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def standing_in_line(pool: Pool) -> int:
+    rows = await pool.query(
+        "select count(*) as count from pg_locks where not granted and relation = 'duly.jobs'::regclass"
+    )
+    return int(rows[0]["count"])
+
+
+class TestALock:
+    async def test_a_store_that_is_up_to_date_is_only_looked_at(self, pool: Pool) -> None:
+        async with (
+            asyncio.timeout(10),
+            holding(
+                pool.url,
+                f"select pg_advisory_xact_lock({migrations._LOCK})",
+                "lock table duly.migrations, duly.jobs, duly.history, duly.shards in share row exclusive mode",
+            ),
+        ):
+            assert await migrate(pool) == []
+
+    async def test_a_migration_waits_for_its_lock_without_making_others_wait(
+        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one_more(monkeypatch, "alter table duly.jobs add column note text")
+        told: list[str] = []
+        longest = 0.0
+        async with holding(pool.url, "select from duly.jobs"):
+            migrating = asyncio.create_task(migrate(pool, tell=told.append))
+            while len(told) < 2:
+                began = time.monotonic()
+                await pool.query("select count(*) from duly.jobs")
+                longest = max(longest, time.monotonic() - began)
+                assert not migrating.done()
+        assert longest < 2.5
+        assert "monthly report" in told[0]
+        assert "jobs" in told[0]
+        assert [migration.name for migration in await migrating] == ["more"]
+
+    async def test_one_that_gives_up_leaves_nothing_standing_in_line(
+        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one_more(monkeypatch, "alter table duly.jobs add column note text")
+        monkeypatch.setattr(migrations, "PATIENCE_SECONDS", 0.0)
+        async with holding(pool.url, "select from duly.jobs"):
+            with pytest.raises(StoreUnavailable, match=r"monthly report.*duly migrate"):
+                await migrate(pool)
+            assert await standing_in_line(pool) == 0
+        assert (await pending_migrations(pool))[0].name == "more"
+
+    async def test_one_that_is_interrupted_leaves_nothing_standing_in_line(
+        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(migrations, "LOCK_WAIT", "60s")
+        one_more(monkeypatch, "alter table duly.jobs add column note text")
+        async with holding(pool.url, "select from duly.jobs"):
+            migrating = asyncio.create_task(migrate(pool))
+
+            async def waits() -> bool:
+                return await standing_in_line(pool) == 1
+
+            await eventually(waits)
+            migrating.cancel()
+            await asyncio.wait([migrating])
+            assert migrating.cancelled()
+            assert await standing_in_line(pool) == 0
+
+    async def test_a_migration_may_take_longer_than_any_other_statement(
+        self, database_url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one_more(monkeypatch, "select pg_sleep(1.5)")
+        pool = await Pool.connect(database_url, command_timeout=1)
+        assert [migration.name for migration in await migrate(pool)] == ["more"]
+        await pool.close()
+
+    async def test_partitions_that_cannot_be_made_now_do_not_matter(self, pool: Pool) -> None:
+        await pool.query("update duly.clock set frozen_at = now() + interval '20 days'")
+        async with asyncio.timeout(10), holding(pool.url, "select count(*) from duly.history"):
+            assert await migrate(pool) == []
+        assert await migrate(pool) == []
+        rows = await pool.query("select to_regclass('duly.history_' || to_char(duly.now(), 'YYYYMMDD')) as day")
+        assert rows[0]["day"] is not None

@@ -54,7 +54,9 @@ async def _migrate(settings: Settings, *, dry_run: bool) -> list[Migration]:
 
     async with open_store(settings, checked=False) as store:
         if not dry_run:
-            return await migrations.migrate(store.pool, shards=settings.shards)
+            return await migrations.migrate(
+                store.pool, shards=settings.shards, tell=lambda message: typer.echo(message, err=True)
+            )
         pending = await migrations.pending_migrations(store.pool)
         if not pending:
             await migrations.check_version(store.pool)  # refuses a store that is newer

@@ -2,12 +2,21 @@
 
 Every migration runs in one transaction together with the row that says it ran. The lock is a transaction-level advisory
 lock, so it also holds behind a transaction-mode pooler and goes away with a process that dies.
+
+A migration may take as long as it needs, but none may stand in line for a table: whoever waits for an exclusive lock
+makes everybody else wait behind it, for as long as some report takes. So each wait is given up after a second, the
+transaction ends, and it is tried again when others have had their turn. A store that is up to date is only looked at.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+import logging
 import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -15,13 +24,24 @@ from importlib import resources
 
 import asyncpg
 
-from duly.errors import StoreMismatch
-from duly.store.pool import Pool, translated_errors
+from duly.errors import DulyError, StoreMismatch, StoreUnavailable
+from duly.store import maintenance
+from duly.store.pool import Pool, connection_options, translated_errors
+from duly.store.statements import statement
+
+log = logging.getLogger("duly.store")
 
 # Any number, as long as it is always the same one: "duly" in ASCII.
 _LOCK = 0x64756C79
 DEFAULT_SHARDS = 64
 MINIMUM_SERVER = 140000
+# A lock is waited for so long, and everybody else waits that long with us. Then they have so long for themselves.
+LOCK_WAIT = "1s"
+PAUSE_SECONDS = 2.0
+# After that many seconds without a lock somebody has to look into it.
+PATIENCE_SECONDS = 600.0
+# For the server to confirm that what was under way is cancelled.
+_CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,43 +86,127 @@ async def pending_migrations(pool: Pool) -> list[Migration]:
     return [migration for migration in known_migrations() if migration.version not in done]
 
 
-async def migrate(pool: Pool, *, shards: int = DEFAULT_SHARDS) -> list[Migration]:
-    """Bring the store up to this Duly. Safe to call from many processes at once; only one does the work."""
+async def migrate(
+    pool: Pool, *, shards: int = DEFAULT_SHARDS, tell: Callable[[str], None] = log.info
+) -> list[Migration]:
+    """Bring the store up to this Duly. Safe to call from many processes at once, and while others work.
+
+    `tell` hears of what takes time. Partitions that cannot be made now are left to the schedulers.
+    """
     await _check_server(pool)
-    with translated_errors(pool.url):
-        async with pool.transaction() as transaction:
-            connection = transaction.connection
-            await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
-            await connection.execute("create schema if not exists duly")
-            await connection.execute(
-                "create table if not exists duly.migrations (version integer primary key, name text not null, "
-                "checksum text not null, applied_at timestamptz not null default clock_timestamp())"
-            )
-            rows = await connection.fetch("select version from duly.migrations")
-            done = {row["version"] for row in rows}
-            _refuse_newer(done)
-            applied = []
-            for migration in known_migrations():
-                if migration.version in done:
-                    continue
-                await connection.execute(migration.sql)
-                await connection.execute(
-                    "insert into duly.migrations (version, name, checksum) values ($1, $2, $3)",
-                    migration.version,
-                    migration.name,
-                    migration.checksum,
-                )
-                applied.append(migration)
-            if not await connection.fetchval("select exists (select from duly.store)"):
-                await connection.execute("insert into duly.store (shard_count) values ($1)", shards)
-                await connection.execute(
-                    "insert into duly.shards (shard) select generate_series(0, $1::int - 1)", shards
-                )
-            await connection.execute(
-                "select duly.ensure_partitions((duly.now() at time zone 'UTC')::date - 1, "
-                "(duly.now() at time zone 'UTC')::date + 7)"
-            )
+    applied = [] if await _is_up_to_date(pool) else await _bring_up(pool, shards, tell)
+    try:
+        done = await maintenance.ensure_partitions(pool)
+    except (DulyError, asyncpg.PostgresError) as error:
+        tell(f"the history's partitions could not be made; a scheduler makes them: {error}")
+    else:
+        for failure in done.failed:
+            tell(f"a partition could not be made, its rows stay in the default one: {failure}")
     return applied
+
+
+async def _is_up_to_date(pool: Pool) -> bool:
+    """Whether there is nothing to do: found out without a lock that anybody could wait for."""
+    done = {applied.version for applied in await applied_migrations(pool)}
+    _refuse_newer(done)
+    if any(migration.version not in done for migration in known_migrations()):
+        return False
+    rows = await pool.query("select exists (select from duly.store) as made")
+    return bool(rows[0]["made"])
+
+
+async def _bring_up(pool: Pool, shards: int, tell: Callable[[str], None]) -> list[Migration]:
+    with translated_errors(pool.url):
+        async with _connection(pool) as connection:
+            return [
+                migration
+                for migration in known_migrations()
+                if await _patiently(pool, connection, migration, shards, tell)
+            ]
+
+
+@asynccontextmanager
+async def _connection(pool: Pool) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """One of our own: the pool's give up after a minute."""
+    connection = await asyncpg.connect(pool.url, timeout=10, **connection_options(pool.url, pgbouncer=pool.pooled))
+    try:
+        yield connection
+    finally:
+        # Waits until the server has cancelled what was under way: a client that just goes leaves it standing in line.
+        try:
+            await connection.close(timeout=_CLOSE_SECONDS)
+        except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            connection.terminate()
+
+
+async def _patiently(
+    pool: Pool,
+    connection: asyncpg.Connection[asyncpg.Record],
+    migration: Migration,
+    shards: int,
+    tell: Callable[[str], None],
+) -> bool:
+    """Apply one migration, trying as often as a lock is in the way. False: it was there already."""
+    began = time.monotonic()
+    while True:
+        try:
+            async with connection.transaction(isolation="read_committed"):
+                return await _apply(connection, migration, shards, tell)
+        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+            holders = await _holders(pool)
+            if time.monotonic() - began > PATIENCE_SECONDS:
+                raise StoreUnavailable(
+                    f"{migration.version:04d}_{migration.name} could not be applied: {holders}; "
+                    "end those sessions or wait for them, then run: duly migrate"
+                ) from error
+            tell(f"{migration.version:04d}_{migration.name} waits for a lock, and is tried again: {holders}")
+        await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def _apply(
+    connection: asyncpg.Connection[asyncpg.Record],
+    migration: Migration,
+    shards: int,
+    tell: Callable[[str], None],
+) -> bool:
+    await connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")
+    await connection.execute("set local statement_timeout = 0")
+    await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+    await connection.execute("create schema if not exists duly")
+    await connection.execute(
+        "create table if not exists duly.migrations (version integer primary key, name text not null, "
+        "checksum text not null, applied_at timestamptz not null default clock_timestamp())"
+    )
+    rows = await connection.fetch("select version from duly.migrations")
+    done = {row["version"] for row in rows}
+    _refuse_newer(done)
+    new = migration.version not in done
+    if new:
+        began = time.monotonic()
+        await connection.execute(migration.sql)
+        await connection.execute(
+            "insert into duly.migrations (version, name, checksum) values ($1, $2, $3)",
+            migration.version,
+            migration.name,
+            migration.checksum,
+        )
+        if (took := time.monotonic() - began) > 1:
+            tell(f"{migration.version:04d}_{migration.name} took {took:.0f} s")
+    if migration == known_migrations()[-1] and not await connection.fetchval("select exists (select from duly.store)"):
+        await connection.execute("insert into duly.store (shard_count) values ($1)", shards)
+        await connection.execute("insert into duly.shards (shard) select generate_series(0, $1::int - 1)", shards)
+    return new
+
+
+async def _holders(pool: Pool) -> str:
+    """Who has locked tables of ours, for people."""
+    rows = await pool.query(statement("store/lock_holders"))
+    if not rows:
+        return "somebody had one of its tables locked"
+    return "; ".join(
+        f"process {row['pid']} ({row['who']}) has had {row['tables']} locked for {row['seconds']:.0f} s: {row['doing']}"
+        for row in rows
+    )
 
 
 async def check_version(pool: Pool) -> None:

@@ -185,7 +185,7 @@ class Pool:
     ) -> None:
         """`pooled`: there is a pooler in transaction mode behind the address."""
         self._pool = pool
-        self._pooled = pooled
+        self.pooled = pooled
         self.url = url
         self._cancel_seconds = min(_CANCEL_SECONDS, command_timeout)
         self.clock = DatabaseClock()
@@ -252,7 +252,7 @@ class Pool:
         return rows[0] if rows else None
 
     async def fetch_planned(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        if self._pooled:
+        if self.pooled:
             # No statement is kept there: each is planned for its arguments anyway, and needs no transaction for it.
             return await self.fetch(name, *args)
         return await self.together(lambda within: within.fetch_planned(name, *args))

@@ -18,9 +18,7 @@ run as materialized (
     left join duly.nodes n on n.node_id = c.worker_id
     where c.claim_id = any ($1::uuid[])
         and not (one.ordinal = any (c.released))
-        and not exists (
-            select from duly.history h where h.job_id = one.job_id and h.scheduled_at = one.scheduled_at
-        )
+        and not duly.has_ended(one.job_id, one.scheduled_at)
 ),
 tried as (
     insert into duly.attempts (job_id, scheduled_at, attempt, claim_id, worker_id, started_at, finished_at, error)

@@ -1,0 +1,42 @@
+-- Days that should have a partition and have none, the nearest first: those to come, and those of the past whose rows
+-- lie in the default partition because nobody led. What is older than the oldest partition stays there: only such days
+-- are looked into as if nothing of them had been pruned.
+--   $1 days ahead  $2 how many days of the past
+with clock as materialized (
+    select (duly.now() at time zone 'UTC')::date as today
+),
+parent as (
+    select parent,
+        (
+            select min(to_date(right(c.relname, 8), 'YYYYMMDD'))
+            from pg_inherits i
+            join pg_class c on c.oid = i.inhrelid
+            where i.inhparent = ('duly.' || parent)::regclass and c.relname ~ '_\d{8}$'
+        ) as earliest
+    from unnest(array['history', 'attempts']) as p (parent)
+),
+stranded as (
+    select distinct 'history' as parent, (scheduled_at at time zone 'UTC')::date as day from duly.history_default
+    union all
+    select distinct 'attempts', (scheduled_at at time zone 'UTC')::date from duly.attempts_default
+),
+missing as (
+    select p.parent, d.day::date as day, 0 as turn
+    from parent p
+    cross join clock
+    cross join generate_series(clock.today - 1, clock.today + $1::int, interval '1 day') as d (day)
+    union all
+    (
+        select s.parent, s.day, row_number() over (partition by s.parent order by s.day desc)::int
+        from stranded s
+        join parent p on p.parent = s.parent and p.earliest <= s.day
+        cross join clock
+        where s.day < clock.today - 1
+            and to_regclass(format('duly.%s_%s', s.parent, to_char(s.day, 'YYYYMMDD'))) is null
+    )
+)
+select missing.parent, missing.day
+from missing
+cross join clock
+where missing.turn <= $2 and to_regclass(format('duly.%s_%s', missing.parent, to_char(missing.day, 'YYYYMMDD'))) is null
+order by missing.turn, abs(missing.day - clock.today), missing.day, missing.parent desc
