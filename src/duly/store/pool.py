@@ -131,6 +131,16 @@ def _translated(error: asyncpg.PostgresError, url: str) -> DulyError:
     return StoreUnavailable(f"PostgreSQL at {shown_url(url)} cannot do it now: {error} (SQLSTATE {state})")
 
 
+def store_cannot_now(error: BaseException) -> bool:
+    """Of an error at the end of somebody else's transaction: whether it says nothing of what was done there.
+
+    Violated constraints, lost races and an earlier statement that failed do.
+    """
+    if isinstance(error, asyncpg.PostgresError):
+        return not (error.sqlstate or "").startswith((*_DATA, "25P", "40"))
+    return isinstance(error, _NO_LINK)
+
+
 def _no_address(error: Exception) -> ConfigError:
     return ConfigError(f"DULY_DATABASE_URL is not a usable PostgreSQL address: {error}")
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from uuid import UUID
 
+from duly.errors import DataRefused
 from duly.service import Service
 from duly.store import progress as store
 from duly.store.pool import Pool
 from duly.store.runs import ClaimedRun
 from duly.worker.errors import clean
+
+log = logging.getLogger("duly.worker")
 
 NOTE_LIMIT = 500
 _PAUSE = 0.5
@@ -41,6 +45,9 @@ class Progress(Service):
             return None
         try:
             await store.write(self._pool, [(*run, *what) for run, what in sorted(said.items())])
+        except DataRefused as error:
+            # Whoever goes on says more soon. To send the same again would be refused again, for all.
+            log.warning("what %d runs said of their progress could not be stored: %s", len(said), error)
         except Exception:
             with self._lock:
                 self._said = said | self._said

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from duly.clock import Clock
-from duly.errors import LeaseLost
+from duly.errors import LeaseLost, Unable
 from duly.model import DEFAULT_KEY_TEMPLATE
 from duly.store import runs as store
-from duly.store.pool import Pool
+from duly.store.pool import Pool, store_cannot_now
 from duly.store.runs import Succeeded
 from duly.worker.context import Context, key_of
 
@@ -39,16 +39,25 @@ class Transactions:
         if context._recorded:
             raise RuntimeError("ctx.transaction() has already completed this run")
         pool = await self._connected()
-        async with pool.lend() as within:
-            yield within.connection
-            run = context._run
-            own_key = run.policy.idempotency_key_template != DEFAULT_KEY_TEMPLATE
-            success = Succeeded(
-                run, context._started_us, self._clock.now_us(), key=key_of(run) if own_key else None
-            )  # fmt: skip
-            # The fence: a claim that is gone records nothing. From here to the commit, rescue cannot take it.
-            if context.cancelled or await store.complete(within, [success]) == 0:
-                raise LeaseLost("this worker no longer holds the run: the transaction is rolled back")
+        recorded = False
+        try:
+            async with pool.lend() as within:
+                yield within.connection
+                run = context._run
+                own_key = run.policy.idempotency_key_template != DEFAULT_KEY_TEMPLATE
+                success = Succeeded(
+                    run, context._started_us, self._clock.now_us(), key=key_of(run) if own_key else None
+                )  # fmt: skip
+                recorded = True
+                # The fence: a claim that is gone records nothing. From here to the commit, rescue cannot take it.
+                if context.cancelled or await store.complete(within, [success]) == 0:
+                    raise LeaseLost("this worker no longer holds the run: the transaction is rolled back")
+        except Exception as error:
+            # From the record on it is not the handler that failed. Whether the commit went through is for history to
+            # say: the run goes back only if it did not, and no attempt counts.
+            if recorded and store_cannot_now(error):
+                raise Unable(f"the end of its transaction was not confirmed: {error}") from error
+            raise
         context._recorded = True
 
     async def _connected(self) -> Pool:

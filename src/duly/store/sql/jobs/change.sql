@@ -85,4 +85,7 @@ announced as (
     from changed
     where next_run_at is not null and $17::boolean
 )
-select changed.* from changed cross join told cross join announced
+select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
+    end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,
+    run_count, created_at, updated_at, version
+from changed cross join told cross join announced

@@ -1,6 +1,8 @@
 -- Newest first, a page at a time. The cursor is a bound in any plan, so that a late page costs what the first does.
 --   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 page size
-select *
+select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
+    end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,
+    run_count, created_at, updated_at, version, shown_status
 from duly.job_status
 where tenant = $1
     and ($2::text is null or shown_status = $2)

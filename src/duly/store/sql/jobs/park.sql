@@ -1,5 +1,5 @@
--- A leader cannot plan this job (its time zone is gone, its schedule cannot be read any more): it is paused with the
--- reason, the shard goes on. Fenced like a fire.   $1 shard  $2 epoch  $3 job_ids  $4 expected next_run_at  $5 reasons
+-- A leader cannot plan this job (its time zone is gone, its schedule cannot be read any more), or the database refuses
+-- its data: it is paused with the reason, the shard goes on. Fenced like a fire.   $1 shard  $2 epoch  $3 job_ids  $4 expected next_run_at  $5 reasons
 with term as materialized (
     select epoch from duly.shards where shard = $1 and epoch = $2 for share
 ),
@@ -19,10 +19,14 @@ parked as (
     returning j.job_id, j.updated_at, j.version, f.reason, f.expected
 ),
 marked as (
-    -- What was the planner's doing can be undone when planning works again; see maintenance/unpark.sql.
-    insert into duly.parked (job_id, version, parked_at)
-    select job_id, version, updated_at from parked where reason like 'cannot be planned%'
-    on conflict (job_id) do update set version = excluded.version, parked_at = excluded.parked_at
+    -- It goes on when it can be planned again; see maintenance/unpark.sql. One that could be planned and not be fired is
+    -- tried again after some minutes, and after twice as long each time it fails again, up to a day.
+    insert into duly.parked as p (job_id, version, parked_at, retry_at)
+    select job_id, version, updated_at, case when reason like 'cannot be fired%' then updated_at + interval '4 minutes' end
+    from parked
+    on conflict (job_id) do update
+    set version = excluded.version, parked_at = excluded.parked_at, tries = p.tries + 1,
+        retry_at = excluded.retry_at + interval '4 minutes' * (least(360::float8, 2::float8 ^ least(p.tries + 1, 10)::float8) - 1)
 ),
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)

@@ -16,4 +16,7 @@ announced as (
         shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as due
     from resumed
 )
-select resumed.* from resumed cross join announced
+select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
+    end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,
+    run_count, created_at, updated_at, version
+from resumed cross join announced

@@ -1,9 +1,15 @@
--- Jobs that are parked, by id, a page at a time; `ours` says that nobody has touched them since.
+-- Jobs that are parked and may be tried again, by id, a page at a time; `ours` says that nobody has touched them since.
 --   $1 last job_id of the page before  $2 page size
 select p.job_id, p.version, j.version = p.version and j.status = 'paused' as ours, j.kind, j.schedule, j.timezone,
     j.start_at, j.end_at, j.policy, j.created_at
 from duly.parked p
-cross join lateral (select * from duly.jobs where job_id = p.job_id limit 1) j
+cross join lateral (
+    select version, status, kind, schedule, timezone, start_at, end_at, policy, created_at
+    from duly.jobs
+    where job_id = p.job_id
+    limit 1
+) j
 where p.job_id > $1
+    and (p.retry_at is null or p.retry_at <= duly.now() or j.version <> p.version or j.status <> 'paused')
 order by p.job_id
 limit $2

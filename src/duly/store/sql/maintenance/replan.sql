@@ -26,7 +26,7 @@ repaired as (
 parked as (
     insert into duly.parked (job_id, version, parked_at)
     select job_id, version, updated_at from repaired where reason is not null
-    on conflict (job_id) do update set version = excluded.version, parked_at = excluded.parked_at
+    on conflict (job_id) do update set version = excluded.version, parked_at = excluded.parked_at, retry_at = null
 ),
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)

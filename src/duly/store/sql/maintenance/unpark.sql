@@ -1,4 +1,4 @@
--- Jobs that can be planned again go on, from the next future occurrence; one that has none left has ended.
+-- Jobs that can be planned again, or are to be tried again, go on, from the next future occurrence; one that has none left has ended.
 --   $1 job_ids  $2 versions they were parked with  $3 next_run_at  $4 job_ids that are no longer ours to resume
 with able as materialized (
     select j.job_id, f.next_run_at
@@ -18,7 +18,9 @@ unparked as (
     returning j.job_id, j.shard, j.next_run_at, j.updated_at
 ),
 forgotten as (
-    delete from duly.parked where job_id = any ($4::uuid[]) or job_id = any (array(select job_id from able))
+    -- One that could not be fired is remembered until the next look: if it is parked again before, it waits longer.
+    delete from duly.parked
+    where job_id = any ($4::uuid[]) or (job_id = any (array(select job_id from able)) and retry_at is null)
 ),
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
