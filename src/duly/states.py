@@ -47,6 +47,8 @@ class RunFlag(IntFlag):
     """Overlap `queue`: when it ends, the job's next waiting run may start."""
     TRIGGERED = 16
     """Fired by hand, outside the schedule."""
+    CANCELLED = 32
+    """Never stored: a claim says by it that the run's job was cancelled meanwhile. The run ends unbegun."""
 
 
 LEGAL_MOVES: dict[RunState, frozenset[RunState]] = {

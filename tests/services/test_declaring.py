@@ -6,13 +6,12 @@ import asyncio
 import json
 import shutil
 import zoneinfo
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
-import asyncpg
 import pytest
 
 from duly.config import Settings
@@ -24,9 +23,8 @@ from duly.store.pool import Executor, Pool
 from duly.store.runs import ClaimedRun, Requeued
 from duly.timing import forget_zones
 from frozen import DAY, HOUR, MINUTE, SECOND, START, FrozenScheduler, moments
+from held import HeldPool
 from support import count, succeeded, take
-
-T = TypeVar("T")
 
 
 @pytest.fixture
@@ -120,51 +118,6 @@ class TestOverdue:
         else:
             assert await scheduler.late() == moments(START + HOUR, HOUR, 5)
             assert await scheduler.missed() == {"changed": 15}
-
-
-class HeldPool(Pool):
-    """A process that stands still before one of its statements, while the world goes on."""
-
-    hold_before = 0
-    meanwhile: Callable[[], Awaitable[None]]
-    statements = 0
-
-    async def hold(self) -> None:
-        self.statements += 1
-        if self.statements == self.hold_before:
-            await self.meanwhile()
-
-    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        await self.hold()
-        return await super().fetch(name, *args)
-
-    async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
-        await self.hold()
-        return await super().row(name, *args)
-
-    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
-        async def held(within: Executor) -> T:
-            result = await work(_HeldWithin(within, self))  # type: ignore[arg-type]
-            await self.hold()  # before the commit
-            return result
-
-        return await super().together(held)
-
-
-class _HeldWithin:
-    can_copy = False
-
-    def __init__(self, within: Executor, pool: HeldPool) -> None:
-        self._within = within
-        self._pool = pool
-
-    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        await self._pool.hold()
-        return await self._within.fetch(name, *args)
-
-    async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
-        await self._pool.hold()
-        return await self._within.row(name, *args)
 
 
 class TestInTheMiddleOfAFire:

@@ -694,7 +694,7 @@ class Model:
             requeued += 1
         if requeued:
             self._tell("duly_work", "default")
-        return [Row(requeued=requeued, told=0)]
+        return [Row(requeued=requeued, serial=None, told=0)]
 
     def release(self, claim_id: UUID, ordinal: int) -> None:
         claim = self.claims[claim_id]

@@ -179,8 +179,7 @@ class Changing(Looking):
     async def cancel(self, job_id: str, *, tenant: str = DEFAULT_TENANT, running: bool = False) -> Job:
         """No more fires, waiting runs cancelled; with `running` those under way are told to stop as well."""
         job = await self.get_job(job_id, tenant=tenant)
-        if await jobs.cancel(self._pool, job_id=job.job_id, tenant=tenant, running=running) is None:
+        if not await jobs.cancel(self._pool, job_id=job.job_id, tenant=tenant, running=running):
             job = await self.get_job(job_id, tenant=tenant)
-            if job.status != "cancelled":
-                raise Conflict(f"job {job_id} cannot be cancelled: it is {job.status}")
+            raise Conflict(f"job {job_id} cannot be cancelled: it is {job.status}")
         return await self.get_job(job_id, tenant=tenant)

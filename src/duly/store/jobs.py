@@ -226,15 +226,16 @@ async def trigger(store: Executor, *, job_id: UUID, tenant: str, flags: int) -> 
     return await store.together(fire)
 
 
-async def cancel(store: Executor, *, job_id: UUID, tenant: str, running: bool) -> int | None:
-    """Returns how many waiting runs were cancelled with it; None if there was no job to cancel."""
+async def cancel(store: Executor, *, job_id: UUID, tenant: str, running: bool) -> bool:
+    """Whether the job is cancelled now, which it may have been before."""
 
-    async def write(within: Executor) -> int | None:
+    async def write(within: Executor) -> None:
         await retract(within, job_id=job_id, tenant=tenant)
-        row = await within.row("jobs/cancel", job_id, tenant, running)
-        return None if row is None else int(row["cancelled_runs"])
+        if await within.row("jobs/cancel", job_id, tenant) is not None:
+            await within.row("jobs/end_runs", job_id, tenant, running)
 
-    return await store.together(write)
+    await store.together(write)
+    return await store.row("jobs/end_runs", job_id, tenant, running) is not None
 
 
 def to_job(row: Any) -> Job:

@@ -192,6 +192,8 @@ async def requeue(store: Executor, ended: Sequence[Requeued]) -> int:
         [end.finished_us for end in ended],
     )
     assert row is not None
+    if row["serial"]:
+        await free_next(store, row["serial"])
     return int(row["requeued"])
 
 

@@ -243,6 +243,9 @@ class Executor:
         run = running.run
         # A payload that does not fit says all in one sentence; where the check stands is of no interest.
         text = error_text("Permanent", str(error)) if type(error) is Permanent else exception_text(error)
+        if running.stop is Stop.CANCELLED:
+            # It was told to stop and did, with an error of its own: nobody wants it tried again.
+            return Buried(run, running.started_us, self._clock.now_us(), text, status="cancelled")
         return self._retry_or_bury(running, text, next_attempt_in(run.policy, run.attempt, error))
 
     def _retry_or_bury(self, running: _Running, error: str, delay: float | None) -> Outcome:

@@ -11,13 +11,15 @@ from uuid import UUID, uuid4
 
 from duly.config import Settings
 from duly.errors import DulyError
+from duly.states import RunFlag
 from duly.store import cluster
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
-from duly.store.runs import Claim, ClaimedRun
+from duly.store.runs import Buried, Claim, ClaimedRun
 from duly.worker.claimer import Claimer, weights_of
 from duly.worker.completer import Completer
 from duly.worker.context import Context
+from duly.worker.errors import error_text
 from duly.worker.executor import Executor, Outcome, Stop
 from duly.worker.leases import LeaseKeeper
 from duly.worker.ledger import Ledger
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from duly.store.pool import Connection
 
 log = logging.getLogger("duly.worker")
+
+_CANCELLED = int(RunFlag.CANCELLED)
 
 # A handler whose run is cancelled is told within a second.
 CANCEL_SECONDS = 0.9
@@ -203,7 +207,11 @@ class Worker:
         self._idle.clear()
         self.completer.hold(claim.claim_id, len(claim.runs))
         for run in claim.runs:
-            self.executor.start(run)
+            if run.flags & _CANCELLED:
+                text = error_text("Cancelled", "the job was cancelled before this attempt began")
+                self._ended(run, Buried(run, None, self._pool.clock.now_us(), text, status="cancelled"))
+            else:
+                self.executor.start(run)
 
     def _ended(self, run: ClaimedRun, outcome: Outcome | None) -> None:
         if outcome is None:

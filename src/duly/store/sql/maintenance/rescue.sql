@@ -6,7 +6,8 @@ with clock as materialized (
 ),
 run as materialized (
     select c.claim_id, c.worker_id, c.claimed_at, one.*, count(*) over (partition by c.claim_id) as lost_together,
-        j.shard, j.priority, j.queue, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref, j.status,
+        j.shard, j.priority, j.queue, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref,
+        case when one.ordinal = any (c.cancelled) then 'cancelled' else j.status end as status,
         coalesce((j.policy ->> 'max_retries')::int, $2) as max_retries,
         jsonb_build_object('type', 'LeaseLost', 'message', format(
             'the worker (%s) was lost: its lease ran out at %s', coalesce(n.name, c.worker_id::text), c.lease_until

@@ -25,7 +25,8 @@ asked as (
         where one.job_id = $1 and one.scheduled_at = $2 and not (one.ordinal = any (held.released))
             and not duly.has_ended($1, $2)
     ) one
-    where c.claim_id = one.claim_id
+    -- As it is once its lock is had: a run that went back to the queue meanwhile is looked for there.
+    where c.claim_id = one.claim_id and not (one.ordinal = any (c.released))
     returning c.worker_id
 ),
 told as (

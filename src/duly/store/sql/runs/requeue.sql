@@ -3,7 +3,8 @@
 --   $4 state to go to  $5 delay in seconds  $6 attempts to give back (1 where this one should not count)
 --   $7 error as JSON text, null where the attempt did not fail  $8, $9 started and finished, microseconds since 1970
 -- The claim remembers the ordinals it let go, so that a later rescue of the same claim leaves them alone and a second
--- sending of this statement does nothing. A run whose job was cancelled meanwhile does not come back.
+-- sending of this statement does nothing. A run that was cancelled meanwhile, by itself or with its job, does not come
+-- back; `serial`: jobs whose next run may go now because of that (see runs/complete.sql).
 with clock as materialized (
     select duly.now() as now
 ),
@@ -17,7 +18,7 @@ held as materialized (
 ),
 run as materialized (
     select held.position, held.claim_id, held.worker_id, one.*, ended.state, ended.delay, ended.refund, ended.error,
-        ended.started, ended.finished
+        ended.started, ended.finished, one.ordinal = any (held.cancelled) as stopped
     from held
     cross join unnest(held.job_ids, held.scheduled_ats, held.fired_ats, held.epochs, held.attempts, held.flags)
         with ordinality as one (job_id, scheduled_at, fired_at, epoch, attempt, flags, ordinal)
@@ -48,7 +49,7 @@ queued as (
     from run
     cross join clock
     join duly.jobs j on j.job_id = run.job_id
-    where j.status <> 'cancelled'
+    where j.status <> 'cancelled' and not run.stopped
     returning queue, run_at
 ),
 cancelled as (
@@ -56,13 +57,15 @@ cancelled as (
         attempt, flags, status, error, note)
     select run.job_id, run.scheduled_at, run.fired_at, to_timestamp(run.started / 1e6), clock.now, run.claim_id,
         run.worker_id, run.epoch, run.attempt, run.flags, 'cancelled', run.error::jsonb,
-        jsonb_build_object('reason', 'the job was cancelled')
+        jsonb_build_object('reason', case when run.stopped then 'the run was cancelled' else 'the job was cancelled' end)
     from run
     cross join clock
     join duly.jobs j on j.job_id = run.job_id
-    where j.status = 'cancelled'
+    where j.status = 'cancelled' or run.stopped
+    returning job_id, flags
 )
 select (select count(*) from run) as requeued,
+    (select array_agg(distinct job_id) from cancelled where flags & 8 = 8) as serial,
     (select count(pg_notify('duly_work', q.queue)::text) from (
         -- A worker that sleeps until a later moment must hear of an earlier one.
         select distinct queue from queued cross join clock where queued.run_at <= clock.now + interval '60 seconds'

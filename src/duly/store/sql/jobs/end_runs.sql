@@ -1,0 +1,42 @@
+-- What waits of a cancelled job does not start. What runs is asked to stop only if $3 is true.
+--   $1 job_id  $2 tenant  $3 ask running ones too
+-- Sent twice: in the transaction that cancels the job, and once more after its commit. A retry, a rescue or a claim that was
+-- under way beside it went by what the job was before; the second look sees what they left.
+with clock as materialized (
+    select duly.now() as now
+),
+job as materialized (
+    select job_id from duly.jobs where job_id = $1 and tenant = $2 and status = 'cancelled'
+),
+waiting as (
+    delete from duly.runs r
+    using job
+    where r.job_id = job.job_id and r.job_id = $1
+    returning r.*
+),
+recorded as (
+    insert into duly.history (job_id, scheduled_at, fired_at, finished_at, epoch, attempt, flags, status, note)
+    select job_id, scheduled_at, fired_at, clock.now, epoch, attempt, flags, 'cancelled',
+        jsonb_build_object('reason', 'the job was cancelled')
+    from waiting cross join clock
+    on conflict do nothing
+),
+asked as (
+    update duly.claims c
+    set cancelled = c.cancelled || hit.ordinals
+    from (
+        select held.claim_id, array_agg(one.ordinal::int) as ordinals
+        from duly.claims held
+        cross join unnest(held.job_ids) with ordinality as one (job_id, ordinal)
+        join job on job.job_id = one.job_id
+        where $3::boolean and not (one.ordinal = any (held.cancelled))
+        group by held.claim_id
+    ) hit
+    where c.claim_id = hit.claim_id
+    returning c.worker_id
+),
+told as (
+    select count(pg_notify('duly_cancel', worker_id::text)::text) as workers
+    from (select distinct worker_id from asked) w
+)
+select job.job_id, (select count(*) from waiting) as cancelled_runs, told.workers from job cross join told

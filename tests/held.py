@@ -1,0 +1,57 @@
+"""A process that stands still at one of its statements, while the test lets the world go on."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import asyncpg
+
+from duly.store.pool import Executor, Pool
+
+T = TypeVar("T")
+
+
+class HeldPool(Pool):
+    """Before statement number `hold_before`, counted from 1, it waits for `meanwhile`. A commit counts as one."""
+
+    hold_before = 0
+    meanwhile: Callable[[], Awaitable[None]]
+    statements = 0
+
+    async def hold(self) -> None:
+        self.statements += 1
+        if self.statements == self.hold_before:
+            await self.meanwhile()
+
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        await self.hold()
+        return await super().fetch(name, *args)
+
+    async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
+        await self.hold()
+        return await super().row(name, *args)
+
+    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+        async def held(within: Executor) -> T:
+            result = await work(_HeldWithin(within, self))  # type: ignore[arg-type]
+            await self.hold()  # before the commit
+            return result
+
+        return await super().together(held)
+
+
+class _HeldWithin:
+    can_copy = False
+
+    def __init__(self, within: Executor, pool: HeldPool) -> None:
+        self._within = within
+        self._pool = pool
+
+    async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
+        await self._pool.hold()
+        return await self._within.fetch(name, *args)
+
+    async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
+        await self._pool.hold()
+        return await self._within.row(name, *args)
