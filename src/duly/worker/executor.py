@@ -245,7 +245,7 @@ class Executor:
         text = error_text("Permanent", str(error)) if type(error) is Permanent else exception_text(error)
         if running.stop is Stop.CANCELLED:
             # It was told to stop and did, with an error of its own: nobody wants it tried again.
-            return Buried(run, running.started_us, self._clock.now_us(), text, status="cancelled")
+            return self._cancelled(running, text)
         return self._retry_or_bury(running, text, next_attempt_in(run.policy, run.attempt, error))
 
     def _retry_or_bury(self, running: _Running, error: str, delay: float | None) -> Outcome:
@@ -253,6 +253,9 @@ class Executor:
         if delay is None:
             return Buried(running.run, running.started_us, finished_us, error)
         return Requeued(running.run, "retrying", delay, running.started_us, finished_us, error)
+
+    def _cancelled(self, running: _Running, error: str) -> Outcome:
+        return Buried(running.run, running.started_us, self._clock.now_us(), error, status="cancelled")
 
     def _stopped(self, running: _Running, error: asyncio.CancelledError) -> Outcome | None:
         run = running.run
@@ -263,7 +266,7 @@ class Executor:
                 return Requeued(run, "queued", 0.0, None, None, refund=1)
             case Stop.CANCELLED:
                 text = error_text("Cancelled", "the run was cancelled while it was running")
-                return Buried(run, running.started_us, self._clock.now_us(), text, status="cancelled")
+                return self._cancelled(running, text)
             case Stop.TIMEOUT:
                 seconds = run.policy.timeout_seconds
                 text = error_text("timeout", f"the attempt did not end within {seconds:g} s")
