@@ -227,7 +227,7 @@ MUTANTS = (
         "store/sql/jobs/resume.sql",
         " and version = $4",
         " and $4::int is not null",
-        ("services/test_changing.py",),
+        ("store/test_versions.py",),
     ),
     Mutant(
         "resume-tells-nobody",
@@ -259,7 +259,7 @@ MUTANTS = (
         "store/sql/maintenance/unpark.sql",
         " and version = f.version and status",
         " and status",
-        ("services/test_changing.py",),
+        ("store/test_versions.py",),
     ),
     Mutant(
         "unpark-the-kept",
@@ -323,6 +323,6 @@ MUTANTS = (
         "store/sql/newcomers/adopt.sql",
         " and version = f.version and status",
         " and status",
-        ("services/test_sql_submit.py",),
+        ("store/test_versions.py",),
     ),
 )

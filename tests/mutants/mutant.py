@@ -27,6 +27,11 @@ class Mutant:
     new: str
     tests: tuple[str, ...]
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Those of its tests that are no whole file."""
+        return tuple(test for test in self.tests if "::" in test)
+
     def path(self, root: Path) -> Path:
         if not self.file.startswith("function "):
             return root / SOURCE / self.file

@@ -171,6 +171,14 @@ def _run(mutant: Mutant, folder: Path, servers: Queue[str], timeout: float) -> R
     try:
         mutant.apply(tree)
         code, output = _pytest(tree, mutant.tests, "-x", "--timeout", "60", server=server, timeout=timeout)
+        found = _failed(output)
+        if code == pytest.ExitCode.TESTS_FAILED and not any(
+            one.split("[")[0].startswith(mutant.named) for one in found
+        ):
+            # Of a whole file another test than the right one may have failed, by chance. It must do so again.
+            code, output = _pytest(tree, found, "--timeout", "60", server=server, timeout=timeout)
+            if code == pytest.ExitCode.OK:
+                return Result(mutant, "UNSURE", time.monotonic() - began, f"{found[0]} failed once and passed then")
     finally:
         servers.put(server)
         shutil.rmtree(tree, ignore_errors=True)
@@ -178,12 +186,17 @@ def _run(mutant: Mutant, folder: Path, servers: Queue[str], timeout: float) -> R
     if code is None:
         return Result(mutant, "caught", seconds, "(it hangs)")
     if code == pytest.ExitCode.TESTS_FAILED:
-        found = [line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))]
-        return Result(mutant, "caught", seconds, found[0] if found else "")
+        return Result(mutant, "caught", seconds, f"by {', '.join(found)}")
     if code == pytest.ExitCode.OK:
         return Result(mutant, "SURVIVED", seconds)
     # It does not import, or the tests are not there: nothing was tried.
     return Result(mutant, "ERROR", seconds, output[-2000:])
+
+
+def _failed(output: str) -> list[str]:
+    """Which tests the end of pytest's output names, below tests."""
+    lines = [line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    return [line.split(" ", 1)[1].removeprefix("tests/") for line in lines]
 
 
 def _report(results: Sequence[Result]) -> int:

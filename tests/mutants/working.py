@@ -54,7 +54,7 @@ MUTANTS = (
         "store/sql/runs/claim.sql",
         "j.handler <> all ($7)",
         "(true or j.handler <> all ($7))",
-        ("services/test_worker.py",),
+        ("store/test_claims.py::test_tasks_that_are_left_to_other_workers_are_not_taken",),
     ),
     Mutant(
         "claim-newest-first",

@@ -543,3 +543,21 @@ async def test_the_sweep_leaves_a_run_whose_predecessor_stands_in_the_queue(pool
     fire = fire_of(job, next_run_at=due + timedelta(hours=9), scheduled=moments, overlap="queue")
     await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)
     assert await maintenance.free_waiting(pool) == 0
+
+
+async def test_tasks_that_are_left_to_other_workers_are_not_taken(pool: Pool) -> None:
+    await put_now(pool, 2, handler="theirs")
+    await put_now(pool, 1, handler="theirs", target='{"type":"http"}')
+    await put_now(pool, 1, handler="mine")
+
+    async def claim(without: list[str] | None) -> list[str]:
+        lanes = (["default"], [5])
+        taken = await runs.claim(
+            pool, worker_id=uuid4(), lease_seconds=60, limit=10, lanes=lanes, without=without
+        )  # fmt: skip
+        return [run.handler for run in taken.runs]
+
+    # What is called by its target is nobody's task, whatever its name.
+    assert sorted(await claim(["theirs", "others"])) == ["mine", "theirs"]
+    assert await count(pool, "runs") == 2
+    assert await claim(None) == ["theirs", "theirs"]

@@ -1,0 +1,57 @@
+"""Whoever writes what was worked out from an older row is refused: somebody has changed the job since."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from duly.store import fires, jobs, maintenance, newcomers
+from duly.store.newcomers import Adoption
+from duly.store.pool import Pool
+from support import count, due_job, hours_ago, lead, put
+
+
+async def touch(pool: Pool) -> None:
+    await pool.query("update duly.jobs set version = version + 1, schedule = 'every 2h'")
+
+
+async def test_a_resume(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    paused = await jobs.pause(pool, job_id=job.job_id, tenant="default", reason=None)
+    assert paused is not None
+    await touch(pool)
+
+    async def resume(version: int) -> object:
+        return await jobs.resume(pool, job_id=job.job_id, tenant="default", next_run_at=due, version=version)
+
+    assert await resume(paused.version) is None
+    assert await count(pool, "jobs", "status = 'paused' and next_run_at is null") == 1
+    assert await resume(paused.version + 1) is not None
+
+
+async def test_a_parked_job_that_goes_on(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    reason = "cannot be planned: no such zone"
+    assert await fires.park(pool, shard=job.shard, epoch=epoch, jobs=[(job.job_id, due, reason)]) == [job.job_id]
+    (parked,) = await maintenance.parked(pool, after=None, page=10)
+    await touch(pool)
+    assert await maintenance.unpark(pool, able=[(parked, due)], touched=[]) == 0
+    assert await count(pool, "jobs", "status = 'paused' and next_run_at is null") == 1
+
+
+async def test_a_newcomer_that_was_planned(pool: Pool) -> None:
+    rows = await pool.query("select duly.submit('noop', schedule => 'every 1h') as job_id")
+    job_id: UUID = rows[0]["job_id"]
+    ((job,), _) = await newcomers.read(pool, page=10)
+    await touch(pool)
+
+    def planned(version: int) -> Adoption:
+        return Adoption(job_id, version, "interval", "every 1h", None, hours_ago(-1))
+
+    assert await newcomers.adopt(pool, [planned(job.version)], gone=[]) == {}
+    assert await count(pool, "unplanned") == 1, "it is read and planned again"
+    assert await newcomers.adopt(pool, [planned(job.version + 1)], gone=[]) == {job_id: None}
