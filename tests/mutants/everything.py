@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import cluster, firing, jobs, timing, upkeep, working
+from mutants import cluster, edges, firing, jobs, timing, upkeep, working
 from mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -11,5 +11,6 @@ MUTANTS: tuple[Mutant, ...] = (
     *jobs.MUTANTS,
     *upkeep.MUTANTS,
     *cluster.MUTANTS,
+    *edges.MUTANTS,
     *timing.MUTANTS,
 )
