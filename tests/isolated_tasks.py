@@ -148,3 +148,11 @@ def doubled(function: Callable[..., int]) -> Callable[..., int]:
 @app.task(isolation="process")
 def wrapped() -> int:
     return 21
+
+
+def no_such_customer(ctx: Context) -> None:
+    raise Permanent("no such customer")
+
+
+async def no_such_customer_async(ctx: Context) -> None:
+    raise Permanent("no such customer")

@@ -57,6 +57,9 @@ class Settings(BaseSettings):
     reread_seconds: float = Field(60, gt=0, description="how often schedulers re-read the near future")
 
     concurrency: int = Field(100, ge=1, le=100_000, description="runs a worker process holds at once")
+    missing_task_seconds: float = Field(
+        600, ge=0, description="a run whose task no live worker has had for so long goes to the dead letters"
+    )
     shutdown_grace_seconds: float = Field(30, ge=0, description="how long running handlers may finish at shutdown")
 
     handler_pool_size: int = Field(10, ge=1, le=1000, description="connections for ctx.transaction() in one worker")

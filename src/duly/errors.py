@@ -29,7 +29,8 @@ DulyError
 
 from __future__ import annotations
 
-_LONGEST = 10 * 365 * 86400
+#: Nobody waits for more seconds than these.
+LONGEST_DELAY = 10 * 365 * 86400
 
 
 class DulyError(Exception):
@@ -158,6 +159,6 @@ class Snooze(HandlerSignal):
 
 def _duration(seconds: float) -> float:
     """A delay that somebody can wait for."""
-    if not 0 <= seconds <= _LONGEST:
-        raise ValueError(f"seconds must be 0 to {_LONGEST}, not {seconds!r}")
+    if not 0 <= seconds <= LONGEST_DELAY:
+        raise ValueError(f"seconds must be 0 to {LONGEST_DELAY}, not {seconds!r}")
     return float(seconds)

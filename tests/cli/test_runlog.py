@@ -37,7 +37,7 @@ def line(run: ClaimedRun, outcome: Outcome | None) -> str:
 def test_each_outcome_has_its_word() -> None:
     run = claimed()
     said = [
-        line(run, outcome)[10:].removeprefix("nightly")
+        line(run, outcome)[25:].removeprefix("nightly")
         for outcome in (
             Succeeded(run, STARTED, FINISHED),
             Requeued(run, "retrying", 2.0, STARTED, FINISHED, ERROR),
@@ -57,7 +57,7 @@ def test_each_outcome_has_its_word() -> None:
 def test_a_line_tells_attempt_duration_lag_and_the_error_in_short() -> None:
     run = claimed()
     assert re.fullmatch(
-        r"\d\d:\d\d:\d\d  nightly +succeeded +attempt 1  12 ms  lag 3\.0 ms",
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}  nightly +succeeded +attempt 1  12 ms  lag 3\.0 ms",
         line(run, Succeeded(run, STARTED, FINISHED)),
     )
     failed = line(run, Buried(run, STARTED, FINISHED, ERROR))

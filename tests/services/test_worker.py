@@ -13,7 +13,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from duly import Context, Duly, Permanent, RetryAfter, Snooze
+import isolated_tasks
+from duly import Context, Duly, RetryAfter, Snooze
 from duly.config import Settings
 from duly.errors import DataRefused
 from duly.model import JobRequest, Run
@@ -173,6 +174,7 @@ async def test_a_failing_handler_is_retried_with_the_same_key_and_each_error_is_
     assert [attempt.error and attempt.error.message for attempt in run.attempts] == [
         "attempt 1\ufffd",
         "attempt 2\ufffd",
+        None,
     ]
     assert run.attempts[0].error is not None
     assert "ValueError" in (run.attempts[0].error.traceback or "")
@@ -206,17 +208,33 @@ async def test_a_payload_that_does_not_fit_is_a_permanent_failure(bench: Bench, 
     assert (run.status, run.attempt) == ("dead", 1)
     assert run.error is not None
     assert words in run.error.message
+    assert run.error.traceback is None, "the sentence says it all"
 
 
-async def test_permanent_errors_are_not_tried_again(bench: Bench) -> None:
-    @bench.app.task()
-    def hopeless(ctx: Context) -> None:
-        raise Permanent("no such customer")
-
-    job_id = await bench.submit(hopeless)
+@pytest.mark.parametrize(
+    ("handler", "isolation"),
+    [
+        (isolated_tasks.no_such_customer, "thread"),
+        (isolated_tasks.no_such_customer_async, "thread"),
+        (isolated_tasks.no_such_customer, "process"),
+        (isolated_tasks.no_such_customer_async, "process"),
+    ],
+)
+async def test_permanent_errors_are_not_tried_again_and_tell_where_they_were_raised(
+    bench: Bench, handler: Any, isolation: Any
+) -> None:
+    job_id = await bench.submit(bench.app.task(isolation=isolation)(handler))
     async with bench.working():
         run = await bench.end_of(job_id)
     assert (run.status, run.attempt) == ("dead", 1)
+    assert run.error is not None
+    assert (run.error.type, run.error.message) == ("Permanent", "no such customer")
+    lines = (run.error.traceback or "").splitlines()
+    # Of what lies between a worker and its handler, nothing is shown.
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[1].startswith(f'  File "{isolated_tasks.__file__}", line ')
+    assert lines[1].endswith(f"in {handler.__name__}")
+    assert sum(line.startswith("  File ") for line in lines) == 1
 
 
 async def test_retry_after_is_honoured(bench: Bench) -> None:
@@ -282,15 +300,6 @@ async def test_a_sync_handler_that_takes_too_long_is_told_through_its_context(be
         assert await asyncio.to_thread(told.wait, 5)
     assert run.error is not None
     assert run.error.type == "timeout"
-
-
-async def test_a_task_this_worker_does_not_have_is_retried_because_another_may_have_it(bench: Bench) -> None:
-    job_id = await bench.submit("elsewhere")
-    async with bench.working():
-        run = await bench.end_of(job_id)
-    assert run.status == "retrying"
-    assert run.attempts[0].error is not None
-    assert "elsewhere" in run.attempts[0].error.message
 
 
 async def test_sys_exit_in_a_handler_fails_the_run_and_not_the_worker(bench: Bench) -> None:

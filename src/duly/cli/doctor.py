@@ -167,10 +167,19 @@ def _check_shards(status: ClusterStatus) -> Check:
 
 
 def _check_workers(status: ClusterStatus) -> Check:
-    workers = sum(node.alive and node.kind == "worker" for node in status.nodes)
+    workers = [node for node in status.nodes if node.alive and node.kind == "worker"]
     if not workers:
         return Check("workers", "fail", "none is alive, so nothing runs; start: duly worker --app module:app")
-    return Check("workers", "ok", f"{workers} alive")
+    if hanging := [node for node in workers if node.info.get("hanging_threads")]:
+        first = hanging[0]
+        return Check(
+            "workers",
+            "warn",
+            f"{len(hanging)} of {len(workers)} have handler threads that hang ({first.name}: "
+            f"{first.info['hanging_threads']} of {first.info.get('threads')}); restart them, and give such tasks "
+            "isolation='process'",
+        )
+    return Check("workers", "ok", f"{len(workers)} alive")
 
 
 async def _check_queues(operations: Operations, status: ClusterStatus) -> Check:

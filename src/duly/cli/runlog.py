@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from datetime import datetime
 
 import typer
 
@@ -59,7 +60,7 @@ class RunLog:
 
 
 def line(run: ClaimedRun, outcome: Outcome | None) -> str:
-    """`09:30:00  nightly-report        succeeded          attempt 1  12 ms  lag 3.0 ms`"""
+    """`2030-01-01 09:30:00.004  nightly-report        succeeded          attempt 1  12 ms  lag 3.0 ms`"""
     word, detail = _status(outcome)
     shown = f"{word} {detail}".strip()
     parts = [
@@ -102,4 +103,4 @@ def _short_error(text: str) -> str:
 
 
 def _clock() -> str:
-    return time.strftime("%H:%M:%S")
+    return datetime.now().isoformat(" ", "milliseconds")  # noqa: DTZ005 - as log lines do, in local time

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from duly.errors import ConfigError
+from duly.logs import LINE, MOMENT
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -103,7 +104,7 @@ def set_up_logging(level: str) -> None:
     if level.upper() not in LEVELS:
         raise ConfigError(f"setting log_level: must be one of {', '.join(LEVELS)}, not {level[:40]!r}")
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"))
+    handler.setFormatter(logging.Formatter(LINE, MOMENT))
     # `force` because a test calls several commands in one process, each with a stderr of its own.
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
     logging.getLogger("duly").setLevel(level.upper())

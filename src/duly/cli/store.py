@@ -157,11 +157,13 @@ def _state(node: NodeStatus) -> str:
 
 
 def _running(node: NodeStatus) -> str:
-    """How many runs a worker holds, and how many it would hold at most."""
+    """How many runs a worker holds, how many it would hold at most, and how many of its threads hang."""
     if node.kind != "worker":
         return ""
     most = node.info.get("concurrency")
-    return str(node.held) if most is None else f"{node.held} of {most}"
+    held = str(node.held) if most is None else f"{node.held} of {most}"
+    hanging = node.info.get("hanging_threads")
+    return f"{held}, {hanging} hang" if hanging else held
 
 
 def _epochs(status: ClusterStatus) -> dict[UUID, str]:

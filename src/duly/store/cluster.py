@@ -164,3 +164,17 @@ async def offer_handlers(store: Executor, names: Sequence[str]) -> None:
 
 async def known_handlers(store: Executor) -> list[str]:
     return [row["name"] for row in await store.fetch("cluster/handlers")]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Whether a live worker has a task, and how long ago the last one had that did. None: none is known."""
+
+    live: bool
+    seconds_ago: float | None
+
+
+async def offer_of(store: Executor, *, task: str) -> Offer:
+    row = await store.row("cluster/offer", task)
+    assert row is not None
+    return Offer(**row)

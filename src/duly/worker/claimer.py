@@ -26,6 +26,8 @@ GATHER_SECONDS, LONGEST_GATHER = 0.000_25, 0.02
 PATIENCE_SECONDS = 0.01
 
 Room = Callable[[], int]
+#: Names of tasks, or None for none of them.
+Without = Callable[[], Sequence[str] | None]
 Started = Callable[[store.Claim, float], None]
 
 
@@ -47,7 +49,9 @@ class Claimer(Service):
         concurrency: int,
         room: Room,
         started: Started,
+        without: Without = lambda: None,
     ) -> None:
+        """`without`: tasks whose runs this worker does not take at the moment, though their queue is one of its own."""
         super().__init__()
         self._pool = pool
         self._clock = clock
@@ -58,6 +62,8 @@ class Claimer(Service):
         self._lease = lease_seconds
         self._room = room
         self._started = started
+        self._without = without
+        self._narrowed = False
         # Under load, wait until a good part of the worker is free: few large claims are cheaper than many small ones.
         self._enough_room = max(1, min(CLAIM_LIMIT, concurrency // 2))
         self._more_waiting = False
@@ -75,6 +81,11 @@ class Claimer(Service):
             # Slow handlers may take minutes to free that much; meanwhile what is free must not stand idle.
             self._waiting_for_room = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self.wake)
 
+    def widened(self) -> None:
+        """There may be room again for tasks that the last claim left to others."""
+        if self._narrowed:
+            self.wake()
+
     async def run_once(self) -> float | None:
         if self._waiting_for_room is not None:
             self._waiting_for_room.cancel()
@@ -83,6 +94,8 @@ class Claimer(Service):
         if room <= 0:
             self._more_waiting = True
             return None
+        without = self._without()
+        self._narrowed = without is not None
         sent = time.monotonic()
         lanes = self._lanes_now()
         claim = await store.claim(
@@ -92,11 +105,13 @@ class Claimer(Service):
             limit=room,
             lanes=lanes,
             floors=self._floors.of(lanes, sent),
+            without=without,
         )
         answered = time.monotonic()
         # Before anything starts: no run may seem to have started before it was due.
         self._pool.clock.observe(claim.now, sent, answered)
-        self._floors.learn(lanes, claim, answered, full=len(claim.runs) == room)
+        if without is None:  # else nobody knows what was left in them
+            self._floors.learn(lanes, claim, answered, full=len(claim.runs) == room)
         if claim.runs:
             self._started(claim, sent)
         self._more_waiting = len(claim.runs) == room

@@ -5,15 +5,22 @@ The failure path must not fail: NUL characters, lone surrogates and huge traceba
 
 from __future__ import annotations
 
+import asyncio.base_events
+import asyncio.runners
+import concurrent.futures.thread
 import json
 import math
+import os
 import traceback
-from typing import Any
+from types import TracebackType
+from typing import Any, TypeGuard, TypeVar
 
-from duly.errors import Permanent, RetryAfter
+from duly.errors import Permanent, RetryAfter, Unable
 
 ERROR_LIMIT = 16 * 1024
 RESULT_LIMIT = 256 * 1024
+
+Error = TypeVar("Error", bound=BaseException)
 
 
 def clean(text: str) -> str:
@@ -61,25 +68,99 @@ class RemoteRetryAfter(RemoteError, RetryAfter):
         self.seconds = seconds
 
 
-def exception_text(error: BaseException) -> str:
-    """An exception as the store keeps it."""
-    if isinstance(error, RemoteError):
-        return error_text(error.kind, str(error), error.trace)
-    kind = type(error).__name__ if type(error).__module__ == "builtins" else _qualified(type(error))
+class Elsewhere(Unable):
+    """This worker cannot run it now, but another can, or this one in a moment: the run must not wait for long."""
+
+
+def message_of(error: BaseException) -> str:
+    """What an error says of itself, whatever its class does when it is asked."""
     try:
-        message = str(error)
-    except Exception as broken:  # noqa: BLE001 - a __str__ that raises is somebody's bug, not a reason to lose the run
-        message = f"(its message could not be shown: {type(broken).__name__})"
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-40))
-    return error_text(kind, message, trace)
+        # Of the exact type: a subclass of str may do anything when it is cut.
+        return str.__getitem__(str(error), slice(None, 4 * ERROR_LIMIT))
+    except BaseException as broken:  # noqa: BLE001 - a __str__ that raises is somebody's bug, not a reason to lose the run
+        return f"(its message could not be shown: {kind_of(broken)})"
 
 
-def _qualified(kind: type) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
+def kind_of(error: BaseException) -> str:
+    """The name of an error's class: with its module, unless everybody knows it."""
+    kind = type(error)
+    try:
+        module: object = kind.__module__
+        name = type.__dict__["__qualname__"].__get__(kind)
+        if kind is Permanent or module == "builtins":
+            return str(name)
+        return f"{module}.{name}" if isinstance(module, str) else str(name)
+    except BaseException:  # noqa: BLE001 - a metaclass may do anything
+        return "an exception"
+
+
+# Not by asking the error, whose class may do anything when it is asked.
+_TRACEBACK = BaseException.__dict__["__traceback__"]
+
+
+def exception_text(error: BaseException) -> str:
+    """An exception as the store keeps it. Never raises, whatever the exception is."""
+    if isinstance_of(error, RemoteError):
+        return error_text(error.kind, message_of(error), error.trace)
+    first = _first_of_handler(_TRACEBACK.__get__(error))
+    if type(error) is Permanent and _is_ours_alone(first):
+        # A payload that does not fit says all in one sentence; where the check stands is of no interest.
+        return error_text("Permanent", message_of(error))
+    try:
+        trace = "".join(traceback.format_exception(type(error), error, first, limit=-40))
+    except BaseException as broken:  # noqa: BLE001 - notes, causes and groups may be anything
+        trace = _plain_trace(error, first, broken)
+    return error_text(kind_of(error), message_of(error), trace)
+
+
+def isinstance_of(error: BaseException, kind: type[Error]) -> TypeGuard[Error]:
+    """As `isinstance`, by the class alone: a class may lie about itself, or raise when it is asked."""
+    return issubclass(type(error), kind)
+
+
+def _plain_trace(error: BaseException, first: TracebackType | None, broken: BaseException) -> str:
+    """Where it was raised, and no more."""
+    try:
+        places = "".join(traceback.format_tb(first, limit=-40))
+    except BaseException:  # noqa: BLE001 - source files may be odd, too
+        places = ""
+    told = f"(the rest of it could not be shown: {kind_of(broken)})"
+    return f"Traceback (most recent call last):\n{places}{kind_of(error)}: {message_of(error)}\n{told}\n"
+
+
+# Between a worker and a handler lie these; nobody who reads a handler's traceback looks for them.
+_HERE = os.path.dirname(__file__) + os.sep
+_ON_THE_WAY = frozenset(
+    {_HERE + name for name in ("executor.py", "threads.py", "isolated_child.py")}
+    | {module.__file__ for module in (asyncio.runners, asyncio.base_events, concurrent.futures.thread)}
+)
+
+
+def _first_of_handler(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames before the handler; whole, where there are no others."""
+    first = trace
+    while first is not None and first.tb_frame.f_code.co_filename in _ON_THE_WAY:
+        first = first.tb_next
+    return trace if first is None else first
+
+
+def _is_ours_alone(trace: TracebackType | None) -> bool:
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+            return False
+        trace = trace.tb_next
+    return True
 
 
 def result_text(result: Any) -> str | None:
-    """A handler's result as JSON; what JSON cannot say is kept as its text."""
+    """A handler's result as JSON; what JSON cannot say is kept as its text. Never raises: the handler has succeeded."""
+    try:
+        return _result_text(result)
+    except BaseException as broken:  # noqa: BLE001 - a __repr__ may raise anything
+        return json.dumps(f"(a result that could not be kept: {clean(kind_of(broken))[:200]})", ensure_ascii=False)
+
+
+def _result_text(result: Any) -> str | None:
     if result is None:
         return None
     try:
@@ -108,4 +189,4 @@ def _plain(value: Any, depth: int) -> Any:
         return {clean(str(key)): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, depth + 1) for item in value]
-    return clean(repr(value)[:2000])
+    return clean(str.__getitem__(repr(value), slice(None, 2000)))

@@ -6,22 +6,23 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from typing import Any
 from uuid import UUID
 
 from duly.clock import Clock
-from duly.errors import Permanent, Snooze, StoreUnavailable, Unable
+from duly.errors import LONGEST_DELAY, Snooze, StoreUnavailable, Unable
 from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, to_micros
 from duly.states import RunFlag
 from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
 from duly.worker.context import Context, Host, NotHeld, key_of
 from duly.worker.drivers import Drivers
-from duly.worker.errors import error_text, exception_text, result_text
+from duly.worker.errors import Elsewhere, error_text, exception_text, isinstance_of, message_of, result_text
+from duly.worker.offers import Offers
 from duly.worker.retry import next_attempt_in
 from duly.worker.targets import Isolated, Target
 from duly.worker.task import Task
+from duly.worker.threads import Threads
 
 log = logging.getLogger("duly.worker")
 
@@ -35,6 +36,8 @@ _WATCH_SECONDS = 0.1
 ABANDON_SECONDS = 5.0
 # A run that this worker cannot run comes back to the queue after a quarter of its age, within these bounds.
 _UNABLE_SECONDS = (1.0, 60.0)
+# And after this, where another worker can run it.
+_ELSEWHERE_SECONDS = 0.5
 
 #: Whether a run's idempotency key is one that a run has already completed with.
 Ledger = Callable[[ClaimedRun, str], Awaitable[bool]]
@@ -49,6 +52,9 @@ class Stop(Enum):
     SHUTDOWN = "shutdown"
 
 
+_NO_DEADLINE = float("inf")
+
+
 class _Running:
     __slots__ = ("abandoned", "context", "deadline", "run", "started_us", "stop", "task")
 
@@ -58,7 +64,7 @@ class _Running:
         self.started_us: int | None = None
         self.stop: Stop | None = None
         self.abandoned = False
-        self.deadline = float("inf")
+        self.deadline = _NO_DEADLINE
         self.task: asyncio.Task[None] | None = None
 
 
@@ -76,15 +82,19 @@ class Executor:
         ledger: Ledger | None = None,
         targets: Mapping[str, Target] | None = None,
         isolated: Isolated | None = None,
+        offers: Offers | None = None,
+        threads_changed: Callable[[], None] = lambda: None,
     ) -> None:
+        """`offers`: who else may have a task; without, there is no other worker, and a task that is not here fails."""
         self._tasks = tasks
+        self._offers = offers
         self._host = host
         self._ledger = ledger
         self._targets = targets or {}
         self._isolated = isolated
         self._clock = clock
         self._report = report
-        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="duly-handler")
+        self.threads = Threads(threads, threads_changed)
         # All that were started and have not been reported, whether their handler has begun or not.
         self._running: set[_Running] = set()
         self._drivers = Drivers(self._take_turn)
@@ -115,8 +125,7 @@ class Executor:
             self._stop(running, why)
 
     def close(self) -> None:
-        # Threads cannot be killed; a handler that is still in one has been given up, not waited for.
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.threads.close()
         if self._watch is not None:
             self._watch.cancel()
 
@@ -132,7 +141,8 @@ class Executor:
     def _abandon(self, running: _Running) -> None:
         run = running.run
         if running in self._running:
-            log.warning("run of %s was told to stop (%s) and goes on: it is given up", run.name, running.stop)
+            why = "lost" if running.stop is None else running.stop.value
+            log.warning("run of %s was told to stop (%s) and goes on: it is given up", run.name, why)
             running.abandoned = True
             self._end(running, self._stopped(running, asyncio.CancelledError()))
 
@@ -151,7 +161,7 @@ class Executor:
             result = await self._call(running, started_us)
             if running.stop is None or running.stop is Stop.SHUTDOWN or running.stop is Stop.CANCELLED:
                 text = None if result is None else result_text(result)
-                outcome = Succeeded(run, started_us, self._clock.now_us(), text)
+                outcome = Succeeded(run, running.started_us, self._clock.now_us(), text)
             else:
                 # It went on after its time was up, or after its lease was lost: what it says no longer counts.
                 outcome = self._stopped(running, asyncio.CancelledError())
@@ -160,16 +170,18 @@ class Executor:
         except NotHeld:
             outcome = None
         except Snooze as signal:
-            outcome = Requeued(run, "queued", max(0.0, signal.seconds), None, None, refund=1)
+            outcome = self._snoozed(running, signal)
         except Unable as error:
             outcome = self._unable(run, error)
         except _AlreadyDone:
             now_us = self._clock.now_us()
             outcome = Succeeded(run, now_us, now_us, None, int(RunFlag.DEDUPLICATED))
-        except Exception as error:  # noqa: BLE001 - a handler may raise anything
+        except GeneratorExit as error:
+            if not _is_running(running):
+                raise  # nobody drives this any more: the loop has been closed
             outcome = self._failed(running, error)
-        except (SystemExit, KeyboardInterrupt) as error:
-            # A handler that calls sys.exit() fails; it does not end the worker.
+        except BaseException as error:  # noqa: BLE001 - a handler may raise anything
+            # Also what is no Exception: one that calls sys.exit() fails, and does not end the worker.
             outcome = self._failed(running, error)
         if not running.abandoned:
             self._end(running, outcome)
@@ -192,14 +204,15 @@ class Executor:
         if run.target is None:
             task = self._tasks.get(run.handler)
             if task is None:
-                raise LookupError(f"this worker has no task {run.handler!r}")
+                if self._offers is not None:
+                    await self._offers.refuse(run)
+                raise LookupError(f"there is no task {run.handler!r}")
         else:
             target = self._targets.get(run.handler)
             if target is None:
                 raise Unable(f"this worker does not call {run.handler} targets")
         running.context = context = Context(run, self._host, started_us)
-        policy = DEFAULT_POLICY if run.policy_text is None else run.policy
-        running.deadline = asyncio.get_running_loop().time() + policy.timeout_seconds
+        self._set_deadline(running)
         if self._ledger is not None and run.policy_text is not None and _has_own_key(run):
             await self._check_ledger(run)
         context._must_be_held()
@@ -213,9 +226,21 @@ class Executor:
             return await self._isolated.call(task, context, arguments)
         if task.is_async:
             return await (task.function(context, **arguments) if task.takes_context else task.function(**arguments))
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, _call_in_thread, task, context, arguments
+        # It may stand in line for a thread: that is not its own time.
+        running.deadline = _NO_DEADLINE
+        return await self.threads.call(
+            task.name, lambda: self._begins(running, context), lambda: _call_in_thread(task, context, arguments)
         )
+
+    def _begins(self, running: _Running, context: Context) -> None:
+        """There is a thread for it: its time begins now."""
+        running.started_us = context._started_us = self._clock.now_us()
+        self._set_deadline(running)
+
+    def _set_deadline(self, running: _Running) -> None:
+        run = running.run
+        policy = DEFAULT_POLICY if run.policy_text is None else run.policy
+        running.deadline = asyncio.get_running_loop().time() + policy.timeout_seconds
 
     async def _check_ledger(self, run: ClaimedRun) -> None:
         assert self._ledger is not None
@@ -233,20 +258,34 @@ class Executor:
             return Succeeded(run, outcome.started_us, outcome.finished_us, outcome.result, key=key_of(run))
         return outcome
 
+    def _snoozed(self, running: _Running, signal: Snooze) -> Outcome:
+        try:
+            delay = _waitable(signal.seconds)
+        except BaseException as broken:  # noqa: BLE001 - a kind of the user's own may have lost its seconds
+            return self._failed(running, broken)
+        return Requeued(running.run, "queued", delay, None, None, refund=1)
+
     def _unable(self, run: ClaimedRun, error: Unable) -> Outcome:
-        log.info("a run of %s goes back to the queue for another worker: %s", run.name, error)
+        if isinstance_of(error, Elsewhere):
+            log.debug("a run of %s goes back to the queue: %s", run.name, error)
+            return Requeued(run, "queued", _ELSEWHERE_SECONDS, None, None, refund=1)
+        log.info("a run of %s goes back to the queue for another worker: %s", run.name, message_of(error))
         age = (self._clock.now_us() - to_micros(run.scheduled_at)) / 1e6
         shortest, longest = _UNABLE_SECONDS
         return Requeued(run, "queued", min(longest, max(shortest, age / 4)), None, None, refund=1)
 
     def _failed(self, running: _Running, error: BaseException) -> Outcome:
         run = running.run
-        # A payload that does not fit says all in one sentence; where the check stands is of no interest.
-        text = error_text("Permanent", str(error)) if type(error) is Permanent else exception_text(error)
+        text = exception_text(error)
         if running.stop is Stop.CANCELLED:
             # It was told to stop and did, with an error of its own: nobody wants it tried again.
             return self._cancelled(running, text)
-        return self._retry_or_bury(running, text, next_attempt_in(run.policy, run.attempt, error))
+        try:
+            delay = next_attempt_in(run.policy, run.attempt, error)
+            delay = None if delay is None else _waitable(delay)
+        except BaseException:  # noqa: BLE001 - an error may lie about its class, or about when to try again
+            delay = next_attempt_in(run.policy, run.attempt, None)
+        return self._retry_or_bury(running, text, delay)
 
     def _retry_or_bury(self, running: _Running, error: str, delay: float | None) -> Outcome:
         finished_us = self._clock.now_us()
@@ -287,6 +326,21 @@ class Executor:
 def _call_in_thread(task: Task, context: Context, arguments: Mapping[str, Any]) -> Any:
     context._must_be_held()  # it may have stood in line for a thread
     return task.function(context, **arguments) if task.takes_context else task.function(**arguments)
+
+
+def _is_running(running: _Running) -> bool:
+    try:
+        return asyncio.current_task() is running.task
+    except RuntimeError:
+        return False
+
+
+def _waitable(seconds: float) -> float:
+    """Seconds that somebody can wait for."""
+    seconds = float(seconds)
+    if not seconds <= LONGEST_DELAY:
+        raise ValueError(f"{seconds} s are no delay")
+    return max(0.0, seconds)
 
 
 class _AlreadyDone(Exception):

@@ -289,8 +289,7 @@ def _made_of(answer: Mapping[str, Any]) -> Any:
     kind, message, trace = answer["error"]["type"], answer["error"]["message"], answer["error"]["traceback"]
     match answer["signal"]:
         case ["permanent"]:
-            # Of ours, all is in the sentence; a kind of the user's own keeps its name.
-            raise Permanent(message) if kind == "duly.errors.Permanent" else RemotePermanent(kind, message, trace)
+            raise RemotePermanent(kind, message, trace)
         case ["retry_after", seconds]:
             raise RemoteRetryAfter(seconds, kind, message, trace)
         case ["snooze", seconds]:

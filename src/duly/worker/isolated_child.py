@@ -28,9 +28,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from duly.errors import Permanent, RetryAfter, Snooze, Unable
+from duly.logs import LINE, MOMENT
 from duly.store.runs import ClaimedRun
 from duly.worker.context import Context
-from duly.worker.errors import exception_text, result_text
+from duly.worker.errors import exception_text, isinstance_of, result_text
 from duly.worker.isolated import LENGTH, resolve
 
 if TYPE_CHECKING:
@@ -199,15 +200,17 @@ class _Call:
 
 def _signal_of(error: BaseException) -> list[Any]:
     """What the error means for the run, whatever its class is called."""
-    match error:
-        case Permanent():
+    try:
+        if isinstance_of(error, Permanent):
             return ["permanent"]
-        case RetryAfter():
-            return ["retry_after", error.seconds]
-        case Snooze():
-            return ["snooze", error.seconds]
-        case Unable():
+        if isinstance_of(error, RetryAfter):
+            return ["retry_after", float(error.seconds)]
+        if isinstance_of(error, Snooze):
+            return ["snooze", float(error.seconds)]
+        if isinstance_of(error, Unable):
             return ["unable"]
+    except BaseException:  # noqa: BLE001, S110 - a kind of the user's own may have lost its seconds; then it just failed
+        pass
     return []
 
 
@@ -234,9 +237,7 @@ def main() -> None:
         # Whoever ends a whole group of services means the worker, which lets its handlers finish. Not SIG_IGN, which
         # programs that a handler starts would inherit.
         signal.signal(number, lambda *_: None)
-    logging.basicConfig(
-        level=logging.WARNING, format="%(asctime)s %(levelname)-7s %(name)s: %(message)s", datefmt="%H:%M:%S"
-    )
+    logging.basicConfig(level=logging.WARNING, format=LINE, datefmt=MOMENT)
     faulthandler.enable()  # a crash leaves its traceback in the worker's log
     Child(requests, answers).run()
 

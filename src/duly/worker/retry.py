@@ -6,6 +6,7 @@ import random
 
 from duly.errors import Permanent, RetryAfter
 from duly.model import Policy
+from duly.worker.errors import isinstance_of
 
 JITTER = 0.25
 
@@ -25,8 +26,9 @@ def retry_delay(policy: Policy, attempt: int, *, spread: float | None = None) ->
 
 def next_attempt_in(policy: Policy, attempt: int, error: BaseException | None) -> float | None:
     """Seconds until the next attempt, or None: no more attempts, to the dead letters."""
-    if isinstance(error, Permanent) or attempt > policy.max_retries:
+    # By the class alone, as `except` does: an error may lie about itself.
+    if issubclass(type(error), Permanent) or attempt > policy.max_retries:
         return None
-    if isinstance(error, RetryAfter):
+    if error is not None and isinstance_of(error, RetryAfter):
         return max(0.0, error.seconds)
     return retry_delay(policy, attempt)

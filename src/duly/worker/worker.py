@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
 from duly.config import Settings
-from duly.errors import DulyError
+from duly.errors import DulyError, StoreUnavailable
 from duly.states import RunFlag
 from duly.store import cluster
 from duly.store.notifier import Notifier
@@ -23,6 +23,7 @@ from duly.worker.errors import error_text
 from duly.worker.executor import Executor, Outcome, Stop
 from duly.worker.leases import LeaseKeeper
 from duly.worker.ledger import Ledger
+from duly.worker.offers import Offers
 from duly.worker.progress import Progress
 from duly.worker.targets import Isolated, Target
 from duly.worker.task import Task
@@ -37,6 +38,10 @@ _CANCELLED = int(RunFlag.CANCELLED)
 
 # A handler whose run is cancelled is told within a second.
 CANCEL_SECONDS = 0.9
+# Of one process; more would only wait for one another.
+MOST_THREADS = 64
+# Between two words to the store about threads that hang.
+TELL_SECONDS = 1.0
 
 Observer = Callable[[ClaimedRun, Outcome | None], None]
 
@@ -82,11 +87,19 @@ class Worker:
             pgbouncer=settings.pgbouncer and settings.direct_url is None,
         )
         self._progress = Progress(pool)
+        self._offers = Offers(pool, missing_seconds=settings.missing_task_seconds)
+        self._thread_tasks = sorted(
+            name for name, task in tasks.items() if not task.is_async and task.isolation == "thread"
+        )
+        self._told_hanging = 0
+        self._telling: asyncio.Task[None] | None = None
         self.executor = Executor(
             tasks,
             pool.clock,
             self._ended,
-            threads=min(self._concurrency, 64),
+            threads=min(self._concurrency, MOST_THREADS),
+            threads_changed=self._threads_changed,
+            offers=self._offers,
             host=self,
             ledger=Ledger(pool, retention_seconds=settings.ledger_retention_seconds).holds,
             targets=self._targets,
@@ -103,8 +116,9 @@ class Worker:
             lease_seconds=settings.worker_lease_seconds,
             poll_seconds=settings.poll_seconds,
             concurrency=self._concurrency,
-            room=lambda: self._concurrency - self._in_flight,
+            room=self._room,
             started=self._claimed,
+            without=self._left_to_others,
         )
         self.leases = LeaseKeeper(
             pool.url,
@@ -122,6 +136,7 @@ class Worker:
             notifier.listen("duly_cancel", self._heard_cancel)
 
     async def _join(self, pool: Pool) -> None:
+        self._told_hanging = hanging = self.executor.threads.hanging
         await cluster.join(
             pool,
             node_id=self.worker_id,
@@ -135,6 +150,7 @@ class Worker:
                 "concurrency": self._concurrency,
                 "tasks": sorted(self._tasks),
                 "targets": sorted(self._targets),
+                **({"hanging_threads": hanging, "threads": self.executor.threads.limit} if hanging else {}),
             },
         )
         await cluster.offer_handlers(pool, list(self._tasks))
@@ -167,6 +183,8 @@ class Worker:
         await self._progress.stop()
         await self.leases.stop()
         self.executor.close()
+        if self._telling is not None:
+            self._telling.cancel()
         for target in self._targets.values():
             await target.close()
         if self._isolated is not None:
@@ -195,6 +213,43 @@ class Worker:
 
     def holds(self, run: ClaimedRun) -> bool:
         return self.leases.holds(run.claim_id)
+
+    # What there is room for.
+
+    def _room(self) -> int:
+        """How many runs may be claimed: of any task, or of those that need no thread (`_left_to_others`)."""
+        room, threads = self._concurrency - self._in_flight, self.executor.threads
+        if threads.left and not self._no_threads():
+            # Whatever is claimed now may want one.
+            return min(room - threads.left, threads.free)
+        return room
+
+    def _left_to_others(self) -> list[str] | None:
+        names = self._offers.elsewhere()
+        if self._no_threads():
+            names += self._thread_tasks
+        return names or None
+
+    def _no_threads(self) -> bool:
+        threads = self.executor.threads
+        return threads.crowded or (threads.left > 0 and self._concurrency - self._in_flight <= threads.left)
+
+    def _threads_changed(self) -> None:
+        self.claimer.widened()
+        if self.executor.threads.hanging != self._told_hanging and self._telling is None and not self._stopping:
+            self._telling = asyncio.get_running_loop().create_task(self._tell_hanging())
+
+    async def _tell_hanging(self) -> None:
+        """So that `duly status` can show it."""
+        try:
+            while self.executor.threads.hanging != self._told_hanging and not self._stopping:
+                await asyncio.sleep(TELL_SECONDS)  # many may hang at once
+                try:
+                    await self._join(self._pool)
+                except StoreUnavailable:
+                    self._told_hanging = -1
+        finally:
+            self._telling = None
 
     # What the parts tell each other.
 

@@ -1,0 +1,6 @@
+-- Whether a live worker has this task, and how many seconds ago the last one had that did.   $1 task
+select coalesce(bool_or(n.lease_until > clock.now), false) as live,
+    extract(epoch from max(clock.now) - max(n.lease_until))::float8 as seconds_ago
+from duly.nodes n
+cross join (select duly.now() as now) clock
+where n.kind = 'worker' and n.info -> 'tasks' ? $1::text
