@@ -117,6 +117,7 @@ _SEARCH = (
     "cluster/test_churn.py",
     "cluster/test_exactly_once.py",
     "cluster/test_fight.py",
+    "policies/",
     "services/test_overlap.py",
     "simulation/",
     "torture/test_torture.py",
@@ -125,7 +126,8 @@ _SEARCH = (
 
 
 _LONG = (
-    "torture/", "simulation/", "unit/test_bench.py", "unit/timing/test_oracle.py", "cluster/test_processes.py",
+    "torture/", "simulation/", "policies/",
+    "unit/test_bench.py", "unit/timing/test_oracle.py", "cluster/test_processes.py",
     "cluster/test_fight.py", "cluster/test_churn.py", "cluster/test_coordinator_contract.py",
 )  # fmt: skip
 

@@ -28,7 +28,7 @@ from duly.model import (
     ScheduleKind,
     policy_from_stored,
 )
-from duly.timing import check_template, load_zone, make_timetable, parse_schedule
+from duly.timing import check_template, jitter_offset, load_zone, make_timetable, parse_schedule
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
@@ -215,25 +215,41 @@ def check_labels(labels: object) -> str | None:
     return json.dumps(checked, ensure_ascii=False, sort_keys=True)
 
 
-def _plan(schedule: str | None, timezone: str, policy: Policy, anchor: datetime, now: datetime) -> Plan:
-    parsed = parse_schedule(
-        schedule, now=now, timezone=timezone, dst_gap=policy.dst_gap, dst_fold=policy.dst_fold, anchor=anchor
-    )
-    return Plan(parsed.kind, parsed.canonical, parsed.next(_LONG_AGO if parsed.kind == "once" else now))
-
-
 _NOW = Plan("once", "now", None)
 
 
-def plan_moment(moment: datetime) -> tuple[datetime, str]:
+def plan_moment(moment: datetime, *, job_id: UUID, jitter_seconds: int) -> tuple[datetime, str]:
     """What `plan_schedule` comes to for a moment: the first occurrence, and its canonical text."""
-    first = check_moment("schedule", moment)
-    assert first is not None
-    return first, first.isoformat().replace("+00:00", "Z")
+    nominal = check_moment("schedule", moment)
+    assert nominal is not None
+    first = nominal if not jitter_seconds else _jittered(nominal, job_id, jitter_seconds)
+    return first, nominal.isoformat().replace("+00:00", "Z")
+
+
+def _jittered(nominal: datetime, job_id: UUID, jitter_seconds: int) -> datetime:
+    """When a one-off fires. Here its offset is applied, and nowhere after: a fire takes the stored time as it is."""
+    try:
+        moment = nominal + jitter_offset(job_id, jitter_seconds)
+    except OverflowError as error:
+        raise InvalidInput("jitter_seconds", "leads past the year 9999") from error
+    if moment > LAST_MOMENT:
+        raise InvalidInput("jitter_seconds", "leads past the year 9999")
+    return moment
+
+
+def check_bounds(
+    kind: ScheduleKind, *, start_at: datetime | None, end_at: datetime | None, max_runs: int | None
+) -> None:
+    """A one-off has no bounds: it runs once, at its time."""
+    if kind == "once":
+        for field, value in (("start_at", start_at), ("end_at", end_at), ("max_runs", max_runs)):
+            if value is not None:
+                raise InvalidInput(field, "is for recurring jobs, and this one runs once: leave it out")
 
 
 def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: datetime) -> Plan:
     """Parse the schedule and find the first occurrence within the job's bounds."""
+    start_at, end_at, policy = request.start_at, request.end_at, request.policy
     schedule = request.schedule
     if isinstance(schedule, datetime):
         schedule = (check_moment("schedule", schedule) or now).isoformat()
@@ -242,28 +258,38 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: d
     timezone = check_text("timezone", request.timezone, longest=100)
     if schedule is None or schedule.strip().lower() == "now":
         load_zone(timezone)
+        check_bounds("once", start_at=start_at, end_at=end_at, max_runs=request.max_runs)
         return _NOW
-    start_at, end_at = request.start_at, request.end_at
-    plan = _plan(schedule, timezone, request.policy, start_at or anchor, now)
-    if plan.kind == "once":
-        if plan.first is None:
+    parsed = parse_schedule(
+        schedule,
+        # A time that has passed is still to come where jitter puts it after now.
+        now=now - jitter_offset(job_id, policy.jitter_seconds),
+        timezone=timezone,
+        dst_gap=policy.dst_gap,
+        dst_fold=policy.dst_fold,
+        anchor=start_at or anchor,
+        starts=start_at is not None,
+    )
+    check_bounds(parsed.kind, start_at=start_at, end_at=end_at, max_runs=request.max_runs)
+    if parsed.kind == "once":
+        first = check_moment("schedule", parsed.next(_LONG_AGO))
+        if first is None:
             raise InvalidSchedule("can never fire")
-        check_moment("schedule", plan.first)
-        return plan
+        return Plan("once", parsed.canonical, _jittered(first, job_id, policy.jitter_seconds))
     timetable = make_timetable(
-        kind=plan.kind,
-        schedule=plan.canonical,
+        kind=parsed.kind,
+        schedule=parsed.canonical,
         timezone=timezone,
         anchor=start_at or anchor,
         start_at=start_at,
         end_at=end_at,
-        policy=request.policy,
+        policy=policy,
         job_id=job_id,
     )
     first = timetable.next(now)
     if first is None:
         raise InvalidSchedule("has no occurrence between now and end_at" if end_at else "can never fire")
-    return Plan(plan.kind, plan.canonical, first)
+    return Plan(parsed.kind, parsed.canonical, first)
 
 
 def fingerprint(request: JobRequest, payload: str, labels: str | None, schedule: str) -> bytes:

@@ -183,7 +183,8 @@ async def test_it_becomes_what_python_would_have_made_of_it(
         ("2031-03-08T09:30", "Europe/Berlin"),
         ("RRULE:FREQ=DAILY;COUNT=3", "UTC"),
     ):
-        job_id = await submit(caller, schedule=schedule, timezone=zone, start_at=MOMENT)
+        start_at = None if schedule.startswith("2031") else MOMENT
+        job_id = await submit(caller, schedule=schedule, timezone=zone, start_at=start_at)
 
         async def planned(job_id: str = job_id) -> bool:
             return (await operations.get_job(job_id)).status == "active"
@@ -191,7 +192,7 @@ async def test_it_becomes_what_python_would_have_made_of_it(
         await eventually(planned)
         job = await operations.get_job(job_id)
         other = await operations.submit(
-            JobRequest("send_report", schedule=schedule, timezone=zone, start_at=MOMENT), allow_unknown_handler=True
+            JobRequest("send_report", schedule=schedule, timezone=zone, start_at=start_at), allow_unknown_handler=True
         )
         twin = await operations.get_job(str(other.job_id))
         assert (job.kind, job.schedule, job.next_run_at) == (twin.kind, twin.schedule, twin.next_run_at)

@@ -475,7 +475,7 @@ class Model:
                     state = "skipped"
                 elif not busy and place == 1:
                     state = "queued"
-                elif overlap[number] == "queue" and waiting + place > max_queued[number]:
+                elif overlap[number] == "queue" and waiting + place - (not busy) > max_queued[number]:
                     state = "skipped"
                 else:
                     state = "waiting"
@@ -574,7 +574,7 @@ class Model:
             for at, flags, place in runs.get(job_id, ()):
                 if overlap[number] == "parallel" or (not busy and place == 1):
                     state = "queued"
-                elif overlap[number] == "queue" and (len(waiting) if busy else 0) + place > max_queued[number]:
+                elif overlap[number] == "queue" and (len(waiting) if busy else -1) + place > max_queued[number]:
                     state = "skipped"
                 else:
                     state = "waiting"

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.checks import check_labels, check_policy, check_text, payload_text
+from duly.checks import Plan, check_labels, check_policy, check_text, payload_text, plan_moment, plan_schedule
 from duly.config import load_settings
-from duly.errors import ConfigError, InvalidInput
-from duly.model import Policy
+from duly.errors import ConfigError, InvalidInput, InvalidSchedule
+from duly.model import JobRequest, Policy
+from duly.timing import jitter_offset
 
 
 @pytest.mark.parametrize(
@@ -128,3 +131,47 @@ class TestSettings:
         (tmp_path / "duly.toml").write_text("port = = 1")
         with pytest.raises(ConfigError, match=r"duly\.toml"):
             load_settings()
+
+
+NOW = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
+
+
+def plan(request: JobRequest) -> Plan:
+    return plan_schedule(request, now=NOW, job_id=UUID(int=7), anchor=NOW)
+
+
+@pytest.mark.parametrize("schedule", [None, "now", "2026-06-01T09:00:00Z", "2026-06-01T09:00", NOW])
+@pytest.mark.parametrize(("field", "value"), [("start_at", NOW), ("end_at", NOW), ("max_runs", 1)])
+def test_bounds_of_a_one_off_are_refused_by_name(schedule: Any, field: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match="recurring") as caught:
+        plan(JobRequest("noop", schedule=schedule, **{field: value}))
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("timezone", ["Factory", "localtime", "posixrules", "right/UTC", "leapseconds", "", "X/Y"])
+@pytest.mark.parametrize("schedule", [None, "0 9 * * *", "every 1h", "2026-06-01T09:00:00Z", "FREQ=DAILY"])
+def test_what_is_no_zone_is_refused_at_submit(schedule: str | None, timezone: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        plan(JobRequest("noop", schedule=schedule, timezone=timezone))
+    assert caught.value.field == "timezone"
+
+
+def test_the_jitter_of_a_one_off_is_applied_at_submit() -> None:
+    policy = Policy(jitter_seconds=600)
+    offset = jitter_offset(UUID(int=7), 600)
+    at = datetime(2026, 6, 1, 9, tzinfo=UTC)
+    for schedule in (at, at.isoformat(), "2026-06-01T09:00"):
+        planned = plan(JobRequest("noop", schedule=schedule, policy=policy))
+        assert planned.first == at + offset
+    assert plan_moment(at, job_id=UUID(int=7), jitter_seconds=600) == (at + offset, "2026-06-01T09:00:00Z")
+    assert plan(JobRequest("noop", policy=policy)).first is None
+
+
+@pytest.mark.parametrize("schedule", ["9999-12-30T23:59:00Z", "9999-12-31T00:00:00Z"])
+def test_jitter_past_the_calendar_is_refused_by_name(schedule: str) -> None:
+    with pytest.raises(InvalidInput, match="9999") as caught:
+        plan(JobRequest("noop", schedule=schedule, policy=Policy(jitter_seconds=86_400)))
+    assert caught.value.field == "jitter_seconds"
+    rule = "DTSTART:99991231T235900Z\nRRULE:FREQ=MINUTELY;COUNT=1"
+    with pytest.raises(InvalidSchedule):
+        plan(JobRequest("noop", schedule=rule, policy=Policy(jitter_seconds=86_400)))

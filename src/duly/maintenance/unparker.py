@@ -68,5 +68,4 @@ def resumed_at(job: Parked, now: datetime) -> datetime | None:
         policy=policy_from_stored(job.policy),
         job_id=job.job_id,
     )
-    following = plan_resume(timetable, now=now)
-    return following or now if job.kind == "once" else following
+    return plan_resume(timetable, now=now)

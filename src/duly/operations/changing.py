@@ -16,7 +16,7 @@ from duly.states import ENDED_STATES, RunFlag
 from duly.store import jobs, runs
 from duly.store.jobs import ChangedJob
 from duly.store.pool import Executor
-from duly.timing import forget_zones, parse_schedule
+from duly.timing import forget_zones, plan_resume
 
 
 class Changing(Looking):
@@ -133,14 +133,7 @@ class Changing(Looking):
             raise Conflict(f"job {job.job_id} cannot be resumed: it still cannot be planned: {error}") from error
 
     def _resume_at(self, job: Job) -> datetime:
-        now = self._pool.clock.now()
-        if job.kind == "once":
-            # The schedule of a one-off that never fired still says when; if that is past, it is due now.
-            parsed = parse_schedule(
-                job.schedule, now=now, timezone=job.timezone, dst_gap=job.policy.dst_gap, dst_fold=job.policy.dst_fold
-            )
-            return parsed.next(now) or now
-        next_run_at = timetable_of(job).next(now)
+        next_run_at = plan_resume(timetable_of(job), now=self._pool.clock.now(), fired=job.last_run_at)
         if next_run_at is None:
             raise Conflict(f"job {job.job_id} has no occurrence left to resume with")
         return next_run_at

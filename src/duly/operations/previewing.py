@@ -47,8 +47,15 @@ def preview(
     checks.check_integer("count", count, 1, MAX_COUNT)
     checks.check_text("timezone", timezone, longest=100)
     parsed = parse_schedule(
-        schedule, now=after, timezone=timezone, dst_gap=dst_gap, dst_fold=dst_fold, anchor=start_at or after
+        schedule,
+        now=after,
+        timezone=timezone,
+        dst_gap=dst_gap,
+        dst_fold=dst_fold,
+        anchor=start_at or after,
+        starts=start_at is not None,
     )
+    checks.check_bounds(parsed.kind, start_at=start_at, end_at=end_at, max_runs=None)
     timetable = Timetable(parsed, start_at, end_at)
     occurrences: list[Occurrence] = []
     real = 0

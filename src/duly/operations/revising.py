@@ -7,7 +7,9 @@ makes overdue would be a burst that nobody asked for, and so would letting the n
 Occurrences are fired ahead of their time, so none is overdue unless nobody was there to fire it. A one-off has simply
 been moved; nothing of it is missed.
 
-The plan goes on with the first occurrence after now, and never at or before one that has fired.
+The plan goes on with the first occurrence after now, and never at or before one that has fired. Where only the jitter
+changes, the occurrence that comes next stays the same one and merely moves: it is neither lost, if its new time has
+passed, nor run again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from duly.errors import Conflict, InvalidInput, InvalidSchedule
 from duly.model import POLICY_FIELDS, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.base import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
-from duly.timing import make_timetable, plan_fire
+from duly.timing import jitter_offset, make_timetable, plan_fire
 
 _PLAIN = ("name", "payload", "payload_ref", "max_runs", "queue", "priority", "labels")
 _TIMING = ("schedule", "timezone", "start_at", "end_at")
@@ -64,6 +66,9 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
         wanted["schedule"] = timing.schedule
         # Another spelling of the same thing is no change.
         moved = _moves(job, wanted)
+    else:
+        given = {field: wanted[field] if field in changes else None for field in ("start_at", "end_at", "max_runs")}
+        checks.check_bounds(timing.kind, **given)
     old = _old_values(job, wanted)
     if not old:
         return None
@@ -186,7 +191,15 @@ def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime, 
     if schedule is None or (isinstance(schedule, str) and schedule.strip().lower() == "now"):
         schedule = now
     start_at, end_at, timezone = wanted["start_at"], wanted["end_at"], wanted["timezone"]
-    request = JobRequest("", schedule=schedule, timezone=timezone, start_at=start_at, end_at=end_at, policy=policy)
+    request = JobRequest(
+        "",
+        schedule=schedule,
+        timezone=timezone,
+        start_at=start_at,
+        end_at=end_at,
+        max_runs=wanted["max_runs"],
+        policy=policy,
+    )
     plan = checks.plan_schedule(request, now=now, job_id=job.job_id, anchor=job.created_at)
     if job.status == "paused":
         return _Timing(plan.kind, plan.canonical, None)
@@ -212,10 +225,22 @@ def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime, 
         policy=policy,
         job_id=job.job_id,
     )
-    next_run_at = timetable.next(now if fired is None else max(now, fired))
+    if job.next_run_at is not None and not overdue and _same_but_jitter(job, plan, wanted, policy):
+        nominal = job.next_run_at - jitter_offset(job.job_id, job.policy.jitter_seconds)
+        if (moved := timetable.of_nominal(nominal)) is not None:
+            # An occurrence whose new time has passed runs now: at its own time it would count as missed.
+            return _Timing(plan.kind, plan.canonical, max(moved, now))
+    next_run_at = timetable.next(now if fired is None else max(now, timetable.answered(fired)))
     if next_run_at is None:
         raise InvalidSchedule("has no occurrence left")
     return _Timing(plan.kind, plan.canonical, next_run_at, lost)
+
+
+def _same_but_jitter(job: Job, plan: checks.Plan, wanted: Mapping[str, Any], policy: Policy) -> bool:
+    return (
+        (plan.canonical, wanted["timezone"], wanted["start_at"], wanted["end_at"], policy.dst_gap, policy.dst_fold)
+        == (job.schedule, job.timezone, job.start_at, job.end_at, job.policy.dst_gap, job.policy.dst_fold)
+    )  # fmt: skip
 
 
 def _overdue(job: Job, now: datetime) -> tuple[datetime, datetime, int]:

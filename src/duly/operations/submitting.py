@@ -257,7 +257,8 @@ class Preparing:
             return self._shaped(job_id, shard, request, shape)
         row = prepare(job_id, request, self._now, settings=self._settings, shard=shard)
         # Jitter is a job's own, and so is the time that follows from it.
-        if key is not None and (row.kind == "once" or not request.policy.jitter_seconds):
+        is_own = request.policy.jitter_seconds and not row.immediate and not isinstance(request.schedule, datetime)
+        if key is not None and not is_own:
             default_name = request.handler if isinstance(request.handler, str) else row.name
             self._shapes[key] = _Shape(default_name, row.next_run_at, row.schedule, row[OWN_FIELDS:], row.labels)
         return row
@@ -270,7 +271,8 @@ class Preparing:
         if request.payload_ref is not None:
             checks.check_text("payload_ref", request.payload_ref, longest=2048)
         if isinstance(request.schedule, datetime):
-            first, canonical = checks.plan_moment(request.schedule)
+            jitter = request.policy.jitter_seconds
+            first, canonical = checks.plan_moment(request.schedule, job_id=job_id, jitter_seconds=jitter)
         fingerprint = None
         if request.dedupe_key is not None:
             checks.check_text("dedupe_key", request.dedupe_key, longest=200)

@@ -7,6 +7,7 @@ when both day fields do, either of them is enough.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,6 +37,11 @@ class _Field:
     low: int
     high: int
     names: tuple[str, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many values it has; 7 is only another name for Sunday."""
+        return self.high - self.low + (self.name != "day of week")
 
     @property
     def wanted(self) -> str:
@@ -77,6 +83,8 @@ def read_cron(text: str) -> CronFields:
         if named is None:
             raise InvalidSchedule(f"{quote(text)} is not known, use one of {' '.join(_NAMED)}", part="schedule")
         text = named
+    if text[:5].lower() == "cron(":
+        raise _amazon_error(text)
     parts = text.upper().split()
     if len(parts) not in (5, 6):
         raise InvalidSchedule(
@@ -105,6 +113,37 @@ def read_cron(text: str) -> CronFields:
         both_days=day.startswith("*") or weekday.startswith("*"),
         elapsed=any(item.startswith("*") for item in (minute + "," + hour).split(",")),
     )
+
+
+def check_cron(text: str) -> None:
+    """Refuse what can be read and yet is a slip of whoever writes it. Stored texts are read as they were taken."""
+    if len(text.splitlines()) > 1:
+        raise InvalidSchedule("has a line break, write the fields in one line", part="fields")
+    parts = text.split()
+    fields = (_MINUTE, _HOUR, _DAY_OF_MONTH, _MONTH, _DAY_OF_WEEK)
+    for field, part in zip(fields if len(parts) == 5 else (_SECOND, *fields), parts, strict=False):
+        for item in part.split(","):
+            _, slash, step = item.partition("/")
+            if slash and step.isdigit() and int(step) > field.size:
+                raise _error(field, f"step {quote(step)} is longer than the whole field, use 1 to {field.size}")
+
+
+def _amazon_error(text: str) -> InvalidSchedule:
+    """What to write instead of Amazon EventBridge's `cron(minute hour day month weekday year)`."""
+    inner = text[5:].strip().removesuffix(")").split()
+    said = "is the form of Amazon EventBridge, write the five fields alone"
+    if len(inner) == 6:
+        weekday = re.sub(r"(?<![#/\d])[1-7](?!\d)", lambda one: _DAYS[int(one[0]) - 1], inner[4])
+        ours = " ".join(["*" if part == "?" else part for part in (*inner[:4], weekday)])
+        try:
+            read_cron(ours)
+        except InvalidSchedule:
+            ours = ""
+        if ours:
+            said += f": {ours}"
+        if inner[5] != "*":
+            said += f", and the year {quote(inner[5])} as start_at and end_at"
+    return InvalidSchedule(f"cron(…) {said}", part="schedule")
 
 
 def _values(field: _Field, items: Sequence[str]) -> set[int]:

@@ -79,10 +79,12 @@ def plan_fire(
     """
     if expected > now:
         return FirePlan((), (), expected, final=False)
-    room = None if max_runs is None else max_runs - run_count
+    once = timetable.schedule.kind == "once"
+    room = None if max_runs is None or once else max_runs - run_count
     if room is not None and room <= 0:
         return FirePlan((), (), None, final=True)
-    following = timetable.next(expected)
+    # Nothing follows a one-off, whatever its text and policy say: `expected` is its one time, and it is due.
+    following = None if once else timetable.next(expected)
     if (following is None or following > now) and expected >= now - misfire_grace:
         # One occurrence, on time: almost every fire.
         plan = FirePlan(((expected, False),), (), following, final=following is None)
@@ -90,14 +92,20 @@ def plan_fire(
         plan = _plan_late(timetable, expected, now, policy, misfire_grace)
     if room is not None and len(plan.runs) >= room:
         plan = FirePlan(plan.runs[:room], plan.drops, None, final=True)
-    if since is not None and policy.dst_gap == "skip":
+    if since is not None and policy.dst_gap == "skip" and not once:
         return _with_dst_drops(timetable, plan, since, expected)
     return plan
 
 
-def plan_resume(timetable: Timetable, *, now: datetime) -> datetime | None:
-    """Where a resumed job goes on: its next future occurrence. What passed while it was paused is not missed."""
-    return timetable.next(now)
+def plan_resume(timetable: Timetable, *, now: datetime, fired: datetime | None = None) -> datetime | None:
+    """Where a job that stood still goes on: its next future occurrence. What passed meanwhile is not missed.
+
+    `fired` is its last run, which is not repeated, even where the clock went back or the jitter was changed since. A
+    one-off that has not run keeps its time, and is due now if that has passed.
+    """
+    if timetable.schedule.kind == "once":
+        return timetable.next(now) or now
+    return timetable.next(now if fired is None else max(now, timetable.answered(fired)))
 
 
 def _plan_late(
@@ -105,6 +113,9 @@ def _plan_late(
 ) -> FirePlan:
     rule = _Rule.of(timetable, policy, now)
     on_time_from = now - misfire_grace
+    if timetable.schedule.kind == "once":
+        drops, dropped = rule.drop([expected])
+        return FirePlan(() if dropped else ((expected, True),), drops, None, final=True)
     if timetable.schedule.counts_fast and timetable.count(expected, now, _SHORT) > _SHORT:
         drops, first = _drop_counted(timetable, expected, on_time_from, rule)
         due, following = _list_due(timetable, first, now, MAX_RUNS)

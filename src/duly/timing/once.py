@@ -43,7 +43,7 @@ class OnceSchedule(Schedule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalOnceSchedule(Schedule):
-    """One local time. It is two instants when it occurs twice and `dst_fold` is `both`."""
+    """One local time. It fires once: where it occurs twice and `dst_fold` is `both`, the first time is meant."""
 
     kind: ClassVar[ScheduleKind] = "once"
 
@@ -58,13 +58,17 @@ class LocalOnceSchedule(Schedule):
         return "once", self.zone.key, self.local, self.dst_gap, self.dst_fold
 
     def next(self, after: datetime) -> datetime | None:
-        return next_instant(self._next_local, after, self.zone, self.dst_gap, self.dst_fold)
+        return next_instant(self._next_local, after, self.zone, self.dst_gap, self._fold)
 
     def walk(self, after: datetime) -> Iterator[Occurrence]:
-        return walk_instants(self._next_local, after, self.zone, self.dst_gap, self.dst_fold)
+        return walk_instants(self._next_local, after, self.zone, self.dst_gap, self._fold)
 
     def count(self, after: datetime, until: datetime, limit: int) -> int:
         return count_by_walking(self, after, until, limit)
+
+    @property
+    def _fold(self) -> DstFold:
+        return "first" if self.dst_fold == "both" else self.dst_fold
 
     def _next_local(self, after: datetime) -> datetime | None:
         return self.local if self.local > after else None

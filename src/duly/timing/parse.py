@@ -8,6 +8,7 @@ from duly.errors import InvalidInput, InvalidSchedule
 from duly.model import DstFold, DstGap
 
 from .cron import make_cron
+from .cron_text import check_cron
 from .interval import is_interval, make_interval
 from .once import is_once, make_once, make_once_at, make_once_now
 from .rrule import is_rrule, make_rrule
@@ -29,25 +30,31 @@ def parse_schedule(
     dst_gap: DstGap = "shift",
     dst_fold: DstFold = "first",
     anchor: datetime | None = None,
+    starts: bool = False,
 ) -> Schedule:
     """The schedule behind a text that a client gave.
 
     `anchor` is the start or creation of the job: intervals count from it, and an RRULE without DTSTART begins there
-    (default: `now`). No text, or `now`, is a one-off at `now`. Refused with `InvalidSchedule`: what cannot be read,
-    and a recurring schedule with no occurrence after `now`. A one-off in the past is fine: it is due at once.
+    (default: `now`). `starts`: it is a start that the client gave, so that an occurrence may be at the anchor itself.
+    No text, or `now`, is a one-off at `now`. Refused with `InvalidSchedule`: what cannot be read, and a recurring
+    schedule with no occurrence after `now`. A one-off in the past is fine: it is due at once.
     """
     if text is not None and not isinstance(text, str):
         raise InvalidSchedule(f"{type(text).__name__} is not a text", part="schedule")
     text = "now" if text is None else text.strip() if len(text) <= _LONGEST else text
     if text.lower() == "now":
         return make_once_at(now, load_zone(timezone))
-    schedule = read_schedule(text, timezone, dst_gap, dst_fold, now if anchor is None else anchor)
+    schedule = read_schedule(text, timezone, dst_gap, dst_fold, now if anchor is None else anchor, starts=starts)
+    if schedule.kind == "cron":
+        check_cron(text)
     if schedule.kind != "once" and schedule.next(now) is None:
         raise InvalidSchedule(f"can never fire again after {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z", part="schedule")
     return schedule
 
 
-def read_schedule(text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime) -> Schedule:
+def read_schedule(
+    text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime, *, starts: bool = False
+) -> Schedule:
     """The schedule behind a text, whether or not anything is left of it: what stored text is read with."""
     zone = load_zone(timezone)
     if dst_gap not in ("shift", "skip"):
@@ -61,7 +68,7 @@ def read_schedule(text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, 
     if len(text) > _LONGEST:
         raise InvalidSchedule(f"a schedule of {len(text)} characters, use at most {_LONGEST}", part="schedule")
     if is_rrule(text):
-        return make_rrule(text, zone, dst_gap, dst_fold, anchor)
+        return make_rrule(text, zone, dst_gap, dst_fold, anchor, starts=starts)
     if is_interval(text):
         return make_interval(text, zone, anchor)
     if is_once(text):

@@ -15,7 +15,7 @@ from duly.model import DstFold, DstGap, ScheduleKind
 from .dst import Gap, dropped_instants, next_instant, walk_instants
 from .recurrence import CountTooLarge, Fuel, Recurrence, make_recurrence
 from .rrule_text import DateList, Moment, RuleText, read_rrule
-from .schedule import MICROSECOND, Occurrence, Schedule, count_by_walking
+from .schedule import DAWN, MICROSECOND, Occurrence, Schedule, count_by_walking
 from .zones import load_zone
 
 _HEADS = ("RRULE", "DTSTART", "RDATE", "EXDATE", "EXRULE", "FREQ=")
@@ -71,6 +71,7 @@ class RruleSchedule(Schedule):
     dst_gap: DstGap
     dst_fold: DstFold
     start: datetime  # naive, in the rule's zone
+    begin: datetime  # the instant after which it has occurrences
     until: datetime | None
     dates: RuleDates
     elapsed: bool
@@ -80,20 +81,21 @@ class RruleSchedule(Schedule):
     _hash: int = field(init=False)
 
     def __post_init__(self) -> None:
-        identity = ("rrule", self.canonical, self.zone.key, self.dst_gap, self.dst_fold, self.start)
+        identity = ("rrule", self.canonical, self.zone.key, self.dst_gap, self.dst_fold, self.start, self.begin)
         object.__setattr__(self, "identity", identity)
         object.__setattr__(self, "_gap", "vanish" if self.elapsed else self.dst_gap)
         object.__setattr__(self, "_fold", "both" if self.elapsed else self.dst_fold)
         object.__setattr__(self, "_hash", hash(identity))
 
     def next(self, after: datetime) -> datetime | None:
+        after = max(after, self.begin)
         moment = next_instant(self.dates.next_local, after, self.rule_zone, self._gap, self._fold)
         while moment is not None and self._ended(moment):
             moment = next_instant(self.dates.next_local, moment, self.rule_zone, self._gap, self._fold)
         return moment
 
     def walk(self, after: datetime) -> Iterator[Occurrence]:
-        for one in walk_instants(self.dates.next_local, after, self.rule_zone, self._gap, self._fold):
+        for one in walk_instants(self.dates.next_local, max(after, self.begin), self.rule_zone, self._gap, self._fold):
             if not self._ended(one.scheduled_at):
                 yield self._shown(one)
 
@@ -103,6 +105,7 @@ class RruleSchedule(Schedule):
     def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
         if self._gap != "skip":
             return []
+        after = max(after, self.begin)
         return [self._shown(one) for one in dropped_instants(self.dates.next_local, after, until, self.rule_zone)]
 
     def __hash__(self) -> int:
@@ -125,14 +128,23 @@ def is_rrule(text: str) -> bool:
     return text[:8].upper().startswith(_HEADS)
 
 
-def make_rrule(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime) -> RruleSchedule:
-    """From RFC 5545 text. Without DTSTART the rule begins at `anchor`, to the second."""
+def make_rrule(
+    text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime, *, starts: bool = False
+) -> RruleSchedule:
+    """From RFC 5545 text. Without DTSTART the rule begins at `anchor`, to the second.
+
+    The moment at which a job is made is no occurrence of it, and COUNT does not count it. A start that was given is:
+    `starts`, and `anchor` is that start.
+    """
     read = read_rrule(text)
     start, rule_zone = _start(read, zone, anchor)
+    begin = DAWN
+    if read.dtstart is None:
+        begin = anchor.astimezone(UTC) - (MICROSECOND if starts else timedelta(0))
     until = _until(read, rule_zone)
     rule = make_recurrence(read.rule, start) if read.rule is not None else None
     added = {local for dates in read.rdates for _, local in _locals(dates, rule_zone)}
-    if rule is None:
+    if rule is None and read.dtstart is not None:
         added.add(start)
     taken = [entry for dates in read.exdates for entry in _locals(dates, rule_zone)]
     return RruleSchedule(
@@ -142,10 +154,11 @@ def make_rrule(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold, an
         dst_gap=dst_gap,
         dst_fold=dst_fold,
         start=start,
+        begin=begin,
         until=until,
         dates=RuleDates(
             rule=rule,
-            last=_last(read, rule, until, rule_zone),
+            last=_last(read, rule, until, rule_zone, begin),
             added=tuple(sorted(added)),
             taken=frozenset(local for moment, local in taken if not moment.is_date),
             # A bare date takes the whole day: there is nothing else it could mean for a rule with times.
@@ -178,11 +191,16 @@ def _until(read: RuleText, zone: ZoneInfo) -> datetime | None:
         return None
 
 
-def _last(read: RuleText, rule: Recurrence | None, until: datetime | None, zone: ZoneInfo) -> datetime | None:
+def _last(
+    read: RuleText, rule: Recurrence | None, until: datetime | None, zone: ZoneInfo, begin: datetime
+) -> datetime | None:
     """No local time of the rule is later: what ends the search. UNTIL leaves a day's room for doubled hours."""
     if rule is not None and read.rule is not None and read.rule.count is not None:
+        # Without DTSTART the rule starts at the very second of the anchor, and that may be before its first occurrence.
+        uncounted = begin != DAWN and begin >= rule.start.replace(tzinfo=zone).astimezone(UTC)
+        uncounted = uncounted and rule.next_local(rule.start - MICROSECOND, Fuel()) == rule.start
         try:
-            return rule.nth(read.rule.count)
+            return rule.nth(read.rule.count + uncounted)
         except CountTooLarge:
             raise InvalidSchedule(
                 f"COUNT: {read.rule.count} is more than can be followed for this rule, use UNTIL", part="COUNT"

@@ -19,6 +19,7 @@ from .schedule import DAWN, MICROSECOND, Occurrence, Schedule
 from .zones import load_zone, when_forgotten
 
 _NONE = timedelta(0)
+_LONGEST_OFFSET = timedelta(days=1)  # what jitter_seconds may be at most
 _PARSED = 16_384  # distinct schedules remembered; a few hundred are usual
 
 
@@ -39,7 +40,7 @@ class Timetable:
         nominal = next_occurrence(self.schedule, self._nominal(after))
         if nominal is None or (self.end_at is not None and nominal > self.end_at):
             return None
-        return nominal + self.offset if self.offset else nominal
+        return self._jittered(nominal) if self.offset else nominal
 
     def first(self, now: datetime) -> datetime | None:
         """Where a job that is new at `now` begins: a one-off at its time, even a past one; others after `now`."""
@@ -50,7 +51,42 @@ class Timetable:
         for occurrence in self.schedule.walk(self._nominal(after)):
             if self.end_at is not None and occurrence.scheduled_at > self.end_at:
                 return
+            if self._jittered(occurrence.scheduled_at) is None:
+                return
             yield self._shifted(occurrence)
+
+    def of_nominal(self, nominal: datetime) -> datetime | None:
+        """When the schedule's own time `nominal` occurs here; None if it is none of the schedule's."""
+        moment = self._jittered(nominal)
+        return moment if moment is not None and self.occurs_at(moment) else None
+
+    def answered(self, fired: datetime) -> datetime:
+        """Up to where this timetable is answered for when the job's last run was the one of `fired`.
+
+        That run may be of an earlier jitter, or of none: what counts is its nominal time. So a job that ran at nine and
+        is given eight minutes of jitter at five past does not run again at eight past.
+        """
+        if not self.offset:
+            return fired
+        nominal = fired - self.offset
+        if next_occurrence(self.schedule, nominal - MICROSECOND) != nominal:
+            nominal = self._newest(fired)
+        return max(fired, self._jittered(nominal) or fired)
+
+    def _newest(self, until: datetime) -> datetime:
+        """The newest nominal time not later than `until`, by halving the time in which it can lie."""
+        first = next_occurrence(self.schedule, until - _LONGEST_OFFSET)
+        if first is None or first > until:
+            return until - _LONGEST_OFFSET
+        newest, high = first, until
+        while newest < high:
+            middle = newest + (high - newest) // 2
+            found = next_occurrence(self.schedule, middle)
+            if found is not None and found <= until:
+                newest = found
+            else:
+                high = middle
+        return newest
 
     def occurs_at(self, moment: datetime) -> bool:
         """Whether `moment` is one of the occurrences."""
@@ -76,6 +112,12 @@ class Timetable:
         if self.start_at is not None and nominal < self.start_at:
             return self.start_at - MICROSECOND
         return nominal
+
+    def _jittered(self, nominal: datetime) -> datetime | None:
+        try:
+            return nominal + self.offset
+        except OverflowError:  # past the year 9999
+            return None
 
     def _shifted(self, occurrence: Occurrence) -> Occurrence:
         if not self.offset:
@@ -120,15 +162,17 @@ def make_timetable(
         one_off = read_schedule(schedule, timezone, policy.dst_gap, policy.dst_fold, anchor)
         return Timetable(one_off, start_at, end_at, offset)
     anchored = kind == "rrule" and "DTSTART" not in schedule
-    key = (schedule, timezone, policy.dst_gap, policy.dst_fold, anchor if anchored else None)
+    key = (schedule, timezone, policy.dst_gap, policy.dst_fold, anchor if anchored else None, start_at == anchor)
     if offset:
         return Timetable(_parsed(*key), start_at, end_at, offset)
     return _shared(*key, start_at, end_at)
 
 
 @lru_cache(maxsize=_PARSED)
-def _parsed(text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime | None) -> Schedule:
-    return read_schedule(text, timezone, dst_gap, dst_fold, DAWN if anchor is None else anchor)
+def _parsed(
+    text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime | None, starts: bool
+) -> Schedule:
+    return read_schedule(text, timezone, dst_gap, dst_fold, DAWN if anchor is None else anchor, starts=starts)
 
 
 @lru_cache(maxsize=_PARSED)
@@ -138,10 +182,11 @@ def _shared(
     dst_gap: DstGap,
     dst_fold: DstFold,
     anchor: datetime | None,
+    starts: bool,
     start_at: datetime | None,
     end_at: datetime | None,
 ) -> Timetable:
-    return Timetable(_parsed(text, timezone, dst_gap, dst_fold, anchor), start_at, end_at)
+    return Timetable(_parsed(text, timezone, dst_gap, dst_fold, anchor, starts), start_at, end_at)
 
 
 when_forgotten(_parsed.cache_clear)

@@ -178,7 +178,7 @@ def test_the_last_occurrence_is_final() -> None:
     assert (last.final, last.next_run_at) == (True, None)
     gone = plan(timetable, "2026-01-01 09:00", "2026-01-01 12:00", SKIP)
     assert (gone.runs, gone.final, gone.next_run_at) == ((), True, None)
-    counted = Timetable(parse("FREQ=HOURLY;COUNT=3", anchor=utc("2026-01-01 08:00")))
+    counted = Timetable(parse("FREQ=HOURLY;COUNT=2", anchor=utc("2026-01-01 08:00")))
     assert plan(counted, "2026-01-01 10:00", "2026-01-01 10:00", SKIP).final is True
 
 

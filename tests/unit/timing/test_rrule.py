@@ -10,6 +10,7 @@ import pytest
 from dateutil.rrule import rrulestr
 
 from duly.errors import InvalidInput, InvalidSchedule
+from duly.timing import parse_schedule
 from duly.timing.recurrence import Fuel, make_recurrence
 from duly.timing.rrule_text import FREQUENCIES, WEEKDAYS, read_rrule
 
@@ -110,10 +111,33 @@ def test_without_dtstart_it_begins_at_the_anchor() -> None:
         "2026-01-19 09:30:10",
     ]
     assert fires("FREQ=DAILY;COUNT=3", "UTC", "2026-01-05 00:00", 9, anchor=anchor) == [
-        "2026-01-05 09:30:10",
         "2026-01-06 09:30:10",
         "2026-01-07 09:30:10",
+        "2026-01-08 09:30:10",
     ]
+
+
+@pytest.mark.parametrize("microsecond", [0, 1, 500_000])
+@pytest.mark.parametrize("count", [1, 2, 3, 10])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "FREQ=SECONDLY;INTERVAL=2", "FREQ=DAILY", "FREQ=DAILY;BYHOUR=9;BYMINUTE=30;BYSECOND=10", "FREQ=YEARLY",
+        "FREQ=HOURLY;BYMINUTE=7", "FREQ=MONTHLY;BYDAY=1MO,-1FR;BYSETPOS=1,-1", "FREQ=MINUTELY;BYSECOND=9,10,11",
+    ],
+)  # fmt: skip
+def test_count_is_how_often_it_fires(rule: str, count: int, microsecond: int) -> None:
+    """The moment of creation is no occurrence and is not counted; a start that was given may be one, and is."""
+    made = utc("2026-01-05 09:30:10") + timedelta(microseconds=microsecond)
+    text = f"{rule};COUNT={count}"
+    found = chain(parse_schedule(text, now=made), made, 99)
+    assert len(found) == count
+    assert min(found) > made
+    started = chain(parse_schedule(text, now=utc("2026-01-01"), anchor=made, starts=True), utc("2026-01-01"), 99)
+    assert len(started) == count
+    assert min(started) >= made
+    dtstart = f"DTSTART:20260105T093010Z\nRRULE:{text}"
+    assert len(chain(parse_schedule(dtstart, now=utc("2026-01-01")), utc("2026-01-01"), 99)) == count
 
 
 def test_dates_are_added_and_taken() -> None:

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from duly.errors import InvalidInput
-from duly.model import DEFAULT_POLICY, Policy, ScheduleKind
+from duly.model import DEFAULT_POLICY, DstFold, Policy, ScheduleKind
 from duly.timing import (
     Timetable,
     cache_info,
@@ -193,3 +193,58 @@ def test_a_zone_that_disappears_is_noticed_and_found_again(monkeypatch: pytest.M
 def test_timetables_compare_by_meaning() -> None:
     assert Timetable(parse("@daily")) == Timetable(parse("0 0 * * *"))
     assert hash(Timetable(parse("@daily"))) == hash(Timetable(parse("0 0 * * *")))
+
+
+@pytest.mark.parametrize("fold", ["first", "second", "both"])
+@pytest.mark.parametrize("text", ["2026-11-01T01:30", "2026-03-08T02:30", "2026-01-01T10:00:00Z"])
+@pytest.mark.parametrize("jitter", [0, 600, 86_400])
+@pytest.mark.parametrize("late", [0, 5, 3_600])
+@pytest.mark.parametrize("start_at", [None, "2030-01-01 00:00"])
+def test_a_one_off_fires_once_whatever_its_policy(
+    text: str, fold: DstFold, jitter: int, late: int, start_at: str | None
+) -> None:
+    policy = Policy(jitter_seconds=jitter, dst_fold=fold, missed_window="SKIP")
+    # Bounds are refused at submit; stores of before that may hold some.
+    timetable = make("once", text, NEW_YORK, policy=policy, start_at=start_at)
+    for expected in (utc("2026-01-01 10:00"), utc("2026-11-01 05:30"), utc("2026-11-01 06:30:01")):
+        plan = plan_fire(
+            timetable, expected=expected, now=expected + timedelta(seconds=late), policy=policy, max_runs=1
+        )
+        assert [moment for moment, _ in plan.runs] == [expected]
+        assert plan.next_run_at is None
+        assert plan.final
+
+
+def test_jitter_ends_with_the_calendar() -> None:
+    job_id = UUID(int=7)
+    late = make(
+        "rrule",
+        "DTSTART:99991231T235900Z\nRRULE:FREQ=MINUTELY;COUNT=1",
+        policy=Policy(jitter_seconds=86_400),
+        job_id=job_id,
+    )
+    assert jitter_offset(job_id, 86_400) > timedelta(minutes=1)
+    assert late.next(utc("2026-01-01")) is None
+    assert list(late.walk(utc("2026-01-01"))) == []
+    assert late.of_nominal(utc("9999-12-31 23:59")) is None
+
+
+@pytest.mark.parametrize("text", ["0 9 * * *", "*/7 * * * *"])
+def test_what_an_earlier_jitter_fired_is_answered_for(text: str) -> None:
+    """Whatever jitter a run had, the occurrence it was for is over, and the next one is not."""
+    job_id = UUID(int=7)
+    nominal = make("cron", text)
+    for seconds in (0, 1, 60, 400):
+        fired = make("cron", text, policy=Policy(jitter_seconds=seconds), job_id=job_id).next(utc("2026-01-05"))
+        assert fired is not None
+        own = fired - jitter_offset(job_id, seconds)
+        for other in (0, 60, 400):
+            timetable = make("cron", text, policy=Policy(jitter_seconds=other), job_id=job_id)
+            following = timetable.next(timetable.answered(fired))
+            assert following is not None
+            assert following > fired
+            if jitter_offset(job_id, seconds) < timedelta(minutes=7):
+                after = nominal.next(own)
+                while after is not None and after + timetable.offset <= fired:
+                    after = nominal.next(after)
+                assert following - timetable.offset == after

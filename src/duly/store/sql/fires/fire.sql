@@ -57,7 +57,9 @@ planned as materialized (
             -- RUN_ALL (missed and serial, 2 + 8) says that each of them runs: it waits for the one before.
             when d.overlap = 'skip' and b.job_id is not null and r.flags & 10 <> 10 then 'skipped'
             when b.job_id is null and r.place = 1 then 'queued'
-            when d.overlap = 'queue' and coalesce(b.waiting, 0) + r.place > d.max_queued then 'skipped'
+            -- Of those that wait; where nothing is unfinished, the first of these does not.
+            when d.overlap = 'queue'
+                and coalesce(b.waiting, 0) + r.place - (b.job_id is null)::int > d.max_queued then 'skipped'
             else 'waiting'
         end as state
     from due d

@@ -53,7 +53,8 @@ planned as materialized (
         case
             when h.overlap = 'parallel' then 'queued'
             when b.job_id is null and r.place = 1 then 'queued'
-            when h.overlap = 'queue' and coalesce(b.waiting, 0) + r.place > h.max_queued then 'skipped'
+            when h.overlap = 'queue'
+                and coalesce(b.waiting, 0) + r.place - (b.job_id is null)::int > h.max_queued then 'skipped'
             else 'waiting'
         end as state
     from held h

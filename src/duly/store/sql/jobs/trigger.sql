@@ -1,9 +1,10 @@
 -- One extra run, now; the schedule does not move. Unless its job's runs may overlap, it begins as one that waits:
 -- runs/line.sql, next in this transaction, lets it go if nothing stands before it.
 --   $1 job_id, locked by jobs/lock.sql  $2 flags  $3 default of max_queued
--- `full`: as many wait as may. No row of either kind: the very microsecond was taken.
+-- `full`: as many wait as may.
 with job as materialized (
-    select job_id, shard, queue, priority, duly.now() as now, coalesce(policy ->> 'overlap', 'skip') as overlap,
+    select job_id, shard, queue, priority, next_run_at, duly.now() as now,
+        coalesce(policy ->> 'overlap', 'skip') as overlap,
         coalesce((policy ->> 'max_queued')::int, $3) as max_queued
     from duly.jobs
     where job_id = $1 and status <> 'cancelled'
@@ -15,14 +16,31 @@ allowed as (
         select count(*) from duly.runs w where w.job_id = job.job_id and w.state = 'waiting'
     )
 ),
+free as (
+    -- A run is known by its job and time: a microsecond that is no other run's, and not that of the occurrence which is
+    -- due next. Almost always it is the first; a clock that stands still, as in users' tests, has many runs at once.
+    select allowed.*, moment.at
+    from allowed
+    cross join lateral (
+        select allowed.now - n::float8 * interval '1 microsecond' as at from generate_series(0, 999) as n
+    ) moment
+    where moment.at is distinct from allowed.next_run_at
+        and not duly.has_ended(allowed.job_id, moment.at)
+        and (select r.state from duly.runs r where r.job_id = allowed.job_id and r.scheduled_at = moment.at) is null
+        and (
+            select c.claim_id from duly.claims c
+            cross join unnest(c.job_ids, c.scheduled_ats) as held (job_id, scheduled_at)
+            where allowed.job_id = any (c.job_ids) and held.job_id = allowed.job_id and held.scheduled_at = moment.at
+            limit 1
+        ) is null
+    limit 1
+),
 live as (
     insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, flags, state, queue)
-    select job_id, now, case when overlap = 'parallel' then now else 'infinity' end, now, shard, priority,
+    select job_id, at, case when overlap = 'parallel' then now else 'infinity' end, now, shard, priority,
         $2::smallint | case when overlap = 'parallel' then 0 else 8 end,
         case when overlap = 'parallel' then 'queued' else 'waiting' end, queue
-    from allowed
-    where not duly.has_ended(allowed.job_id, allowed.now)
-    on conflict do nothing
+    from free
     returning job_id, scheduled_at, queue, state
 ),
 told as (
