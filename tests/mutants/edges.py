@@ -11,7 +11,7 @@ MUTANTS = (
         "store/pool.py",
         '_DATA = ("22", "23")',
         '_DATA = ("22", "23", "40", "53", "55", "57")',
-        ("services/test_scheduling.py", "unit/test_store_errors.py"),
+        ("unit/test_store_errors.py",),
     ),
     Mutant(
         "no-error-is-the-data",
@@ -19,7 +19,7 @@ MUTANTS = (
         "store/pool.py",
         '_DATA = ("22", "23")',
         '_DATA = ("00",)',
-        ("services/test_scheduling.py", "unit/test_store_errors.py"),
+        ("unit/test_store_errors.py",),
     ),
     Mutant(
         "standby-is-kept",
@@ -86,27 +86,11 @@ MUTANTS = (
         ("services/test_silent_links.py",),
     ),
     Mutant(
-        "partition-stands-in-line",
-        "all wait for a partition that waits for a report",
-        "function make_partition",
-        "set lock_timeout = '50ms'",
-        "set lock_timeout = '60s'",
-        ("store/test_partitions.py",),
-    ),
-    Mutant(
         "stranded-days",
         "rows of days without a partition stay in the default one for ever",
         "store/sql/maintenance/missing_partitions.sql",
         "where s.day < clock.today - 1",
         "where s.day < clock.today - 1 and false",
-        ("store/test_partitions.py",),
-    ),
-    Mutant(
-        "stranded-is-unfinished",
-        "a run whose outcome lies in the default partition runs again",
-        "function write_has_ended",
-        "from duly.history_default h where h.job_id = job",
-        "from duly.history_default h where false and h.job_id = job",
         ("store/test_partitions.py",),
     ),
     Mutant(

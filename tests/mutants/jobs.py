@@ -35,7 +35,7 @@ MUTANTS = (
         "store/sql/jobs/put_back.sql",
         "select max(h.scheduled_at)",
         "select min(h.scheduled_at)",
-        ("services/test_fire_ahead.py",),
+        ("services/test_fire_ahead.py::test_what_ran_before_is_remembered_when_the_next_is_taken_back",),
     ),
     Mutant(
         "cancel-leaves-the-waiting",
@@ -115,7 +115,7 @@ MUTANTS = (
         "store/sql/jobs/cancel.sql",
         "in ('active', 'paused')",
         "in ('active', 'paused', 'completed')",
-        ("api/test_api_jobs.py", "services/test_changing.py"),
+        ("store/test_claims.py::TestCancelledJobs",),
     ),
     Mutant(
         "cancel-run-what-was-let-go",
@@ -195,7 +195,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         "next_run_at is not distinct from $18::timestamptz",
         "$18::timestamptz is not distinct from $18",
-        ("services/test_changing.py",),
+        ("services/test_changing.py::TestStates",),
     ),
     Mutant(
         "change-leaves-runs",
@@ -203,7 +203,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         "set queue = changed.queue, priority = changed.priority",
         "set queue = r.queue, priority = r.priority",
-        ("services/test_changing.py",),
+        ("services/test_changing.py::TestFields::test_queued_runs_follow_to_another_queue_and_priority",),
     ),
     Mutant(
         "change-tells-nobody",
@@ -211,7 +211,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         "where next_run_at is not null and $17::boolean",
         "where false",
-        ("services/test_changing.py",),
+        ("services/test_changing.py::TestPlanning::test_leaders_hear_of_it",),
     ),
     Mutant(
         "pause-goes-on",
@@ -219,7 +219,7 @@ MUTANTS = (
         "store/sql/jobs/pause.sql",
         "set status = 'paused', next_run_at = null,",
         "set status = 'paused',",
-        ("services/test_changing.py",),
+        ("services/test_changing.py::TestStates",),
     ),
     Mutant(
         "resume-over-a-change",
@@ -267,7 +267,7 @@ MUTANTS = (
         "store/sql/jobs/keep_paused.sql",
         "version = j.version + 1",
         "version = j.version",
-        ("services/test_changing.py",),
+        ("services/test_changing.py::TestParked::test_a_person_who_pauses_it_keeps_it_paused",),
     ),
     Mutant(
         "submit-fires-no-run",
@@ -299,7 +299,9 @@ MUTANTS = (
         "function submit",
         "existing.fingerprint is distinct from print",
         "false",
-        ("services/test_sql_submit.py",),
+        (
+            "services/test_sql_submit.py::test_the_same_key_with_other_arguments_is_an_exception_and_another_tenants_is_not",
+        ),
     ),
     Mutant(
         "sql-submit-tells-no-worker",

@@ -486,7 +486,7 @@ class TestCancelledJobs:
     async def running(self, pool: Pool) -> Claim:
         (job,) = await put_now(pool, 1)
         claim = await take(pool)
-        assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False) is not None
+        assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False)
         assert await count(pool, "claims", "cardinality(cancelled) > 0") == 0, "nobody asked for that"
         return claim
 
@@ -494,6 +494,13 @@ class TestCancelledJobs:
         claim = await self.running(pool)
         assert await runs.complete(pool, [succeeded(claim.runs[0])]) == 1
         assert await count(pool, "history", "status = 'succeeded'") == 1
+
+    async def test_one_that_is_over_is_not_cancelled(self, pool: Pool) -> None:
+        (job,) = await put_now(pool, 1)
+        claim = await take(pool)
+        assert await runs.complete(pool, [succeeded(claim.runs[0])]) == 1
+        assert not await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=True)
+        assert await count(pool, "job_status", "shown_status = 'completed'") == 1
 
     async def test_it_is_not_tried_again(self, pool: Pool) -> None:
         claim = await self.running(pool)
