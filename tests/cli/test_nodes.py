@@ -42,7 +42,8 @@ def test_a_submitted_job_is_run_and_its_run_shown(duly: Run, start: Start) -> No
     worker = start("worker", *APP)
     worker.wait_for("worker .* is running: 7 tasks, queues default, reports")
     lines = {worker.wait_for(r"  (greeting|fail)  ")[1]: worker.output[-1] for _ in range(2)}
-    assert re.fullmatch(r"\d\d:\d\d:\d\d  greeting +succeeded +attempt 1  [\d.]+ m?s  lag .+", lines["greeting"])
+    moment = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
+    assert re.fullmatch(moment + r"  greeting +succeeded +attempt 1  [\d.]+ m?s  lag .+", lines["greeting"])
     assert re.search(r"  fail +dead +attempt 1 .*ValueError: it does not \[31m work$", lines["fail"])
     (run,) = runs_when(duly, job_id, "succeeded")
     assert run["result"] == "hello, Ada"

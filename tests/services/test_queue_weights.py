@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from duly.config import Settings
 from duly.node import running_worker
+from duly.store import runs
 from duly.store.pool import Pool
 from duly.store.runs import Claim
 from duly.worker.claimer import Claimer
@@ -73,6 +75,36 @@ async def test_a_claim_that_the_first_queue_does_not_fill_goes_on_with_the_other
     taken: list[Claim] = []
     await claimer(pool, ["one", "two", "three"], room=20, taken=taken).run_once()
     assert names(taken) == {"one": 3, "two": 3, "three": 3}
+
+
+async def test_a_worker_with_a_thousand_queues_looks_at_those_that_hold_something(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[list[tuple[str, int]]] = []
+    claim = runs.claim
+
+    async def seen(*args: Any, lanes: runs.Lanes, **named: Any) -> Claim:
+        looked_at.append(list(zip(*lanes, strict=True)))
+        return await claim(*args, lanes=lanes, **named)
+
+    monkeypatch.setattr(runs, "claim", seen)
+    queues = [f"queue {number}" for number in range(1000)]
+    taken: list[Claim] = []
+    claiming = claimer(pool, queues, room=20, taken=taken)
+    assert await claiming.run_once() is None
+    assert looked_at.pop() == []
+    await put_now(pool, 3, queue="queue 7", name="seven")
+    await put_now(pool, 3, queue="queue 999", name="last")
+    await put_now(pool, 3, queue="queue 30", name="urgent", priority=9)
+    await put_now(pool, 3, queue="somebody else's", name="not mine")
+    await put_now(pool, 1, queue="queue 500", name="later", priority=2)
+    await pool.query("update duly.runs set run_at = duly.now() + interval '5 seconds' where queue = 'queue 500'")
+    wait = await claiming.run_once()
+    first, *equal, last = looked_at.pop()
+    assert (first, last) == (("queue 30", 9), ("queue 500", 2))
+    assert set(equal) == {("queue 7", 5), ("queue 999", 5)}
+    assert names(taken) == {"seven": 3, "last": 3, "urgent": 3}
+    assert wait is not None, "it sleeps until the next one may start"
 
 
 async def test_the_weights_are_shown_with_the_worker(pool: Pool, settings: Settings) -> None:

@@ -153,6 +153,15 @@ async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(full_poo
                 assert "priority" in lane["Index Cond"]
 
 
+async def test_the_lanes_that_hold_anything_are_found_by_one_descent_each(full_pool: Pool) -> None:
+    for plan in await plans_of(full_pool, "runs/lanes", [f"queue {number}" for number in range(1000)]):
+        kinds = [node["Node Type"] for node in nodes_of(plan)]
+        assert not any("Sort" in kind or kind == "Seq Scan" for kind in kinds)
+        lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
+        assert [node["Node Type"] for node in lanes] == ["Index Only Scan"] * 2
+        assert "ROW(queue, priority) > ROW" in lanes[1]["Index Cond"]
+
+
 async def test_a_claim_planned_on_an_empty_queue_does_not_read_the_whole_queue_when_it_fills(pool: Pool) -> None:
     """A prepared statement keeps its plan, and a worker usually starts on an empty queue."""
     for plan in await plans_of(pool, "runs/claim", uuid4(), 15.0, 1000, *LANES):

@@ -141,6 +141,11 @@ async def claim(
     return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at, now, took.total_seconds())
 
 
+async def lanes(store: Executor, *, queues: Sequence[str]) -> list[tuple[str, int]]:
+    """The lanes of these queues that hold anything, as queue and priority."""
+    return [(row["queue"], row["priority"]) for row in await store.fetch("runs/lanes", queues)]
+
+
 async def complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:
     """Record successes and close claims that hold nothing more. Returns how many were accepted."""
     if any(end.key is not None for end in ended):

@@ -25,6 +25,9 @@ GATHER_SECONDS, LONGEST_GATHER = 0.000_25, 0.02
 # When some of a worker is free and more is waiting, it is worth this much patience to see more of it become free.
 PATIENCE_SECONDS = 0.01
 
+# A claim walks over ten lanes a queue. A worker with more queues than these first asks which lanes hold anything.
+MANY_QUEUES = 20
+
 Room = Callable[[], int]
 #: Names of tasks, or None for none of them.
 Without = Callable[[], Sequence[str] | None]
@@ -96,8 +99,8 @@ class Claimer(Service):
             return None
         without = self._without()
         self._narrowed = without is not None
+        lanes = await self._lanes_now()
         sent = time.monotonic()
-        lanes = self._lanes_now()
         claim = await store.claim(
             self._pool,
             worker_id=self._worker_id,
@@ -125,18 +128,26 @@ class Claimer(Service):
             return min(self.interval, max(0.001, wait, min(LONGEST_GATHER, GATHER_SECONDS * len(claim.runs))))
         return None
 
-    def _lanes_now(self) -> tuple[list[str], list[int]]:
+    async def _lanes_now(self) -> store.Lanes:
         """The lanes of one claim. Several queues come in an order drawn anew for each.
 
         Each is first as often as its weight says (Efraimidis and Spirakis: sort by exponential variates), so that
         queues which could each fill the worker share it by weight, and none waits for another to become empty.
         """
+        if len(self._weights) > MANY_QUEUES:
+            found = await store.lanes(self._pool, queues=list(self._weights))
+            place = {queue: number for number, queue in enumerate(self._drawn({queue for queue, _ in found}))}
+            found.sort(key=lambda lane: (-lane[1], place[lane[0]]))
+            return [queue for queue, _ in found], [priority for _, priority in found]
         if len(self._weights) > 1:
-            return _lanes(sorted(self._weights, key=lambda queue: random.expovariate(self._weights[queue])))
+            return _lanes(self._drawn(self._weights))
         return self._lanes
 
+    def _drawn(self, queues: Iterable[str]) -> list[str]:
+        return sorted(queues, key=lambda queue: random.expovariate(self._weights[queue]))
 
-def _lanes(queues: Iterable[str]) -> tuple[list[str], list[int]]:
+
+def _lanes(queues: Iterable[str]) -> store.Lanes:
     # Priority before queue: the most urgent run of any queue this worker serves goes first.
     names = list(queues)
     return names * 10, [priority for priority in range(9, -1, -1) for _ in names]
