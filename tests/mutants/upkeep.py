@@ -6,6 +6,30 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "floor-does-not-wait",
+        "a claim that commits late lies below the floor, and its job's next run begins beside it",
+        "maintenance/claim_floor.py",
+        "self._before = await maintenance.claimers(self._pool)",
+        "self._before = set()",
+        ("store/test_held_snapshots.py::TestTheFloor",),
+    ),
+    Mutant(
+        "floor-forgets-the-old",
+        "a run that takes long is not seen as running any more",
+        "store/sql/maintenance/raise_claim_floor.sql",
+        "array(select claim_id from below where place <= $2::int order by claim_id)",
+        "'{}'::uuid[]",
+        ("store/test_held_snapshots.py::TestTheFloor",),
+    ),
+    Mutant(
+        "claim-below-the-bar",
+        "a clock that goes back puts claims where nobody looks",
+        "function new_claim_id",
+        "(select bar from duly.claim_floor)",
+        "0",
+        ("store/test_held_snapshots.py::TestTheFloor",),
+    ),
+    Mutant(
         "partition-waits-for-readers",
         "a report open at midnight stops all fires",
         "function make_partition",

@@ -180,7 +180,7 @@ class Model:
             transaction.jobs.update(free)
             rows = [Row(job_id=job_id) for job_id in free]
         elif name == "maintenance/expired":
-            found = self.expired_claims(args[0])
+            found = self.expired_claims(*args)
             transaction.claims.update(found)
             rows = [Row(claim_id=claim_id) for claim_id in found]
         elif name == "maintenance/free_waiting":
@@ -784,15 +784,18 @@ class Model:
 
     # Upkeep.
 
-    def maintenance_any_expired(self) -> list[Row]:
-        return [Row(expired=any(map(self.has_expired, self.claims.values())), held=bool(self.claims))]
+    def maintenance_any_expired(self, since: datetime | None) -> list[Row]:
+        found = [claim for claim in self.claims.values() if self.has_expired(claim)]
+        expired = any(since is None or claim.lease_until >= since for claim in found)
+        return [Row(expired=expired, held=bool(self.claims), now=self._now(), dead=0, took=0.0)]
 
     def has_expired(self, claim: Claim) -> bool:
         return claim.lease_until < self._now()
 
-    def expired_claims(self, limit: int) -> list[UUID]:
+    def expired_claims(self, limit: int, since: datetime | None) -> list[UUID]:
         locked = set().union(*(one.claims for one in self.transactions))
         found = [claim for claim in self.claims.values() if self.has_expired(claim) and claim.claim_id not in locked]
+        found = [claim for claim in found if since is None or claim.lease_until >= since]
         return [claim.claim_id for claim in sorted(found, key=lambda claim: claim.lease_until)[:limit]]
 
     def maintenance_rescue(self, claim_ids: Sequence[UUID], max_retries: int) -> list[Row]:

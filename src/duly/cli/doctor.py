@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from duly.config import Settings
     from duly.operations import ClusterStatus, Operations
     from duly.store.pool import Pool
-    from duly.store.stores import Facts
+    from duly.store.stores import Facts, OldTransaction
 
 # Zones with rules that differ in kind; a machine that knows them has its time-zone data.
 _ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo")
 # This machine's clock is never used to fire, but logs and people are read by it.
 _CLOCK_SECONDS = 1.0
+# A transaction that is open for longer than this lets dead rows pile up.
+_TRANSACTION_SECONDS = 600.0
 # Of the newest jobs, so many are looked at to find queues that nobody serves.
 _JOBS_LOOKED_AT = 2_000
 
@@ -109,6 +111,7 @@ async def _check_store(settings: Settings) -> list[Check]:
             checks.append(Check("schema", "ok", f"version {applied[-1].version:04d}, as this Duly needs it"))
             checks.append(_check_clock(store.pool, facts))
             checks.append(_check_partitions(facts, store.pool.clock.now()))
+            checks.append(_check_vacuum(await stores.oldest_transaction(store.pool)))
             operations = await Operations.open(store.pool, settings)
             status = await operations.status()
             checks += [
@@ -152,6 +155,18 @@ def _check_partitions(facts: Facts, now: datetime) -> Check:
     if ahead < timedelta(days=3):
         return Check("partitions", "warn", f"{last}; a running scheduler makes them a week ahead: duly scheduler")
     return Check("partitions", "ok", last)
+
+
+def _check_vacuum(oldest: OldTransaction | None) -> Check:
+    """Duly's own looks stay short beside dead rows, but the disk fills, and others' queries slow down."""
+    if oldest is None or (oldest.seconds is not None and oldest.seconds < _TRANSACTION_SECONDS):
+        return Check("vacuum", "ok", "no old transaction keeps PostgreSQL from cleaning up")
+    since = "" if oldest.seconds is None else f" for {span(oldest.seconds)}"
+    return Check(
+        "vacuum",
+        "warn",
+        f"{oldest.what} has kept PostgreSQL from cleaning up{since}; let it end, or end it with: {oldest.ending}",
+    )
 
 
 def _check_shards(status: ClusterStatus) -> Check:

@@ -60,6 +60,15 @@ _RANGES = 50
 _LONG_LINE = 1_000
 # What is later than this when a term begins is read beside what is coming, not before it.
 _OVERDUE = timedelta(seconds=10)
+# A look at all that is overdue is slow from here on (and so much more for each job that it found): a job that moved
+# leaves a dead entry before the first that is due, and while somebody's report keeps a snapshot, vacuum may not remove
+# it (0.7 s with 800,000). Then looks begin at the oldest job that the last one found, and only one in so many seconds
+# looks further back. What is submitted or changed is announced; this is for a job of a long transaction whose
+# announcement was lost as well.
+_SLOW_SECONDS = 0.25
+_SLOW_SECONDS_A_JOB = 50e-6
+_LONGEST_WHOLE_PAUSE = 600.0
+_LATE_COMMIT = timedelta(minutes=1)
 
 
 def _nobody_stands(_shard: int) -> int:
@@ -94,6 +103,8 @@ class Loader(Service):
         self._shards: set[int] = set()
         # Up to where each shard was read.
         self._until: dict[int, datetime] = {}
+        self._oldest: dict[int, datetime] = {}
+        self._whole_at = 0.0
         self._fresh: set[int] = set()
         self._ranges: set[tuple[UUID, UUID]] = set()
         self._asked = False
@@ -107,6 +118,7 @@ class Loader(Service):
         """A term began: its shard is loaded at once, from nothing."""
         self._shards.add(shard)
         self._until.pop(shard, None)
+        self._oldest.pop(shard, None)
         self._fresh.add(shard)
         self._future.lead(shard)
         self.wake()
@@ -114,6 +126,7 @@ class Loader(Service):
     def drop(self, shard: int) -> None:
         self._shards.discard(shard)
         self._until.pop(shard, None)
+        self._oldest.pop(shard, None)
         self._fresh.discard(shard)
         self._future.drop(shard)
 
@@ -198,20 +211,31 @@ class Loader(Service):
         reach = timedelta(seconds=2 * self._untold) if near else self._reach
         upto = from_micros(self._future.horizon_end_us)
         now = from_micros(self._future.now_us)
+        began = time.monotonic()
+        whole = began >= self._whole_at or not self._oldest.keys() >= self._until.keys()
         slices = []
         for shard, until in sorted(self._until.items()):
             # Read further ahead than the horizon is now: this node's idea of the time was wrong, and was corrected.
             known = self._until[shard] = min(until, upto)
-            after = LONG_AGO if self._standing(shard) < _LONG_LINE else now
+            after = (LONG_AGO if whole else self._oldest[shard]) if self._standing(shard) < _LONG_LINE else now
             slices.append(Slice(shard, after, min(now + reach, known)))
             if known < upto and not near:
                 slices.append(Slice(shard, known, upto))
         shards = set(self._until)
         try:
-            await self._read(slices)
+            oldest, found = await self._read(slices)
         except BaseException:
             self._asked = self._asked or asked
             raise
+        for part in slices:
+            if part.after < now:
+                # Before the first job that was found, and before what may be committed late.
+                first = oldest.get(part.shard, now) - timedelta(microseconds=1)
+                self._oldest[part.shard] = min(now - _LATE_COMMIT, first)
+        if whole:
+            took = time.monotonic() - began
+            slow = took > _SLOW_SECONDS + _SLOW_SECONDS_A_JOB * found
+            self._whole_at = began + min(_LONGEST_WHOLE_PAUSE, 100 * took) if slow else 0.0
         if not near:
             self._has_read(shards, upto)
 
@@ -221,8 +245,13 @@ class Loader(Service):
             if shard in self._shards and shard not in self._fresh:
                 self._until[shard] = upto
 
-    async def _read(self, slices: list[Slice]) -> None:
-        """A page of every slice, then the next page of those that have more."""
+    async def _read(self, slices: list[Slice]) -> tuple[dict[int, datetime], int]:
+        """A page of every slice, then the next page of those that have more.
+
+        Returns the first due time of each shard that has any, and how many jobs were read.
+        """
+        first_us: dict[int, int] = {}
+        found = 0
         waiting = deque(slices)
         while waiting:
             slices = [waiting.popleft() for _ in range(min(TOGETHER, len(waiting)))]
@@ -230,7 +259,11 @@ class Loader(Service):
             new = sum([self._future.load(page.shard, page.job_ids, page.dues_us) for page in pages])
             if new:
                 self._changed()
+            for page in pages:
+                found += len(page.dues_us)
+                first_us[page.shard] = min(page.dues_us[0], first_us.get(page.shard, page.dues_us[0]))
             waiting.extend(page.rest for page in pages if page.rest is not None and page.shard in self._shards)
+        return {shard: from_micros(due_us) for shard, due_us in first_us.items()}, found
 
     async def _load_range(self, first: UUID, last: UUID) -> None:
         horizon_us = self._future.horizon_end_us

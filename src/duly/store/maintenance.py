@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
@@ -11,6 +11,19 @@ from uuid import UUID
 from duly.model import DEFAULT_POLICY, ScheduleKind
 from duly.store import jobs, runs
 from duly.store.pool import Executor, Pool
+
+# So many claims below the floor are named one by one.
+_MOST_OLDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What a look for expired claims tells: also the time, dead rows among the claims, and how long it took there."""
+
+    expired: bool
+    now: datetime
+    dead: int
+    took: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +33,7 @@ class Rescued:
     buried: int = 0
     held: bool = True
     """Whether workers hold anything at all: if not, nothing can expire before it has been claimed."""
+    look: Look | None = field(default=None, compare=False)
 
 
 #: So many days of the past in one pass, and so many rows of a day: others wait while they are moved (0.6 s, measured).
@@ -62,29 +76,50 @@ class Suspect:
     scheduled_at: datetime | None
 
 
-async def rescue(store: Pool, *, limit: int = 100) -> Rescued:
+async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None) -> Rescued:
     """Take back what expired claims still held. Any number of nodes may try at once.
 
-    Two statements in one transaction on purpose: see `maintenance/expired.sql`.
+    `since`: leases that ended before that are passed over. Two statements in one transaction on purpose: see
+    `maintenance/expired.sql`.
     """
     # A claim that is not there needs no transaction: this is asked every second by an idle cluster.
-    look = await store.row("maintenance/any_expired")
+    look = await store.row("maintenance/any_expired", since)
     assert look is not None
+    looked = Look(look["expired"], look["now"], look["dead"], look["took"])
     if not look["expired"]:
-        return Rescued(held=look["held"])
+        return Rescued(held=look["held"], look=looked)
 
     async def take_back(within: Executor) -> tuple[Rescued, Sequence[UUID]]:
-        expired = [row["claim_id"] for row in await within.fetch("maintenance/expired", limit)]
+        expired = [row["claim_id"] for row in await within.fetch("maintenance/expired", limit, since)]
         if not expired:
-            return Rescued(), ()
+            return Rescued(look=looked), ()
         row = await within.row("maintenance/rescue", expired, DEFAULT_POLICY.max_retries)
         assert row is not None
-        return Rescued(len(expired), row["requeued"], row["buried"]), row["serial"] or ()
+        return Rescued(len(expired), row["requeued"], row["buried"], look=looked), row["serial"] or ()
 
     rescued, serial = await store.together(take_back)
     if serial:
         await runs.free_next(store, serial)
     return rescued
+
+
+async def set_claim_bar(store: Executor) -> UUID:
+    """From now on no claim gets an id below this one."""
+    row = await store.row("maintenance/set_claim_bar")
+    assert row is not None
+    bar = row["bar"]
+    assert isinstance(bar, UUID)
+    return bar
+
+
+async def claimers(store: Executor) -> set[str]:
+    """The transactions that may have written a claim which nobody can see yet."""
+    return {row["holder"] for row in await store.fetch("maintenance/claimers")}
+
+
+async def raise_claim_floor(store: Executor, *, bar: UUID) -> None:
+    """Let looks at all claims begin at the bar. Only when all are gone that were claimers once the bar was set."""
+    await store.fetch("maintenance/raise_claim_floor", bar, _MOST_OLDS)
 
 
 async def free_waiting(store: Pool, *, limit: int = 1000) -> int:

@@ -47,6 +47,15 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
+class OldTransaction:
+    """What keeps PostgreSQL from cleaning up. `seconds` is None where nobody knows for how long."""
+
+    what: str
+    seconds: float | None
+    ending: str
+
+
+@dataclass(frozen=True, slots=True)
 class Joining:
     """What a submit in a caller's transaction must know. `limited`: a tenant of its jobs has a limit of its own."""
 
@@ -75,6 +84,11 @@ async def joining(store: Executor, *, tenants: Collection[str]) -> Joining:
     return Joining(
         UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), row["version"], row["limited"]
     )
+
+
+async def oldest_transaction(store: Executor) -> OldTransaction | None:
+    row = await store.row("store/oldest_transaction")
+    return None if row is None else OldTransaction(**row)
 
 
 async def counts(store: Executor) -> Counts:

@@ -34,7 +34,7 @@ from (
     (
         select one.job_id, one.scheduled_at, 'running', one.attempt, one.flags, one.fired_at, one.epoch, c.claimed_at,
             null, c.worker_id, c.claim_id, null, null, null, null
-        from duly.claims c
+        from duly.live_claims c
         cross join unnest(c.job_ids, c.scheduled_ats, c.fired_ats, c.epochs, c.attempts, c.flags)
             with ordinality as one (job_id, scheduled_at, fired_at, epoch, attempt, flags, ordinal)
         where one.job_id = $1 and one.scheduled_at between $2 and $3 and not (one.ordinal = any (c.released))

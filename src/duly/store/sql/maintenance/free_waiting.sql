@@ -10,7 +10,7 @@ free as materialized (
     where not exists (select from duly.runs r where r.job_id = w.job_id and r.state <> 'waiting')
         and w.job_id not in (
             select held.job_id
-            from duly.claims c
+            from duly.live_claims c
             cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as held (job_id, scheduled_at, ordinal)
             where not (held.ordinal = any (c.released)) and not duly.has_ended(held.job_id, held.scheduled_at)
         )

@@ -22,7 +22,7 @@ lost as materialized (
     where not duly.has_ended(asked.job_id, asked.scheduled_at)
         and (asked.job_id, asked.scheduled_at) not in (
             select held.job_id, held.scheduled_at
-            from duly.claims c
+            from duly.live_claims c
             cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as held (job_id, scheduled_at, ordinal)
             where not (held.ordinal = any (c.released))
         )

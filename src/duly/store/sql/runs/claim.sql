@@ -64,7 +64,7 @@ numbered as materialized (
 claim as (
     insert into duly.claims
         (claim_id, worker_id, claimed_at, lease_until, job_ids, scheduled_ats, fired_ats, epochs, attempts, flags)
-    select duly.new_token(), $1, min(clock.now), min(clock.now) + make_interval(secs => $2),
+    select duly.new_claim_id(), $1, min(clock.now), min(clock.now) + make_interval(secs => $2),
         array_agg(job_id), array_agg(scheduled_at), array_agg(fired_at), array_agg(epoch),
         array_agg(attempt), array_agg(flags)
     from numbered cross join clock

@@ -3,7 +3,7 @@
 --   $1 job_ids, locked earlier in this transaction (jobs/lock.sql or lock_free.sql), so that no fire decides meanwhile
 with held as materialized (
     select c.claim_id, one.job_id, one.scheduled_at, one.ordinal::int as ordinal
-    from duly.claims c
+    from duly.live_claims c
     cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
     where one.job_id = any ($1::uuid[]) and not (one.ordinal = any (c.released))
         and not duly.has_ended(one.job_id, one.scheduled_at)

@@ -8,7 +8,7 @@ select
     (select count(*) from (select from duly.runs where state = 'retrying' limit 100000) r) as retrying,
     (select count(*) from (select from duly.runs where state = 'waiting' limit 100000) r) as waiting,
     (
-        select coalesce(sum(cardinality(job_ids) - cardinality(released)), 0)::bigint from duly.claims
+        select coalesce(sum(cardinality(job_ids) - cardinality(released)), 0)::bigint from duly.live_claims
     ) as running,
     (select count(*) from (select from duly.dead_letters limit 100000) d) as dead_letters,
     overdue.count as overdue,

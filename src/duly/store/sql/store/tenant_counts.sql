@@ -15,7 +15,7 @@ held as (
     select count(*) as runs
     from (
         select job_id
-        from duly.claims c
+        from duly.live_claims c
         cross join lateral unnest(c.job_ids) with ordinality as u (job_id, ordinal)
         where not u.ordinal = any (c.released)
         limit $2

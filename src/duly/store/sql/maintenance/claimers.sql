@@ -1,0 +1,6 @@
+-- The transactions that may have written a claim which nobody can see yet: such a one has the table locked since before
+-- it took an id.
+select virtualtransaction as holder
+from pg_locks
+where locktype = 'relation' and relation = 'duly.claims'::regclass and mode = 'RowExclusiveLock' and granted
+    and database = (select oid from pg_database where datname = current_database()) and pid <> pg_backend_pid()

@@ -1,0 +1,255 @@
+"""While somebody's report keeps a snapshot, vacuum removes nothing: looks at claims and due jobs stay short anyway.
+
+DULY_TEST_DEAD_CLAIMS=300000 is the whole promise: due, line and rescue within three times of none.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from duly.cli import doctor
+from duly.maintenance import rescuer
+from duly.maintenance.claim_floor import DEAD, ClaimFloor
+from duly.maintenance.rescuer import Rescuer
+from duly.scheduler import loader
+from duly.store import maintenance, stores
+from duly.store.pool import InTransaction, Pool
+from duly.store.statements import statement
+from frozen import HOUR, MINUTE, START, FrozenScheduler, spread
+from support import due_job, put, put_now, take
+
+CLAIMS = int(os.environ.get("DULY_TEST_DEAD_CLAIMS", "20000"))
+
+
+@asynccontextmanager
+async def snapshot(url: str) -> AsyncIterator[None]:
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction(isolation="repeatable_read"):
+            await connection.execute("select count(*) from duly.jobs")
+            yield
+    finally:
+        await connection.close()
+
+
+async def claims_come_and_go(pool: Pool, count: int) -> None:
+    for _ in range(0, count, 10_000):
+        await pool.query(
+            "insert into duly.claims (claim_id, worker_id, claimed_at, lease_until, job_ids, scheduled_ats, fired_ats, "
+            "epochs, attempts, flags) select duly.new_claim_id(), gen_random_uuid(), now(), now() + interval '15 s', "
+            "array[gen_random_uuid()], array[now()], array[now()], '{1}', '{1}', '{0}' from generate_series(1, 10000)"
+        )
+        await pool.query("delete from duly.claims where worker_id <> $1", ME)
+
+
+ME = uuid4()
+
+
+async def raise_floor(pool: Pool) -> ClaimFloor:
+    floor = ClaimFloor(pool)
+    await floor.work(DEAD)
+    return floor
+
+
+async def floor_of(pool: Pool) -> UUID:
+    (row,) = await pool.query("select floor from duly.claim_floor")
+    found = row["floor"]
+    assert isinstance(found, UUID)
+    return found
+
+
+async def seen(pool: Pool) -> set[UUID]:
+    """The jobs that the two ways of looking at all claims find: they agree."""
+    by_function = {row["id"] for row in await pool.query("select duly.claimed_jobs() as id")}
+    by_view = {row["id"] for row in await pool.query("select unnest(job_ids) as id from duly.live_claims")}
+    assert by_function == by_view
+    return by_function
+
+
+async def cost(pool: Pool, name: str, *args: Any) -> tuple[int, float]:
+    """Pages that a statement looks at, and the least milliseconds it took. It is undone."""
+    pages, took = 0, []
+    connection = await asyncpg.connect(pool.url, server_settings={"enable_seqscan": "off", "search_path": "pg_catalog"})
+    for _ in range(6):
+        undone = connection.transaction()
+        await undone.start()
+        rows = await connection.fetch(f"explain (analyze, buffers, timing off) {statement(name)}", *args)
+        await undone.rollback()
+        lines = [row[0] for row in rows]
+        buffers = next(line for line in lines if "Buffers:" in line)
+        pages = sum(int(word.split("=")[1]) for word in buffers.split() if word.startswith(("hit=", "read=")))
+        took.append(float(next(line for line in lines if "Execution Time" in line).split()[2]))
+    await connection.close()
+    return pages, min(took)
+
+
+async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
+    jobs = spread(pool, 200, pool.clock.now())
+    await put(pool, *jobs)
+    await pool.query("update duly.jobs set last_run_at = next_run_at")
+    await put_now(pool, 5)
+    await take(pool, worker_id=ME)
+    asked = {
+        "fires/due": ([job.job_id for job in jobs],),
+        "runs/line": ([jobs[0].job_id],),
+        "maintenance/free_waiting": (1000,),
+        "maintenance/any_expired": (pool.clock.now(),),
+        "maintenance/expired": (100, pool.clock.now()),
+    }
+    before = {name: await cost(pool, name, *args) for name, args in asked.items()}
+    async with snapshot(pool.url):
+        await claims_come_and_go(pool, CLAIMS)
+        slow = {name: await cost(pool, name, *args) for name, args in asked.items()}
+        await raise_floor(pool)
+        after = {name: await cost(pool, name, *args) for name, args in asked.items()}
+        assert len(await seen(pool)) == 5
+    for name in asked:
+        print(f"{name}: (pages, ms) {before[name]}, with {CLAIMS} dead {slow[name]}, from the floor on {after[name]}")
+    assert slow["runs/line"][0] > 10 * before["runs/line"][0]
+    for name in asked:
+        assert after[name][0] <= 3 * before[name][0], name
+        if CLAIMS >= 100_000:
+            assert after[name][1] <= 3 * before[name][1] + 0.5, name
+
+
+class TestTheFloor:
+    async def test_what_is_held_below_it_is_still_seen(self, pool: Pool) -> None:
+        jobs = await put_now(pool, 3)
+        for _ in jobs:
+            await take(pool, limit=1)
+        await raise_floor(pool)
+        floor = await floor_of(pool)
+        assert all(row["claim_id"] < floor for row in await pool.query("select claim_id from duly.claims"))
+        newer = await put_now(pool, 1)
+        await take(pool)
+        assert await seen(pool) == {job.job_id for job in (*jobs, *newer)}
+
+    async def test_it_stays_below_what_are_too_many_to_name(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(maintenance, "_MOST_OLDS", 2)
+        jobs = await put_now(pool, 5)
+        claims = [await take(pool, limit=1) for _ in jobs]
+        await raise_floor(pool)
+        assert await floor_of(pool) == sorted(claim.claim_id for claim in claims if claim.claim_id)[2]
+        assert await seen(pool) == {job.job_id for job in jobs}
+
+    async def test_it_waits_for_a_claim_that_is_not_committed(self, pool: Pool) -> None:
+        jobs = await put_now(pool, 2)
+        await take(pool, limit=1)
+        late = await asyncpg.connect(pool.url)
+        transaction = late.transaction()
+        await transaction.start()
+        claim = await take(InTransaction(late), limit=1)
+        floor = await raise_floor(pool)
+        assert claim.claim_id is not None
+        for _ in range(3):
+            await floor.work(0)
+            assert await floor_of(pool) == UUID(int=0)
+        # Others that claim meanwhile are not waited for.
+        other = await asyncpg.connect(pool.url)
+        newer = await put_now(pool, 1)
+        later = other.transaction()
+        await later.start()
+        await take(InTransaction(other))
+        await transaction.commit()
+        await floor.work(0)
+        assert await floor_of(pool) > claim.claim_id
+        assert await seen(pool) == {job.job_id for job in jobs}
+        await later.commit()
+        assert await seen(pool) == {job.job_id for job in (*jobs, *newer)}
+        await late.close()
+        await other.close()
+
+    async def test_no_claim_gets_a_smaller_id_when_the_clock_goes_back(self, pool: Pool) -> None:
+        # An hour ago it was an hour later.
+        await pool.query("update duly.claim_floor set bar = (extract(epoch from now()) * 1000)::bigint + 3600000")
+        await raise_floor(pool)
+        jobs = await put_now(pool, 3)
+        claims = [await take(pool, limit=1) for _ in jobs]
+        floor = await floor_of(pool)
+        assert all(claim.claim_id is not None and claim.claim_id >= floor for claim in claims)
+        assert len({claim.claim_id for claim in claims}) == 3
+        assert await seen(pool) == {job.job_id for job in jobs}
+
+    async def test_it_rises_when_many_have_died_and_not_before(self, pool: Pool) -> None:
+        floor = ClaimFloor(pool)
+        await floor.work(DEAD - 1)
+        assert await floor_of(pool) == UUID(int=0)
+        await floor.work(DEAD)
+        first = await floor_of(pool)
+        assert first > UUID(int=0)
+        await floor.work(2 * DEAD - 1)
+        assert await floor_of(pool) == first
+        await floor.work(10)  # vacuum came
+        await floor.work(DEAD + 10)
+        assert await floor_of(pool) > first
+
+
+async def test_a_lease_that_ended_before_the_last_look_is_found_by_a_look_at_all(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its claim took longer to commit than its lease."""
+    monkeypatch.setattr(rescuer, "SLOW_SECONDS", -1.0)
+    service = Rescuer(pool)
+    await put_now(pool, 1)
+    claim = await take(pool)
+    await service.work()
+    await pool.query("update duly.claims set lease_until = duly.now() - interval '1 hour'")
+    await service.work()
+    assert await pool.query("select from duly.claims") != []
+    service._whole_at = time.monotonic()
+    await service.work()
+    assert await pool.query("select from duly.claims where claim_id = $1", claim.claim_id) == []
+
+
+async def test_due_jobs_are_read_from_the_oldest_on_while_that_is_slow(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = FrozenScheduler(pool)
+    await scheduler.at(START)
+    monkeypatch.setattr(loader, "_SLOW_SECONDS", -1.0)
+    asked = []
+    fetch = pool.fetch
+
+    async def look(name: str, *args: Any) -> Any:
+        if name == "fires/load":
+            asked.append(min(args[1]))
+        return await fetch(name, *args)
+
+    monkeypatch.setattr(pool, "fetch", look)
+    job = due_job(pool, START + MINUTE)
+    await scheduler.put(job)
+    await scheduler.lead(job)
+    for minutes in (0, 1, 2, 3):
+        await scheduler.step(START + minutes * MINUTE)
+    assert asked[-1] == START + MINUTE
+    assert await scheduler.runs() == [START + MINUTE]
+    # An hour late, and nobody told of it.
+    await pool.query("update duly.jobs set next_run_at = $1", START - HOUR)
+    await scheduler.step(START + 4 * MINUTE)
+    assert len(await scheduler.runs()) == 1
+    scheduler.loader._whole_at = 0.0
+    await scheduler.step(START + 4 * MINUTE + timedelta(seconds=1))
+    assert (await scheduler.job(job))["next_run_at"] > START
+
+
+async def test_the_doctor_names_who_keeps_vacuum_waiting(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await stores.oldest_transaction(pool) is None
+    assert doctor._check_vacuum(None).status == "ok"
+    async with snapshot(pool.url):
+        oldest = await stores.oldest_transaction(pool)
+    assert oldest is not None
+    assert doctor._check_vacuum(oldest).status == "ok"
+    monkeypatch.setattr(doctor, "_TRANSACTION_SECONDS", 0.0)
+    check = doctor._check_vacuum(oldest)
+    assert check.status == "warn"
+    assert "idle in transaction" in check.message
+    assert "pg_terminate_backend(" in check.message
