@@ -61,6 +61,20 @@ class Answer:
         return False
 
 
+def refusal(state: str, *, within: bool) -> bytes:
+    """An error in place of an answer, and that the server is ready for the next statement.
+
+    `within`: in a transaction, which has failed with it.
+    """
+    fields = {b"S": b"ERROR", b"V": b"ERROR", b"C": state.encode(), b"M": b"injected on the wire"}
+    body = b"".join(kind + text + b"\0" for kind, text in fields.items()) + b"\0"
+    return _message(b"E", body) + _message(b"Z", b"E" if within else b"I")
+
+
+def _message(kind: bytes, body: bytes) -> bytes:
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
 def end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
     """End a connection, in an orderly way or by RST."""
     connection = writer.get_extra_info("socket")

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from listening import Listener
-from pgwire import Answer, Statements, end, first_message, next_message
+from pgwire import Answer, Statements, end, first_message, next_message, refusal
 
 T = TypeVar("T")
 
@@ -34,10 +34,12 @@ class Fault:
     """Something armed for the executions of a statement. `times` are left; `struck` counts those that happened."""
 
     marker: bytes
-    kind: Literal["swallow", "cut"]
+    kind: Literal["swallow", "cut", "answer"]
     times: int
     #: For a cut: how much of the statement's arguments still reaches the server.
     after: int = 0
+    #: For an answer: the SQLSTATE.
+    state: str = ""
     struck: int = 0
     _changed: threading.Condition = field(default_factory=threading.Condition, repr=False)
 
@@ -148,6 +150,10 @@ class Proxy:
         """Of the statement's arguments only the first `after` bytes reach the server, then the connection is gone."""
         return self._arm(Fault(marker.encode(), "cut", times, after))
 
+    def answer(self, marker: str, state: str, *, times: int = 1) -> Fault:
+        """The statement does not reach the server; its client is told that it failed with this SQLSTATE."""
+        return self._arm(Fault(marker.encode(), "answer", times, state=state))
+
     def _arm(self, fault: Fault) -> Fault:
         async def arm() -> None:
             self._faults.append(fault)
@@ -220,6 +226,7 @@ class _Link:
         self._far_reader, self._far_writer = far_reader, far_writer
         self._statements = Statements()
         self._swallowing: Fault | None = None
+        self._within = False  # a transaction, as far as its client has begun one
         self.silent = False
         self._pumps: list[asyncio.Task[None]] = []
 
@@ -251,7 +258,12 @@ class _Link:
             while True:
                 message = await next_message(self._reader)
                 text = self._statements.carried_out_by(message)
+                if text[:6].upper() in (b"BEGIN;", b"COMMIT", b"ROLLBA"):
+                    self._within = text[:5].upper() == b"BEGIN"
                 if text and (fault := self._proxy._fault_for(text)) is not None:
+                    if fault.kind == "answer":
+                        await self._answer(message, fault)
+                        continue
                     if fault.kind == "cut":
                         await self._send(message[: 5 + fault.after])
                         fault._strike()
@@ -259,6 +271,14 @@ class _Link:
                         return
                     self._swallowing = fault
                 await self._send(message)
+
+    async def _answer(self, message: bytes, fault: Fault) -> None:
+        """In the server's place. What belongs to the same statement, up to its end, is not passed on either."""
+        while message[:1] not in (b"S", b"Q"):
+            message = await next_message(self._reader)
+        self._writer.write(refusal(fault.state, within=self._within))
+        await self._writer.drain()
+        fault._strike()
 
     async def _to_client(self) -> None:
         with contextlib.suppress(OSError):

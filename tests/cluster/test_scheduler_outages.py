@@ -39,6 +39,7 @@ GRACE = {"DULY_MISFIRE_GRACE_SECONDS": "2"}
 
 @asynccontextmanager
 async def read_only(server_url: str, database_url: str) -> AsyncIterator[None]:
+    """Sessions that begin meanwhile are read-only as long as they live, and nobody ends them afterwards."""
     name = urlsplit(database_url).path.lstrip("/")
     admin = await asyncpg.connect(server_url)
     ended = "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and pid <> pg_backend_pid()"
@@ -48,7 +49,6 @@ async def read_only(server_url: str, database_url: str) -> AsyncIterator[None]:
         yield
     finally:
         await admin.execute(f"alter database {name} reset default_transaction_read_only")
-        await admin.execute(ended, name)
         await admin.close()
 
 
@@ -117,17 +117,18 @@ async def stop_firing(pool: Pool) -> None:
     await eventually(quiet, seconds=60)
 
 
-@pytest.mark.parametrize("how", ["refused", "half-open", "read-only"])
+@pytest.mark.parametrize("how", ["refused", "half-open", "read-only", "read-only, any server"])
 async def test_a_scheduler_whose_database_was_away_catches_up_by_the_missed_policy(
     pool: Pool, operations: Operations, database_url: str, server: Any, spawn: Spawn, sink: Path, how: str
 ) -> None:
     with Proxy(database_url) as proxy:
-        scheduler = spawn("scheduler", settings={**GRACE, "DULY_DATABASE_URL": proxy.url})
-        worker = spawn("worker")
+        any_server = "&target_session_attrs=any" if how == "read-only, any server" else ""
+        scheduler = spawn("scheduler", settings={**GRACE, "DULY_DATABASE_URL": proxy.url + any_server})
+        worker = spawn("worker", settings={"DULY_DATABASE_URL": database_url + any_server})
         await submit(operations)
         first = operations.now()
         await eventually(lambda: beyond(pool, first), seconds=60)
-        if how == "read-only":
+        if how.startswith("read-only"):
             async with read_only(server.url, database_url):
                 await asyncio.sleep(SECONDS)
         else:
@@ -144,7 +145,7 @@ async def test_a_scheduler_whose_database_was_away_catches_up_by_the_missed_poli
         assert (scheduler.poll(), worker.poll()) == (None, None)
         await stop_firing(pool)
         await check_answers(pool)
-        if how == "read-only":  # for the worker as well
+        if how.startswith("read-only"):  # for the worker as well
             await check_second_executions(pool, sink)
         else:
             assert set(executions(sink).values()) == {1}
