@@ -121,6 +121,7 @@ _SEARCH = (
     "services/test_overlap.py",
     "simulation/",
     "torture/test_torture.py",
+    "unit/test_hostile_handlers.py",
     "unit/timing/test_oracle.py",
 )
 

@@ -229,6 +229,7 @@ class TestOneRun:
         assert await count(pool, "dead_letters") == 0
 
 
+@pytest.mark.search
 async def test_no_attempt_begins_after_the_answer(bench: Workbench, pool: Pool) -> None:
     """Cancelled while an attempt fails, so that the run is on its way back, at moments by chance."""
     seed = int(os.environ.get("DULY_TEST_SEED", random.randrange(2**32)))

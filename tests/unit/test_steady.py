@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -156,3 +157,16 @@ def test_only_a_second_run_that_passes_makes_a_test_unsteady(second: Record) -> 
 
 def test_nothing_run_is_red() -> None:
     assert not judge([Record(), Record()], [], ci=False).is_green
+
+
+def test_whatever_draws_its_seed_is_marked_as_a_search() -> None:
+    tests = Path(steady.__file__).parent
+    named = re.findall(r'"([\w/.]+)"', (tests / "conftest.py").read_text().split("_SEARCH = (")[1].split("\n)")[0])
+    unmarked = [
+        str(path.relative_to(tests))
+        for path in tests.rglob("test_*.py")
+        if re.search(r"\b(randrange\(2\*\*32|SystemRandom|DULY_TEST_SEED)", text := path.read_text())
+        and not path.relative_to(tests).as_posix().startswith(tuple(named))
+        and "mark.search" not in text
+    ]
+    assert not unmarked, "name them in tests/conftest.py, _SEARCH, or mark their tests with pytest.mark.search"
