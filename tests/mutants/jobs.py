@@ -195,7 +195,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         "next_run_at is not distinct from $18::timestamptz",
         "$18::timestamptz is not distinct from $18",
-        ("services/test_changing.py::TestStates",),
+        ("store/test_versions.py::test_a_change_of_the_timing_while_the_job_fires",),
     ),
     Mutant(
         "change-leaves-runs",
@@ -203,7 +203,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         "set queue = changed.queue, priority = changed.priority",
         "set queue = r.queue, priority = r.priority",
-        ("services/test_changing.py::TestFields::test_queued_runs_follow_to_another_queue_and_priority",),
+        ("store/test_versions.py::test_runs_follow_their_job_to_another_queue_in_the_same_commit",),
     ),
     Mutant(
         "change-tells-nobody",
@@ -219,7 +219,7 @@ MUTANTS = (
         "store/sql/jobs/pause.sql",
         "set status = 'paused', next_run_at = null,",
         "set status = 'paused',",
-        ("services/test_changing.py::TestStates",),
+        ("services/test_changing.py::TestStates::test_a_paused_job_has_nothing_planned_and_does_not_fire",),
     ),
     Mutant(
         "resume-over-a-change",
@@ -264,9 +264,9 @@ MUTANTS = (
     Mutant(
         "unpark-the-kept",
         "a job that a person paused goes on by itself",
-        "store/sql/jobs/keep_paused.sql",
-        "version = j.version + 1",
-        "version = j.version",
+        "operations/changing.py",
+        "await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=tenant, reason=reason) or job",
+        "job",
         ("services/test_changing.py::TestParked::test_a_person_who_pauses_it_keeps_it_paused",),
     ),
     Mutant(

@@ -289,6 +289,14 @@ class TestPlanning:
 
 
 class TestStates:
+    async def test_a_paused_job_has_nothing_planned_and_does_not_fire(
+        self, scheduler: FrozenScheduler, operations: Operations, minutely: NewJob
+    ) -> None:
+        paused = await operations.pause(str(minutely.job_id))
+        assert (paused.status, paused.next_run_at) == ("paused", None)
+        await scheduler.step(START + 5 * MINUTE)
+        assert await scheduler.runs(minutely) == []
+
     async def test_a_paused_job_stays_paused_and_resumes_with_the_new_schedule(
         self, scheduler: FrozenScheduler, operations: Operations, minutely: NewJob
     ) -> None:

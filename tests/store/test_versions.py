@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
+from duly.operations.revising import revise
 from duly.store import fires, jobs, maintenance, newcomers
+from duly.store.jobs import ChangedJob
 from duly.store.newcomers import Adoption
 from duly.store.pool import Pool
-from support import count, due_job, hours_ago, lead, put
+from support import count, due_job, fire_now, fire_of, hours_ago, lead, put
 
 
 async def touch(pool: Pool) -> None:
@@ -55,3 +58,35 @@ async def test_a_newcomer_that_was_planned(pool: Pool) -> None:
     assert await newcomers.adopt(pool, [planned(job.version)], gone=[]) == {}
     assert await count(pool, "unplanned") == 1, "it is read and planned again"
     assert await newcomers.adopt(pool, [planned(job.version + 1)], gone=[]) == {job_id: None}
+
+
+async def test_a_change_of_the_timing_while_the_job_fires(pool: Pool) -> None:
+    """A fire raises no version: the change names the occurrence that it was planned from."""
+    due = hours_ago(0)
+    await put(pool, due_job(pool, due))
+    changed = await revised(pool, {"schedule": "every 2h"})
+    assert changed.planned_anew
+    await pool.query("update duly.jobs set next_run_at = next_run_at + interval '1 hour'")
+    assert await jobs.change(pool, changed) is None
+    assert await count(pool, "jobs", "schedule = 'every 1h'") == 1
+    assert await jobs.change(pool, await revised(pool, {"schedule": "every 2h"})) is not None
+
+
+async def test_runs_follow_their_job_to_another_queue_in_the_same_commit(pool: Pool) -> None:
+    due = hours_ago(0)
+    job = due_job(pool, due)
+    await put(pool, job)
+    epoch = await lead(pool, job.shard)
+    await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire_of(job, next_run_at=hours_ago(-1)))
+    assert await jobs.change(pool, await revised(pool, {"queue": "mail", "priority": 9})) is not None
+    assert await count(pool, "runs", "queue = 'mail' and priority = 9") == 1
+
+
+async def revised(pool: Pool, changes: dict[str, Any]) -> ChangedJob:
+    """What the only job is to become, worked out from how it is now."""
+    rows = await pool.query("select job_id from duly.jobs")
+    job = await jobs.get(pool, job_id=rows[0]["job_id"], tenant="default")
+    assert job is not None
+    changed = revise(job, changes, now=pool.clock.now(), payload_max_bytes=1000)
+    assert changed is not None
+    return changed
