@@ -51,7 +51,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         "r.flags & 10 <> 10 then 'skipped'",
         "r.flags & 10 <> 10 then 'waiting'",
-        ("store/test_fires.py",),
+        ("store/test_fires.py::TestOverlap::test_skip_records_the_new_one_as_skipped",),
     ),
     Mutant(
         "fire-queues-without-end",
@@ -59,7 +59,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         "coalesce(b.waiting, 0) + r.place - (b.job_id is null)::int > d.max_queued",
         "false",
-        ("store/test_fires.py",),
+        ("store/test_fires.py::TestOverlap::test_queue_is_bounded",),
     ),
     Mutant(
         "fire-counts-no-run",
@@ -91,7 +91,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("services/test_announcing.py",),
+        ("services/test_announcing.py::test_a_fire",),
     ),
     Mutant(
         "on-time-an-older-row",
@@ -141,7 +141,7 @@ MUTANTS = (
         "store/sql/fires/on_time.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("services/test_announcing.py",),
+        ("services/test_announcing.py::test_a_fire",),
     ),
     Mutant(
         "due-overlooks-the-queue",
@@ -205,7 +205,7 @@ MUTANTS = (
         "scheduler/firer.py",
         "self._doubted(shard)",
         "pass",
-        ("services/test_scheduling.py", "cluster/test_lost_answers.py"),
+        ("services/test_scheduling.py::test_where_a_fire_whose_answer_was_lost_moved_a_job_to_is_looked_for",),
     ),
     Mutant(
         "late-is-on-time",
@@ -252,8 +252,8 @@ MUTANTS = (
         "after a reconnect nobody looks",
         "scheduler/loader.py",
         'if payload is None or payload == "*":',
-        'if payload == "*":',
-        ("services/test_scheduling.py", "services/test_silent_links.py"),
+        'if payload is None:\n            return\n        if payload == "*":',
+        ("services/test_loader.py::test_who_is_told_to_look_looks_at_once",),
     ),
     Mutant(
         "listener-does-not-look",
@@ -261,6 +261,6 @@ MUTANTS = (
         "store/notifier.py",
         "listened is gone.\n        self._tell_to_look()",
         'listened is gone.\n        self._again = hasattr(self, "_again") or self._tell_to_look() is None',
-        ("store/test_notifier.py",),
+        ("store/test_notifier.py::test_what_was_announced_while_nobody_listened_is_looked_for",),
     ),
 )

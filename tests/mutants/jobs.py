@@ -27,7 +27,7 @@ MUTANTS = (
         "store/sql/jobs/put_back.sql",
         "run_count = j.run_count - taken.count",
         "run_count = j.run_count",
-        ("services/test_fire_ahead.py",),
+        ("services/test_fire_ahead.py::test_pausing_takes_it_back_and_resuming_runs_it_once",),
     ),
     Mutant(
         "put-back-forgets",
@@ -43,7 +43,7 @@ MUTANTS = (
         "store/sql/jobs/end_runs.sql",
         "where r.job_id = job.job_id",
         "where r.state <> 'waiting' and r.job_id = job.job_id",
-        ("services/test_overlap.py::test_overlap_holds_over_random_histories", "simulation/test_conformance.py"),
+        ("store/test_claims.py::TestCancelledJobs",),
     ),
     Mutant(
         "cancel-stops-all",
@@ -51,7 +51,7 @@ MUTANTS = (
         "store/sql/jobs/end_runs.sql",
         "where $3::boolean",
         "where true",
-        ("store/test_claims.py::TestCancelledJobs", "services/test_cancelling.py"),
+        ("store/test_claims.py::TestCancelledJobs",),
     ),
     Mutant(
         "cancel-looks-once",
@@ -59,7 +59,9 @@ MUTANTS = (
         "store/jobs.py",
         'return await store.row("jobs/end_runs", job_id, tenant, running) is not None',
         "return True",
-        ("services/test_cancelling.py",),
+        (
+            "services/test_cancelling.py::TestBesideARetry::test_a_claim_that_commits_in_the_middle_of_its_statement_is_told_as_well",
+        ),
     ),
     Mutant(
         "claim-hides-the-cancelled",
@@ -67,7 +69,7 @@ MUTANTS = (
         "store/sql/runs/claim.sql",
         "n.flags | 32",
         "n.flags",
-        ("services/test_cancelling.py",),
+        ("services/test_cancelling.py::TestBesideARetry::test_a_worker_ends_the_run_of_a_cancelled_job_unbegun",),
     ),
     Mutant(
         "requeue-what-was-stopped",
@@ -75,7 +77,7 @@ MUTANTS = (
         "store/sql/runs/requeue.sql",
         "one.ordinal = any (held.cancelled) as stopped",
         "false as stopped",
-        ("services/test_cancelling.py",),
+        ("services/test_cancelling.py::TestOneRun::test_neither_does_a_retry_a_snooze_or_a_return",),
     ),
     Mutant(
         "rescue-what-was-stopped",
@@ -83,7 +85,7 @@ MUTANTS = (
         "store/sql/maintenance/rescue.sql",
         "when one.ordinal = any (c.cancelled) then 'cancelled'",
         "when false then 'cancelled'",
-        ("services/test_cancelling.py",),
+        ("services/test_cancelling.py::TestOneRun::test_a_lost_worker_does_not_bring_it_back",),
     ),
     Mutant(
         "cancel-run-in-the-old-place",
@@ -91,7 +93,7 @@ MUTANTS = (
         "store/sql/runs/cancel.sql",
         " and not (one.ordinal = any (c.released))",
         "",
-        ("services/test_cancelling.py",),
+        ("services/test_cancelling.py::TestOneRun::test_one_that_goes_back_in_this_moment_is_found_in_the_queue",),
     ),
     Mutant(
         "deploy-plans-anew",
@@ -99,7 +101,9 @@ MUTANTS = (
         "operations/revising.py",
         "planned_anew = moved or",
         "planned_anew = True or",
-        ("services/test_declaring.py",),
+        (
+            "services/test_declaring.py::TestOverdue::test_what_was_missed_is_made_up_for_when_the_deploy_changes_only_what_is_no_timing",
+        ),
     ),
     Mutant(
         "change-does-not-look-again",
@@ -107,7 +111,9 @@ MUTANTS = (
         "operations/changing.py",
         "await jobs.follow(self._pool, job_id=job_id)",
         "pass",
-        ("services/test_declaring.py",),
+        (
+            "services/test_declaring.py::TestRunsThatWait::test_a_run_that_comes_back_while_the_job_moves_follows_as_well",
+        ),
     ),
     Mutant(
         "cancel-what-is-over",
@@ -140,14 +146,6 @@ MUTANTS = (
         "where overlap = 'parallel' or max_queued > (",
         "where true or max_queued > (",
         ("services/test_overlap.py::test_overlap_holds_over_random_histories",),
-    ),
-    Mutant(
-        "trigger-the-cancelled",
-        "a cancelled job runs by hand",
-        "store/sql/jobs/trigger.sql",
-        " and status <> 'cancelled'",
-        "",
-        ("api/test_api_jobs.py", "services/test_overlap.py::test_overlap_holds_over_random_histories"),
     ),
     Mutant(
         "redrive-keeps-attempts",
@@ -187,7 +185,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         " and version = $3 and status",
         " and $3::int is not null and status",
-        ("services/test_changing.py",),
+        ("services/test_changing.py::TestStates::test_changes_of_different_fields_at_once_are_all_kept",),
     ),
     Mutant(
         "change-over-a-fire",
@@ -227,7 +225,7 @@ MUTANTS = (
         "store/sql/jobs/resume.sql",
         " and version = $4",
         " and $4::int is not null",
-        ("store/test_versions.py",),
+        ("store/test_versions.py::test_a_resume",),
     ),
     Mutant(
         "resume-tells-nobody",
@@ -235,7 +233,7 @@ MUTANTS = (
         "store/sql/jobs/resume.sql",
         "::bigint)::text) as due\n    from resumed",
         "::bigint)::text) as due\n    from resumed where false",
-        ("services/test_announcing.py",),
+        ("services/test_announcing.py::test_a_resume",),
     ),
     Mutant(
         "park-without-epoch",
@@ -259,7 +257,7 @@ MUTANTS = (
         "store/sql/maintenance/unpark.sql",
         " and version = f.version and status",
         " and status",
-        ("store/test_versions.py",),
+        ("store/test_versions.py::test_a_parked_job_that_goes_on",),
     ),
     Mutant(
         "unpark-the-kept",
@@ -283,7 +281,7 @@ MUTANTS = (
         "store/sql/jobs/submit.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("services/test_announcing.py",),
+        ("services/test_announcing.py::test_a_submit",),
     ),
     Mutant(
         "submit-tells-no-leader",
@@ -291,7 +289,7 @@ MUTANTS = (
         "store/sql/jobs/submit.sql",
         "where next_run_at <= clock.now + interval '15 minutes'",
         "where false",
-        ("services/test_announcing.py",),
+        ("services/test_announcing.py::test_a_submit",),
     ),
     Mutant(
         "sql-submit-any-content",
@@ -309,7 +307,7 @@ MUTANTS = (
         "function submit",
         "perform pg_notify('duly_work', queue);",
         "",
-        ("services/test_announcing.py",),
+        ("services/test_announcing.py::test_a_submit_by_sql",),
     ),
     Mutant(
         "sql-submit-tells-no-leader",
@@ -317,7 +315,7 @@ MUTANTS = (
         "function submit",
         "run_at <= moment + interval '15 minutes'",
         "false",
-        ("services/test_announcing.py",),
+        ("services/test_announcing.py::test_a_submit_by_sql",),
     ),
     Mutant(
         "adopt-over-a-change",
@@ -325,6 +323,6 @@ MUTANTS = (
         "store/sql/newcomers/adopt.sql",
         " and version = f.version and status",
         " and status",
-        ("store/test_versions.py",),
+        ("store/test_versions.py::test_a_newcomer_that_was_planned",),
     ),
 )

@@ -78,7 +78,7 @@ MUTANTS = (
         "worker/claimer.py",
         "range(9, -1, -1)",
         "range(10)",
-        ("services/test_queue_weights.py",),
+        ("services/test_queue_weights.py::test_priority_goes_before_weight",),
     ),
     Mutant(
         "complete-what-was-let-go",
@@ -169,7 +169,7 @@ MUTANTS = (
         "store/sql/runs/requeue.sql",
         "queued.run_at <= clock.now + interval '60 seconds'",
         "false",
-        ("services/test_announcing.py",),
+        ("services/test_announcing.py::test_a_retry",),
     ),
     Mutant(
         "bury-no-letter",
@@ -417,7 +417,7 @@ MUTANTS = (
         "store/sql/ledger/remember.sql",
         " and claim_id = ended.claim_id",
         "",
-        ("store/test_ledger.py",),
+        ("store/test_ledger.py::test_a_worker_whose_run_another_has_ended_leaves_no_key",),
     ),
     Mutant(
         "ledger-remembers-for-ever",

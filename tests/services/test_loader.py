@@ -57,6 +57,21 @@ def each_second(pool: Pool, count: int) -> list[NewJob]:
     return [job._replace(next_run_at=START + (n + 1) * SECOND) for n, job in enumerate(jobs)]
 
 
+async def test_who_is_told_to_look_looks_at_once(scheduler: FrozenScheduler, pool: Pool) -> None:
+    """The loop runs here, and its next look by itself is a minute away."""
+    jobs = same_shard(pool, 2, START + 10 * SECOND)
+    await scheduler.put(jobs[0])
+    await scheduler.lead(jobs[0])
+    await scheduler.loader.start()
+    try:
+        await eventually(lambda: len(scheduler.future) == 1)
+        await scheduler.put(jobs[1])
+        scheduler.loader.heard(None)
+        await eventually(lambda: len(scheduler.future) == 2)
+    finally:
+        await scheduler.loader.stop()
+
+
 async def test_a_re_read_costs_what_falls_due_soon_and_not_what_is_held(
     scheduler: FrozenScheduler, pool: Pool, reads: Reads
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
@@ -217,6 +218,29 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_occurrence(
             await scheduler.firer.run_once()
     assert await scheduler.fired() == []
     await scheduler.firer.run_once()
+    assert len(await scheduler.fired()) == 1
+
+
+async def test_where_a_fire_whose_answer_was_lost_moved_a_job_to_is_looked_for(
+    scheduler: Scheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = due_job(pool, START + timedelta(seconds=1), start_at=START)
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    await scheduler.at(START + timedelta(seconds=1))
+    doubted: list[int] = []
+    monkeypatch.setattr(scheduler.firer, "_doubted", doubted.append)
+    real = fires.fire
+
+    async def lost(*args: Any, **named: Any) -> None:
+        await real(*args, **named)
+        raise StoreUnavailable("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fires, "fire", lost)
+        with pytest.raises(StoreUnavailable):
+            await scheduler.firer.run_once()
+    assert doubted == [job.shard]
     assert len(await scheduler.fired()) == 1
 
 

@@ -495,6 +495,18 @@ class TestCancelledJobs:
         assert await runs.complete(pool, [succeeded(claim.runs[0])]) == 1
         assert await count(pool, "history", "status = 'succeeded'") == 1
 
+    async def test_what_stands_in_line_ends(self, pool: Pool) -> None:
+        due = hours_ago(1)
+        job = due_job(pool, due)
+        await put(pool, job)
+        epoch = await lead(pool, job.shard)
+        moments = [due, due + timedelta(minutes=1), due + timedelta(minutes=2)]
+        fire = fire_of(job, next_run_at=due + timedelta(hours=9), scheduled=moments, overlap="queue")
+        assert (await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)).live == 3
+        assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False)
+        assert await count(pool, "runs") == 0
+        assert await count(pool, "history", "status = 'cancelled'") == 3
+
     async def test_one_that_is_over_is_not_cancelled(self, pool: Pool) -> None:
         (job,) = await put_now(pool, 1)
         claim = await take(pool)
