@@ -12,21 +12,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any, get_args
+from typing import Any
 from uuid import UUID
 
 from duly.errors import InvalidInput, InvalidSchedule
 from duly.model import (
     DEFAULT_POLICY,
+    POLICY_CHOICES,
+    POLICY_INTEGERS,
+    POLICY_NUMBERS,
     DstFold,
-    DstGap,
     JobRequest,
-    MissedWindow,
-    Overlap,
     Policy,
-    RetryBackoff,
     ScheduleKind,
-    policy_from_stored,
 )
 from duly.timing import check_template, jitter_offset, load_zone, make_timetable, parse_schedule
 
@@ -40,26 +38,6 @@ MAX_DEPTH = 200
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _encode_content = json.JSONEncoder(default=dict, sort_keys=True).encode
 MAX_LABELS = 32
-MAX_SECONDS = 10 * 365 * 86400
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "missed_window": get_args(MissedWindow),
-    "overlap": get_args(Overlap),
-    "retry_backoff": get_args(RetryBackoff),
-    "dst_gap": get_args(DstGap),
-    "dst_fold": get_args(DstFold),
-}
-_INTEGERS: dict[str, tuple[int, int]] = {
-    "catch_up_window_seconds": (0, MAX_SECONDS),
-    "max_missed": (0, 100_000),
-    "max_queued": (0, 100_000),
-    "max_retries": (0, 10_000),
-    "jitter_seconds": (0, 86_400),
-}
-_NUMBERS: dict[str, tuple[float, float]] = {
-    "retry_delay_seconds": (0, MAX_SECONDS),
-    "retry_max_delay_seconds": (0, MAX_SECONDS),
-    "timeout_seconds": (0.001, MAX_SECONDS),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,21 +119,21 @@ def check_policy(policy: Policy) -> Policy:
 @lru_cache(maxsize=4096)
 def _check_stored_policy(text: str | None) -> Policy:
     """A million jobs share a few policies. By their text: 1 and True are equal, and only one of them is a number."""
-    return _check_policy(policy_from_stored(text))
+    return _check_policy(DEFAULT_POLICY if text is None else Policy(**json.loads(text)))
 
 
 def _check_policy(policy: Policy) -> Policy:
     for field in fields(policy):
         name = field.name
         value = getattr(policy, name)
-        if name in _CHOICES:
-            if value not in _CHOICES[name]:
-                raise InvalidInput(name, f"must be one of {', '.join(_CHOICES[name])}, not {str(value)[:40]!r}")
-        elif name in _INTEGERS:
+        if name in POLICY_CHOICES:
+            if value not in POLICY_CHOICES[name]:
+                raise InvalidInput(name, f"must be one of {', '.join(POLICY_CHOICES[name])}, not {str(value)[:40]!r}")
+        elif name in POLICY_INTEGERS:
             if value is not None or name != "catch_up_window_seconds":
-                check_integer(name, value, *_INTEGERS[name])
-        elif name in _NUMBERS:
-            _check_seconds(name, value, *_NUMBERS[name])
+                check_integer(name, value, *POLICY_INTEGERS[name])
+        elif name in POLICY_NUMBERS:
+            _check_seconds(name, value, *POLICY_NUMBERS[name])
     if policy.idempotency_key_template != DEFAULT_POLICY.idempotency_key_template:
         check_text("idempotency_key_template", policy.idempotency_key_template, longest=500)
         check_template(policy.idempotency_key_template)

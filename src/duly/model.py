@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from uuid import UUID
+
+from duly.errors import InvalidInput
 
 MissedWindow = Literal["SKIP", "RUN_ONCE", "RUN_ALL"]
 Overlap = Literal["skip", "queue", "parallel"]
@@ -70,12 +72,61 @@ _POLICY_DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.field
 POLICY_FIELDS = frozenset(_POLICY_DEFAULTS)
 
 
+# The rules of a policy's fields: what they may be, or from where to where they go.
+MAX_SECONDS = 10 * 365 * 86400
+POLICY_CHOICES: dict[str, tuple[str, ...]] = {
+    "missed_window": get_args(MissedWindow),
+    "overlap": get_args(Overlap),
+    "retry_backoff": get_args(RetryBackoff),
+    "dst_gap": get_args(DstGap),
+    "dst_fold": get_args(DstFold),
+}
+POLICY_INTEGERS: dict[str, tuple[int, int]] = {
+    "catch_up_window_seconds": (0, MAX_SECONDS),
+    "max_missed": (0, 100_000),
+    "max_queued": (0, 100_000),
+    "max_retries": (0, 10_000),
+    "jitter_seconds": (0, 86_400),
+}
+POLICY_NUMBERS: dict[str, tuple[float, float]] = {
+    "retry_delay_seconds": (0, MAX_SECONDS),
+    "retry_max_delay_seconds": (0, MAX_SECONDS),
+    "timeout_seconds": (0.001, MAX_SECONDS),
+}
+
+
 @lru_cache(maxsize=4096)
 def policy_from_stored(text: str | None) -> Policy:
-    """The policy behind a stored text. A key this version does not know is ignored: a newer node wrote it."""
+    """The policy behind a stored text; `InvalidInput` if that is none, as somebody else's SQL may have left it.
+
+    A key this version does not know is ignored: a newer node wrote it.
+    """
     if text is None:
         return DEFAULT_POLICY
-    return Policy(**{name: value for name, value in json.loads(text).items() if name in POLICY_FIELDS})
+    try:
+        stored = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput("policy", f"cannot be read: {str(error)[:100]}") from error
+    if not isinstance(stored, dict):
+        raise InvalidInput("policy", "is not an object")
+    return Policy(**{name: _stored_value(name, value) for name, value in stored.items() if name in POLICY_FIELDS})
+
+
+def _stored_value(name: str, value: Any) -> Any:
+    if name in POLICY_CHOICES:
+        fits = value in POLICY_CHOICES[name] if isinstance(value, str) else False
+    elif name in POLICY_INTEGERS or name in POLICY_NUMBERS:
+        low, high = POLICY_INTEGERS.get(name) or POLICY_NUMBERS[name]
+        if name in POLICY_INTEGERS and isinstance(value, float) and value.is_integer():
+            value = int(value)  # 3.0, as only a hand writes it
+        kinds = (int,) if name in POLICY_INTEGERS else (int, float)
+        fits = type(value) in kinds and low <= value <= high
+        fits = fits or (value is None and name == "catch_up_window_seconds")
+    else:
+        fits = isinstance(value, str)
+    if not fits:
+        raise InvalidInput(f"policy.{name}", f"is {str(value)[:40]!r} in the store, which it cannot be")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +180,8 @@ class Job:
     created_at: datetime
     updated_at: datetime
     version: int
+    unreadable: str | None = None
+    """What of the stored row Python cannot read, and why. Such a field is empty here, or the default."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,7 +101,13 @@ class SchedulerNode:
             told=lambda: self.notifier is not None and self.notifier.hearing,
             untold=untold_seconds(settings),
         )
-        newcomers = Newcomers(pool, plan=lambda job: plan_newcomer(job, settings), told=self.notifier is not None)
+        newcomers = Newcomers(
+            pool,
+            plan=lambda job: plan_newcomer(job, settings),
+            told=self.notifier is not None,
+            tenant_max_jobs=settings.tenant_max_jobs,
+            payload_max_bytes=settings.payload_max_bytes,
+        )
         self.upkeep: list[LeaderService] = [
             Rescuer(pool),
             Partitions(pool),

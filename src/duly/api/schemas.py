@@ -21,6 +21,7 @@ from duly.model import (
     DEFAULT_POLICY,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
+    MAX_SECONDS,
     POLICY_FIELDS,
     DstFold,
     DstGap,
@@ -138,7 +139,7 @@ _LABELS: dict[str, Any] = {
     "propertyNames": text_rules(63),
     "additionalProperties": {"type": "string", **text_rules(255, shortest=0)},
 }
-_SECONDS = _number(0, checks.MAX_SECONDS)
+_SECONDS = _number(0, MAX_SECONDS)
 
 
 class JobBody(BaseModel):
@@ -204,7 +205,7 @@ class JobBody(BaseModel):
     timeout_seconds: Seconds = Field(
         DEFAULT_POLICY.timeout_seconds,
         description="for one attempt",
-        json_schema_extra={"type": "number", **_number(0.001, checks.MAX_SECONDS)},
+        json_schema_extra={"type": "number", **_number(0.001, MAX_SECONDS)},
     )
     jitter_seconds: Whole = Field(
         DEFAULT_POLICY.jitter_seconds,

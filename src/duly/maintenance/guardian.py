@@ -120,3 +120,7 @@ def _plan(job: Parked, now: datetime) -> tuple[Parked, datetime | None, str | No
         return job, resumed_at(job, now), None
     except InvalidInput as error:
         return job, None, f"cannot be planned: {error}"[:500]
+    except Exception as error:
+        # A fault of ours, and one job's all the same: the others are repaired.
+        log.exception("job %s cannot be planned", job.job_id)
+        return job, None, f"cannot be planned: {type(error).__name__}: {error}"[:500]

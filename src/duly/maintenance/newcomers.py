@@ -2,6 +2,8 @@
 
 It is told by `NOTIFY duly_submitted` at the caller's commit, and looks for itself now and then. A job that is wrong
 stays paused and says why; so does one that nobody has planned yet, for want of a scheduler.
+
+When it begins to lead it also writes down those settings of Python's side that `duly.submit` is to heed.
 """
 
 from __future__ import annotations
@@ -23,18 +25,38 @@ TOUCHED_PAUSE = 0.1
 
 
 class Newcomers(LeaderService):
-    def __init__(self, pool: Pool, *, plan: Callable[[Job], Adoption], told: bool) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        plan: Callable[[Job], Adoption],
+        told: bool,
+        tenant_max_jobs: int | None = None,
+        payload_max_bytes: int = 256 * 1024,
+    ) -> None:
         """`plan` is what checks and plans jobs of the other interfaces. `told`: notifications reach this node."""
         super().__init__()
         self._pool = pool
         self._plan = plan
+        self._tenant_max_jobs = tenant_max_jobs
+        self._payload_max_bytes = payload_max_bytes
+        self._remembered = False
         self.interval = 5.0 if told else 1.0
 
+    def lead(self, leading: bool) -> None:
+        self._remembered = False
+        super().lead(leading)
+
     async def work(self) -> float | None:
+        if not self._remembered:
+            await newcomers.remember_settings(
+                self._pool, tenant_max_jobs=self._tenant_max_jobs, payload_max_bytes=self._payload_max_bytes
+            )
+            self._remembered = True
         jobs, gone = await newcomers.read(self._pool, page=PAGE)
         if not jobs and not gone:
             return None
-        written = await newcomers.adopt(self._pool, [self._plan(job) for job in jobs], gone=gone)
+        written = await newcomers.adopt(self._pool, [self._plan(one) for one in jobs], gone=gone)
         for job_id, reason in written.items():
             if reason is not None:
                 log.warning("job %s that came in through SQL is paused: %s", job_id, reason)

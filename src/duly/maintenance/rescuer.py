@@ -43,6 +43,8 @@ class Rescuer(LeaderService):
                 "rescued %d expired claims: %d runs back in the queue, %d to the dead letters",
                 rescued.claims, rescued.requeued, rescued.buried,
             )  # fmt: skip
+        for run in rescued.given_up:
+            log.error("a run of a lost worker cannot be taken back: %s", run)
         await self._learn(rescued, whole=whole)
         # Far rarer than a lost worker: see free_waiting.sql.
         if self._passes % 5 == 0:

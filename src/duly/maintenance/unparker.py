@@ -46,6 +46,9 @@ class Unparker(LeaderService):
                     except InvalidInput as error:
                         if error.field == "timezone":
                             missing.add(job.timezone)
+                    except Exception:
+                        # A fault of ours, and one job's all the same: it stays parked, and the others go on.
+                        log.exception("job %s stays parked", job.job_id)
             touched = [job.job_id for job in page if not job.ours]
             if able or touched:
                 count += await maintenance.unpark(self._pool, able=able, touched=touched)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 
 from duly.config import Settings
 from duly.errors import InvalidInput
@@ -10,15 +11,24 @@ from duly.model import Job, JobRequest
 from duly.operations.submitting import prepare
 from duly.store.newcomers import Adoption
 
+log = logging.getLogger("duly.maintenance")
+
 
 def plan_newcomer(job: Job, settings: Settings) -> Adoption:
     """As if it had been submitted at the moment when SQL stored it: what was due since then is late, not lost."""
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(JobRequest)}
-    request = JobRequest(**fields)
+    fields["name"] = job.name or None
     try:
-        planned = prepare(job.job_id, request, job.created_at, settings=settings, shard=job.shard)
+        if job.unreadable is not None:
+            raise InvalidInput("job", job.unreadable)
+        planned = prepare(job.job_id, JobRequest(**fields), job.created_at, settings=settings, shard=job.shard)
     except InvalidInput as error:
         return Adoption(job.job_id, job.version, reason=f"refused when it was to be planned: {error}"[:500])
+    except Exception as error:
+        # A fault of ours, and one job's all the same: the others are planned.
+        log.exception("job %s that came in through SQL cannot be planned", job.job_id)
+        reason = f"could not be planned: {type(error).__name__}: {error}"
+        return Adoption(job.job_id, job.version, reason=reason[:500])
     return Adoption(
         job.job_id,
         job.version,
@@ -26,4 +36,5 @@ def plan_newcomer(job: Job, settings: Settings) -> Adoption:
         schedule=planned.schedule,
         target=planned.target,
         next_run_at=job.created_at if planned.immediate else planned.next_run_at,
+        name=None if job.name else planned.name,
     )

@@ -44,6 +44,8 @@ class Base:
 
 
 def timetable_of(job: Job) -> Timetable:
+    if job.unreadable is not None:
+        raise InvalidInput("job", job.unreadable)
     return make_timetable(
         kind=job.kind,
         schedule=job.schedule,

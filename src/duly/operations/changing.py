@@ -42,6 +42,8 @@ class Changing(Looking):
                 raise Conflict(f"job {job_id} was changed by others: it has version {job.version} now")
             if job.status in ("completed", "cancelled"):
                 raise Conflict(f"job {job_id} cannot be changed: it is {job.status}")
+            if job.unreadable is not None:
+                raise Conflict(f"job {job_id} cannot be changed: {job.unreadable}; cancel it and submit it anew")
             return revise(
                 job,
                 changes,
@@ -133,6 +135,8 @@ class Changing(Looking):
             raise Conflict(f"job {job.job_id} cannot be resumed: it still cannot be planned: {error}") from error
 
     def _resume_at(self, job: Job) -> datetime:
+        if job.unreadable is not None:
+            raise Conflict(f"job {job.job_id} cannot be resumed: {job.unreadable}; cancel it and submit it anew")
         next_run_at = plan_resume(timetable_of(job), now=self._pool.clock.now(), fired=job.last_run_at)
         if next_run_at is None:
             raise Conflict(f"job {job.job_id} has no occurrence left to resume with")

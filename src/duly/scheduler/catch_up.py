@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from datetime import datetime
 from uuid import UUID
 
 from duly.cluster.coordinator import Term
 from duly.errors import InvalidInput
-from duly.model import policy_from_stored
+from duly.model import DEFAULT_POLICY, Policy, policy_from_stored
 from duly.scheduler.governor import Governor
 from duly.scheduler.planner import run_flags
 from duly.service import Service
@@ -106,32 +107,17 @@ def _add(batch: Release, one: CatchUp, share: int) -> None:
     Never more than were counted when they were found: a job that was redefined meanwhile may be a busier one now.
     """
     share = min(share, one.count)
-    policy = policy_from_stored(one.policy)
-    moment = one.first_at
-    moments = [moment]
-    following = None
-    if moment < one.last_at:
-        try:
-            timetable = make_timetable(
-                kind=one.kind,
-                schedule=one.schedule,
-                timezone=one.timezone,
-                anchor=one.start_at or one.created_at,
-                start_at=one.start_at,
-                end_at=one.end_at,
-                policy=policy,
-                job_id=one.job_id,
-            )
-        except InvalidInput as error:
-            log.warning("job %s cannot catch up: %s", one.job_id, error)
-            moments, following = [], moment
-        else:
-            following = timetable.next(moment)
-            while len(moments) < share and following is not None and following <= one.last_at:
-                moments.append(following)
-                following = timetable.next(following)
-            if following is not None and (following > one.last_at or len(moments) >= one.count):
-                following = None
+    policy = DEFAULT_POLICY
+    moments: list[datetime] = []
+    following: datetime | None = one.first_at
+    try:
+        policy = policy_from_stored(one.policy)
+        moments, following = _next_late(one, policy, share)
+    except InvalidInput as error:
+        log.warning("job %s cannot catch up: %s", one.job_id, error)
+    except Exception:
+        # A fault of ours, and one job's all the same: the others go on.
+        log.exception("job %s cannot catch up", one.job_id)
     batch.job_ids.append(one.job_id)
     batch.last_at.append(one.last_at)
     batch.expected.append(one.first_at)
@@ -143,3 +129,27 @@ def _add(batch: Release, one: CatchUp, share: int) -> None:
         batch.run_scheduled_at.append(scheduled_at)
         batch.run_flags.append(run_flags(policy, missed=True, alone=False))
         batch.run_place.append(place)
+
+
+def _next_late(one: CatchUp, policy: Policy, share: int) -> tuple[list[datetime], datetime | None]:
+    """The next `share` late occurrences, and where the rest begins; None when there is no rest."""
+    moments = [one.first_at]
+    if one.first_at >= one.last_at:
+        return moments, None
+    timetable = make_timetable(
+        kind=one.kind,
+        schedule=one.schedule,
+        timezone=one.timezone,
+        anchor=one.start_at or one.created_at,
+        start_at=one.start_at,
+        end_at=one.end_at,
+        policy=policy,
+        job_id=one.job_id,
+    )
+    following = timetable.next(one.first_at)
+    while len(moments) < share and following is not None and following <= one.last_at:
+        moments.append(following)
+        following = timetable.next(following)
+    if following is not None and (following > one.last_at or len(moments) >= one.count):
+        following = None
+    return moments, following

@@ -9,6 +9,7 @@ on-time occurrence ever stands behind a late one, and `catch_up` lets them go in
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,8 @@ from duly.scheduler.governor import Governor
 from duly.states import RunFlag
 from duly.store.fires import DueJob, Fire, OnTime
 from duly.timing import FirePlan, make_timetable, plan_fire
+
+log = logging.getLogger("duly.scheduler")
 
 # Plain numbers: the database driver takes a flag for a sequence of flags.
 _MISSED, _SERIAL = int(RunFlag.MISSED), int(RunFlag.SERIAL)
@@ -75,7 +78,13 @@ def plan_batch(
         if out_of_time or batch.runs >= MAX_RUNS:
             break
         batch.planned += 1
-        policy = policies.get(job.policy) or policies.setdefault(job.policy, policy_from_stored(job.policy))
+        policy = policies.get(job.policy)
+        if policy is None:
+            try:
+                policy = policies.setdefault(job.policy, policy_from_stored(job.policy))
+            except InvalidInput as error:
+                batch.parked.append((job, f"cannot be planned: {error}"))
+                continue
         if catch_up_window_seconds is not None and job.kind != "once":
             policy = _within(policy, catch_up_window_seconds)
         since = job.since if policy.dst_gap == "skip" else None
@@ -93,6 +102,11 @@ def plan_batch(
                 plan = _plan(job, policy, now=at, misfire_grace=misfire_grace, since=since)
             except InvalidInput as error:
                 batch.parked.append((job, f"cannot be planned: {error}"))
+                continue
+            except Exception as error:
+                # A fault of ours, and one job's all the same: the others fire.
+                log.exception("job %s cannot be planned", job.job_id)
+                batch.parked.append((job, f"cannot be planned: {type(error).__name__}: {error}"[:500]))
                 continue
             finally:
                 out_of_time = time.monotonic() > until

@@ -12,6 +12,7 @@ from uuid import UUID
 from duly.model import Attempt, DeadLetter, ErrorInfo
 from duly.store import jobs
 from duly.store.pool import Executor
+from duly.store.reading import Reading
 
 #: Where one stands in the order of dead letters: buried_at, job_id, scheduled_at.
 Place = tuple[datetime, UUID, datetime]
@@ -127,6 +128,7 @@ async def _pick(
 
 def _to_letter(row: Any) -> DeadLetter:
     names = {} if row["workers"] is None else json.loads(row["workers"])
+    reading = Reading()
     return DeadLetter(
         job_id=row["job_id"],
         scheduled_at=row["scheduled_at"],
@@ -135,8 +137,8 @@ def _to_letter(row: Any) -> DeadLetter:
         tenant=row["tenant"],
         name=row["name"],
         queue=row["queue"],
-        handler=row["handler"] if row["target"] is None else json.loads(row["target"]),
-        payload=json.loads(row["payload"]),
+        handler=reading.json("handler", row["target"], otherwise=row["handler"], kind=dict),
+        payload=reading.json("payload", row["payload"], otherwise=None),
         payload_ref=row["payload_ref"],
         error=_to_error(json.loads(row["error"])),
         attempts=tuple(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
+from duly.errors import InvalidInput
 from duly.model import Policy, ScheduleKind, policy_from_stored
 from duly.store.pool import Executor
 
@@ -39,24 +41,26 @@ class Near:
 async def near(store: Executor, *, shards: Sequence[int], tenant: str, until: datetime, limit: int) -> Near:
     """At most `limit` jobs of each shard, the earliest."""
     rows = await store.fetch("jobs/forecast", list(shards), tenant, until, limit)
-    return Near(
-        [
-            Group(
-                kind=row["kind"],
-                schedule=row["schedule"],
-                timezone=row["timezone"],
-                policy=policy_from_stored(row["policy"]),
-                queue=row["queue"],
-                handler=row["handler"],
-                next_run_at=row["next_run_at"],
-                anchor=row["anchor"],
-                end_at=row["end_at"],
-                runs_left=row["runs_left"],
-                jobs=row["jobs"],
-            )
-            for row in rows
-            if row["kind"] is not None
-        ],
-        rows[0]["jobs_seen"],
-        rows[0]["complete_until"],
+    groups = [group for row in rows if row["kind"] is not None and (group := _to_group(row)) is not None]
+    return Near(groups, rows[0]["jobs_seen"], rows[0]["complete_until"])
+
+
+def _to_group(row: Any) -> Group | None:
+    """None for jobs whose policy cannot be read: nothing will come of them."""
+    try:
+        policy = policy_from_stored(row["policy"])
+    except InvalidInput:
+        return None
+    return Group(
+        kind=row["kind"],
+        schedule=row["schedule"],
+        timezone=row["timezone"],
+        policy=policy,
+        queue=row["queue"],
+        handler=row["handler"],
+        next_run_at=row["next_run_at"],
+        anchor=row["anchor"],
+        end_at=row["end_at"],
+        runs_left=row["runs_left"],
+        jobs=row["jobs"],
     )

@@ -14,6 +14,7 @@ import asyncpg
 from duly.model import Attempt, ErrorInfo, Progress, Run
 from duly.states import RunFlag
 from duly.store.pool import Executor
+from duly.store.reading import Reading
 
 
 async def job_runs(store: Executor, *, job_id: UUID, before: datetime, limit: int) -> list[Run]:
@@ -148,8 +149,8 @@ def _to_run(
         finished_at=row["finished_at"],
         worker=_worker(row),
         error=error,
-        result=json.loads(row["result"]) if row["result"] is not None else None,
-        note=json.loads(row["note"]) if row["note"] is not None else None,
+        result=Reading().json("result", row["result"], otherwise=None),
+        note=Reading().json("note", row["note"], otherwise=None, kind=dict),
         attempts=tuple(attempts),
         job_name=job_name,
         progress=progress,

@@ -9,8 +9,9 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from duly.model import DEFAULT_POLICY, DEFAULT_TENANT, Job, ScheduleKind, policy_from_stored
+from duly.model import DEFAULT_POLICY, DEFAULT_TENANT, Job, ScheduleKind
 from duly.store.pool import LARGE, Executor
+from duly.store.reading import Reading
 
 
 class NewJob(NamedTuple):
@@ -239,14 +240,22 @@ async def cancel(store: Executor, *, job_id: UUID, tenant: str, running: bool) -
 
 
 def to_job(row: Any) -> Job:
+    """A row as a job, whatever somebody else's SQL has put there: what cannot be read is said, and left out."""
+    reading = Reading()
     target = row["target"]
+    handler: Any = row["handler"]
+    if target is not None:
+        handler = reading.json("handler", target, otherwise=handler, kind=dict)
+    payload = reading.json("payload", row["payload"], otherwise=None)
+    labels = reading.json("labels", row["labels"], otherwise={}, kind=dict) if row["labels"] else {}
+    policy = reading.policy(row["policy"])
     return Job(
         job_id=row["job_id"],
         shard=row["shard"],
         tenant=row["tenant"],
         name=row["name"],
-        handler=row["handler"] if target is None else json.loads(target),
-        payload=json.loads(row["payload"]),
+        handler=handler,
+        payload=payload,
         payload_ref=row["payload_ref"],
         kind=row["kind"],
         schedule=row["schedule"],
@@ -256,15 +265,16 @@ def to_job(row: Any) -> Job:
         max_runs=row["max_runs"],
         queue=row["queue"],
         priority=row["priority"],
-        policy=policy_from_stored(row["policy"]),
+        policy=policy,
         dedupe_key=row["dedupe_key"],
-        labels=json.loads(row["labels"]) if row["labels"] else {},
+        labels=labels,
         status=row.get("shown_status") or row["status"],
-        status_reason=row["status_reason"],
+        status_reason=row["status_reason"] or reading.said,
         next_run_at=row["next_run_at"],
         last_run_at=row["last_run_at"],
         run_count=row["run_count"],
         created_at=row["created_at"],
         updated_at=row["updated_at"],
         version=row["version"],
+        unreadable=reading.said,
     )

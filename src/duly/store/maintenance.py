@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 from uuid import UUID
 
-from duly.model import DEFAULT_POLICY, ScheduleKind
+from duly.errors import DataRefused
+from duly.model import DEFAULT_POLICY, ScheduleKind, make_run_id
 from duly.store import jobs, runs
 from duly.store.pool import Executor, Pool
 
+# Before a run that can neither be taken back nor be ended is looked at again.
+PUT_OFF_SECONDS = 60.0
 # So many claims below the floor are named one by one.
 _MOST_OLDS = 200
 
@@ -33,6 +37,8 @@ class Rescued:
     buried: int = 0
     held: bool = True
     """Whether workers hold anything at all: if not, nothing can expire before it has been claimed."""
+    given_up: tuple[str, ...] = ()
+    """Runs that the database would not take back: what they are, what it said, and what became of them."""
     look: Look | None = field(default=None, compare=False)
 
 
@@ -97,10 +103,71 @@ async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None
         assert row is not None
         return Rescued(len(expired), row["requeued"], row["buried"], look=looked), row["serial"] or ()
 
-    rescued, serial = await store.together(take_back)
+    try:
+        rescued, serial = await store.together(take_back)
+    except DataRefused:
+        # One of them is at fault, and the others must not pay for it.
+        return await _rescue_each(store, limit, since, looked)
     if serial:
         await runs.free_next(store, serial)
     return rescued
+
+
+async def _rescue_each(store: Pool, limit: int, since: datetime | None, look: Look) -> Rescued:
+    """Claim by claim; those of which a run cannot be taken back, run by run."""
+    requeued = buried = 0
+    given_up: list[str] = []
+    waiting = [row["claim_id"] for row in await store.fetch("maintenance/expired", limit, since)]
+    claims = len(waiting)
+    while waiting:
+        claim_id = waiting.pop()
+        try:
+            back, ended, serial = await store.together(partial(_take_back, claim_id=claim_id))
+        except DataRefused as error:
+            apart = await store.together(partial(_split, claim_id=claim_id))
+            if apart:
+                waiting += apart
+                continue
+            said, serial = await _give_up(store, claim_id, str(error))
+            back, ended = 0, 1 if said else 0
+            given_up += said
+        requeued += back
+        buried += ended
+        if serial:
+            await runs.free_next(store, serial)
+    return Rescued(claims, requeued, buried, given_up=tuple(given_up), look=look)
+
+
+async def _take_back(within: Executor, claim_id: UUID) -> tuple[int, int, Sequence[UUID]]:
+    if not await within.fetch("maintenance/expired_claim", claim_id):
+        return 0, 0, ()  # somebody else has it in hand
+    row = await within.row("maintenance/rescue", [claim_id], DEFAULT_POLICY.max_retries)
+    assert row is not None
+    return row["requeued"], row["buried"], row["serial"] or ()
+
+
+async def _split(within: Executor, claim_id: UUID) -> list[UUID]:
+    """Claims of one run each in place of one that holds several; none if it holds no more than one."""
+    if not await within.fetch("maintenance/expired_claim", claim_id):
+        return []
+    return [row["claim_id"] for row in await within.fetch("maintenance/split", claim_id)]
+
+
+async def _give_up(store: Pool, claim_id: UUID, reason: str) -> tuple[list[str], Sequence[UUID]]:
+    """End a run that cannot be taken back. If not even that can be written, it is looked at again after a while."""
+
+    async def end(within: Executor) -> list[Any]:
+        if not await within.fetch("maintenance/expired_claim", claim_id):
+            return []
+        return await within.fetch("maintenance/give_up", claim_id, reason[:500])
+
+    try:
+        rows = await store.together(end)
+    except DataRefused as error:
+        rows = await store.fetch("maintenance/put_off", claim_id, PUT_OFF_SECONDS)
+        return [f"{make_run_id(row['job_id'], row['scheduled_at'])}: {error}; tried again later" for row in rows], ()
+    said = [f"{make_run_id(row['job_id'], row['scheduled_at'])}: {reason}; it has ended" for row in rows]
+    return said, [row["job_id"] for row in rows if row["serial"]]
 
 
 async def set_claim_bar(store: Executor) -> UUID:

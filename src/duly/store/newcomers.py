@@ -23,14 +23,20 @@ class Adoption:
     target: str | None = None
     next_run_at: datetime | None = None
     reason: str | None = None
+    name: str | None = None
+    """Only if it was submitted without one."""
+
+
+async def remember_settings(store: Executor, *, tenant_max_jobs: int | None, payload_max_bytes: int) -> None:
+    """What `duly.submit` is to heed from now on."""
+    await store.fetch("newcomers/settings", tenant_max_jobs, payload_max_bytes)
 
 
 async def read(store: Executor, *, page: int) -> tuple[list[Job], list[UUID]]:
-    """Jobs to plan, and the ids of those that need no plan any more."""
+    """Jobs to plan, and the ids of those that need no plan any more. The name of one submitted without any is empty."""
     rows = await store.fetch("newcomers/read", page)
-    return [to_job(row) for row in rows if row["kind"] is not None], [
-        row["newcomer"] for row in rows if row["kind"] is None
-    ]
+    jobs = [to_job({**row, "name": ""} if row["unnamed"] else row) for row in rows if row["kind"] is not None]
+    return jobs, [row["newcomer"] for row in rows if row["kind"] is None]
 
 
 async def adopt(store: Executor, adoptions: Sequence[Adoption], *, gone: Sequence[UUID]) -> dict[UUID, str | None]:
@@ -45,5 +51,6 @@ async def adopt(store: Executor, adoptions: Sequence[Adoption], *, gone: Sequenc
         [one.next_run_at for one in adoptions],
         [one.reason for one in adoptions],
         gone,
+        [one.name for one in adoptions],
     )
     return {row["job_id"]: row["reason"] for row in rows}

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from duly.model import Policy, policy_from_stored
+from duly.errors import InvalidInput
+from duly.model import DEFAULT_POLICY, Policy, policy_from_stored
 from duly.store import jobs, ledger
 from duly.store.pool import Executor
 
@@ -45,7 +46,11 @@ class ClaimedRun:
 
     @property
     def policy(self) -> Policy:
-        return policy_from_stored(self.policy_text)
+        """The defaults, if it cannot be read: then the run is about to end for just that."""
+        try:
+            return policy_from_stored(self.policy_text)
+        except InvalidInput:
+            return DEFAULT_POLICY
 
 
 Lanes = tuple[list[str], list[int]]

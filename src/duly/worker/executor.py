@@ -11,8 +11,8 @@ from typing import Any
 from uuid import UUID
 
 from duly.clock import Clock
-from duly.errors import LONGEST_DELAY, Snooze, StoreUnavailable, Unable
-from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, to_micros
+from duly.errors import LONGEST_DELAY, InvalidInput, Permanent, Snooze, StoreUnavailable, Unable
+from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, policy_from_stored, to_micros
 from duly.states import RunFlag
 from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
 from duly.worker.context import Context, Host, NotHeld, key_of
@@ -212,6 +212,8 @@ class Executor:
             if target is None:
                 raise Unable(f"this worker does not call {run.handler} targets")
         running.context = context = Context(run, self._host, started_us)
+        if run.policy_text is not None:
+            _check_policy(run)
         self._set_deadline(running)
         if self._ledger is not None and run.policy_text is not None and _has_own_key(run):
             await self._check_ledger(run)
@@ -345,6 +347,14 @@ def _waitable(seconds: float) -> float:
 
 class _AlreadyDone(Exception):
     """The ledger holds the run's key: the handler is not called."""
+
+
+def _check_policy(run: ClaimedRun) -> None:
+    """A run whose policy somebody has made unreadable ends, and says so."""
+    try:
+        policy_from_stored(run.policy_text)
+    except InvalidInput as error:
+        raise Permanent(f"the job cannot be run: {error}") from error
 
 
 def _has_own_key(run: ClaimedRun) -> bool:

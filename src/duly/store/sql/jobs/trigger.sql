@@ -5,7 +5,7 @@
 with job as materialized (
     select job_id, shard, queue, priority, next_run_at, duly.now() as now,
         coalesce(policy ->> 'overlap', 'skip') as overlap,
-        coalesce((policy ->> 'max_queued')::int, $3) as max_queued
+        duly.whole(policy, 'max_queued', $3) as max_queued
     from duly.jobs
     where job_id = $1 and status <> 'cancelled'
 ),

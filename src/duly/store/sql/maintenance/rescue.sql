@@ -8,7 +8,7 @@ run as materialized (
     select c.claim_id, c.worker_id, c.claimed_at, one.*, count(*) over (partition by c.claim_id) as lost_together,
         j.shard, j.priority, j.queue, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref,
         case when one.ordinal = any (c.cancelled) then 'cancelled' else j.status end as status,
-        coalesce((j.policy ->> 'max_retries')::int, $2) as max_retries,
+        duly.whole(j.policy, 'max_retries', $2) as max_retries,
         jsonb_build_object('type', 'LeaseLost', 'message', format(
             'the worker (%s) was lost: its lease ran out at %s', coalesce(n.name, c.worker_id::text), c.lease_until
         ), 'traceback', null) as error
@@ -34,7 +34,8 @@ queued as (
         -- One of them may be what killed the worker. If they came back together they would meet it together again, until
         -- all had used up their attempts.
         clock.now + case when lost_together > 1
-            then random() * least(30, 2 * power(4, attempt - 1)) * interval '1 second' else interval '0' end,
+            then random() * case attempt when 1 then 2 when 2 then 8 else 30 end * interval '1 second'
+            else interval '0' end,
         fired_at, epoch, shard, priority, attempt, flags, 'queued', queue
     from run cross join clock
     where attempt <= max_retries and status <> 'cancelled'

@@ -1,10 +1,10 @@
 -- Jobs of duly.submit become what they were planned to be, or stay paused with the reason why not.
 --   $1 job_ids  $2 versions they were read with  $3 kinds  $4 schedules  $5 targets  $6 next_run_at  $7 reasons
---   $8 job_ids of those that need no plan any more
+--   $8 job_ids of those that need no plan any more  $9 names, for those that were submitted without
 with able as materialized (
     select f.*
-    from unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[])
-        as f (job_id, version, kind, schedule, target, next_run_at, reason)
+    from unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[], $9::text[])
+        as f (job_id, version, kind, schedule, target, next_run_at, reason, name)
     cross join lateral (
         -- Somebody was faster, or has changed it: then it is read again.
         select from duly.jobs where job_id = f.job_id and version = f.version and status = 'paused'
@@ -16,7 +16,7 @@ adopted as (
     update duly.jobs j
     set status = case when able.reason is null then 'active' else 'paused' end, status_reason = able.reason,
         kind = coalesce(able.kind, j.kind), schedule = coalesce(able.schedule, j.schedule),
-        target = coalesce(able.target::jsonb, j.target), next_run_at = able.next_run_at,
+        target = coalesce(able.target::jsonb, j.target), name = coalesce(able.name, j.name), next_run_at = able.next_run_at,
         updated_at = duly.now(), version = j.version + 1
     from able
     where j.job_id = able.job_id and j.job_id = any (array(select job_id from able))
