@@ -13,6 +13,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
+import duly.worker.blocking
 import isolated_tasks
 from duly import Context, Duly, RetryAfter, Snooze
 from duly.config import Settings
@@ -404,6 +405,29 @@ async def test_a_handler_that_blocks_the_event_loop_for_three_leases_loses_nothi
         await asyncio.to_thread(thread.join)
     assert (run.status, run.attempt, run.result) == ("succeeded", 1, "still mine")
     assert sum(rescued) == 0
+
+
+async def test_an_async_handler_that_blocks_the_loop_is_named_once(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(duly.worker.blocking, "BLOCKED_SECONDS", 0.3)
+
+    @bench.app.task()
+    async def block(ctx: Context) -> None:
+        time.sleep(1.0)  # noqa: ASYNC251
+
+    @bench.app.task()
+    async def wait(ctx: Context) -> None:
+        await asyncio.sleep(1.0)
+
+    async with bench.working():
+        for _ in range(2):
+            assert (await bench.end_of(await bench.submit(wait))).status == "succeeded"
+            assert (await bench.end_of(await bench.submit(block))).status == "succeeded"
+    said = [line for line in caplog.messages if "blocked the event loop" in line]
+    assert len(said) == 1
+    assert "the async task block has" in said[0]
+    assert __file__ in said[0]
 
 
 async def test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing(bench: Bench, pool: Pool) -> None:

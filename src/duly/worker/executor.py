@@ -15,6 +15,7 @@ from duly.errors import LONGEST_DELAY, InvalidInput, Permanent, Snooze, StoreUna
 from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, policy_from_stored, to_micros
 from duly.states import RunFlag
 from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
+from duly.worker.blocking import Blocking
 from duly.worker.context import Context, Host, NotHeld, key_of
 from duly.worker.drivers import Drivers
 from duly.worker.errors import Elsewhere, error_text, exception_text, isinstance_of, message_of, result_text
@@ -84,10 +85,12 @@ class Executor:
         isolated: Isolated | None = None,
         offers: Offers | None = None,
         threads_changed: Callable[[], None] = lambda: None,
+        blocking: Blocking | None = None,
     ) -> None:
         """`offers`: who else may have a task; without, there is no other worker, and a task that is not here fails."""
         self._tasks = tasks
         self._offers = offers
+        self._blocking = blocking
         self._host = host
         self._ledger = ledger
         self._targets = targets or {}
@@ -109,6 +112,8 @@ class Executor:
         self._drivers.add(running)
         if self._watch is None:
             self._watch = asyncio.get_running_loop().call_later(_WATCH_SECONDS, self._check_deadlines)
+            if self._blocking is not None:
+                self._blocking.turned(busy=True)
 
     def stop_run(self, claim_id: UUID, ordinal: int, why: Stop) -> None:
         for running in list(self._running):
@@ -323,6 +328,8 @@ class Executor:
         for running in [running for running in self._running if running.deadline <= now]:
             self._stop(running, Stop.TIMEOUT)
         self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines) if self._running else None
+        if self._blocking is not None:
+            self._blocking.turned(busy=self._watch is not None)
 
 
 def _call_in_thread(task: Task, context: Context, arguments: Mapping[str, Any]) -> Any:

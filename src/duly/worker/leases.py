@@ -39,7 +39,9 @@ class LeaseKeeper:
         join: Callable[[Pool], Awaitable[None]],
         lost: Callable[[UUID], None],
         cancelled: Callable[[UUID, int], None],
+        look: Callable[[], None] = lambda: None,
     ) -> None:
+        """`look` is called in this thread, now and then."""
         self._url = url
         self._worker_id = worker_id
         self._lease = lease_seconds
@@ -48,6 +50,7 @@ class LeaseKeeper:
         self._join = join
         self._lost = lost
         self._cancelled = cancelled
+        self._look = look
         self._main = asyncio.get_running_loop()
         # claim → when, by the monotonic clock, it can no longer be trusted. Shared with the worker's loop.
         self._trusted_until: dict[UUID, float] = {}
@@ -145,6 +148,7 @@ class LeaseKeeper:
     async def _watch(self) -> None:
         while True:
             self._give_up_expired()
+            self._look()
             await asyncio.sleep(self._lease * _WATCH)
 
     async def _beat(self, pool: Pool) -> None:

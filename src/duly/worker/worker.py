@@ -16,6 +16,7 @@ from duly.store import cluster
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from duly.store.runs import Buried, Claim, ClaimedRun
+from duly.worker.blocking import Blocking
 from duly.worker.claimer import Claimer, weights_of
 from duly.worker.completer import Completer
 from duly.worker.context import Context
@@ -93,6 +94,7 @@ class Worker:
         )
         self._told_hanging = 0
         self._telling: asyncio.Task[None] | None = None
+        blocking = Blocking(tasks)
         self.executor = Executor(
             tasks,
             pool.clock,
@@ -100,6 +102,7 @@ class Worker:
             threads=min(self._concurrency, MOST_THREADS),
             threads_changed=self._threads_changed,
             offers=self._offers,
+            blocking=blocking,
             host=self,
             ledger=Ledger(pool, retention_seconds=settings.ledger_retention_seconds).holds,
             targets=self._targets,
@@ -130,6 +133,7 @@ class Worker:
             join=self._join,
             lost=lambda claim_id: self.executor.stop_claim(claim_id, Stop.LEASE_LOST),
             cancelled=lambda claim_id, ordinal: self.executor.stop_run(claim_id, ordinal, Stop.CANCELLED),
+            look=blocking.look,
         )
         if notifier is not None:
             notifier.listen("duly_work", self._heard_work)
