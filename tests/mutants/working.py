@@ -17,8 +17,8 @@ MUTANTS = (
         "claim-before-its-time",
         "a run starts before it may",
         "store/sql/runs/claim.sql",
-        "then (select now from clock)",
-        "then (select now + interval '1 day' from clock)",
+        "and r.run_at <= (select now from clock)",
+        "and r.run_at <= (select now + interval '1 day' from clock)",
         ("store/test_claims.py::test_a_run_that_may_not_start_yet_is_left_and_its_time_is_told",),
     ),
     Mutant(
@@ -51,9 +51,9 @@ MUTANTS = (
     Mutant(
         "claim-what-it-has-no-task-for",
         "a worker takes runs that only others can run, again and again",
-        "store/sql/runs/claim.sql",
-        "j.handler <> all ($7)",
-        "(true or j.handler <> all ($7))",
+        "store/sql/runs/claim_some.sql",
+        "j.handler <> all ($7::text[])",
+        "(true or j.handler <> all ($7::text[]))",
         ("store/test_claims.py::test_tasks_that_are_left_to_other_workers_are_not_taken",),
     ),
     Mutant(

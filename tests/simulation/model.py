@@ -612,7 +612,7 @@ class Model:
     # Claims.
 
     def runs_claim(
-        self, worker_id: UUID, lease: float, limit: int, _queues: Any, _priorities: Any, _floors: Any, _without: Any
+        self, worker_id: UUID, lease: float, limit: int, _queues: Any, _priorities: Any, _floors: Any
     ) -> list[Row]:
         now = self._now()
         startable = sorted(

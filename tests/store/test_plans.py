@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -134,23 +135,31 @@ async def ids(pool: Pool, count: int) -> list[UUID]:
     return [row["job_id"] for row in rows]
 
 
-LANES = (["default"] * 10, list(range(9, -1, -1)), [None] * 10, None)
+LANES = (["default"] * 10, list(range(9, -1, -1)), [None] * 10)
 
 
-async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(full_pool: Pool) -> None:
-    for limit, without in ((1, None), (1000, None), (1000, ["elsewhere"])):
-        for plan in await plans_of(full_pool, "runs/claim", uuid4(), 15.0, limit, *LANES[:3], without):
-            assert_index_only_access(plan)
-            kinds = [node["Node Type"] for node in nodes_of(plan)]
-            assert "Tid Scan" in kinds
-            assert not any("Sort" in kind or "Hash" in kind for kind in kinds)
-            lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
-            # The third is for a worker that leaves some tasks to others: how far it looks.
-            assert len(lanes) in (2, 3)
-            for lane in lanes:
-                assert "run_at" in lane["Index Cond"]
-                assert "queue" in lane["Index Cond"]
-                assert "priority" in lane["Index Cond"]
+@pytest.mark.parametrize("limit", [1, 1000])
+@pytest.mark.parametrize(("name", "without"), [("runs/claim", ()), ("runs/claim_some", (["elsewhere"],))])
+async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(
+    full_pool: Pool, name: str, without: tuple[list[str], ...], limit: int
+) -> None:
+    for plan in await plans_of(full_pool, name, uuid4(), 15.0, limit, *LANES, *without):
+        assert_index_only_access(plan)
+        kinds = [node["Node Type"] for node in nodes_of(plan)]
+        assert "Tid Scan" in kinds
+        assert not any("Sort" in kind or "Hash" in kind for kind in kinds)
+        lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
+        # The third tells how far a worker looks that leaves some tasks to others.
+        assert len(lanes) == 2 + len(without)
+        for lane in lanes:
+            assert "run_at" in lane["Index Cond"]
+            assert "queue" in lane["Index Cond"]
+            assert "priority" in lane["Index Cond"]
+
+
+def test_both_claims_are_the_same_statement_but_for_the_tasks_that_one_leaves_to_others() -> None:
+    claim, some = (re.sub(r"(?m)^--.*\n", "", statement(name)) for name in ("runs/claim", "runs/claim_some"))
+    assert re.sub(r"(?s) *-- Only here:.*-- Until here\.\n", "", some) == claim
 
 
 async def test_the_lanes_that_hold_anything_are_found_by_one_descent_each(full_pool: Pool) -> None:

@@ -73,7 +73,7 @@ class RawWorker:
         claim = await connection.prepare(statement("runs/claim"))
         complete = await connection.prepare(statement("runs/complete"))
         while True:
-            rows = await claim.fetch(worker_id, _LEASE_SECONDS, CLAIM, *_LANES, [None] * len(_LANES[0]), None)
+            rows = await claim.fetch(worker_id, _LEASE_SECONDS, CLAIM, *_LANES, [None] * len(_LANES[0]))
             claim_id, count = rows[0]["claim_id"], len(rows) - 1
             if claim_id is None:
                 if self._bell is None:

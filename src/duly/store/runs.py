@@ -130,7 +130,10 @@ async def claim(
     left to other workers; what the claim says of emptied lanes then tells nothing.
     """
     floors = [None] * len(lanes[0]) if floors is None else floors
-    rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes, floors, without)
+    if without is None:
+        rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes, floors)
+    else:
+        rows = await store.fetch("runs/claim_some", worker_id, lease_seconds, limit, *lanes, floors, without)
     runs = []
     claim_id = None
     for row in rows:
