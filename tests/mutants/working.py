@@ -279,8 +279,8 @@ MUTANTS = (
         "completer-closes-the-lost",
         "a claim is closed over a run that was given up",
         "worker/completer.py",
-        "if claim_id not in self._left]\n\n    def _leave",
-        "]\n\n    def _leave",
+        "self._left.add(run.claim_id)\n        self._leave(run)",
+        "self._leave(run)",
         ("unit/test_completing.py",),
     ),
     Mutant(
