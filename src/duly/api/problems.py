@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from duly.errors import Conflict, DulyError, InvalidInput, LimitReached, NotFound, StoreUnavailable
+from duly.errors import Conflict, DulyError, InvalidInput, LimitReached, NotFound, StoreBusy, StoreUnavailable
 
 log = logging.getLogger("duly.api")
 
@@ -108,6 +108,8 @@ class Problem(Exception):
         if isinstance(error, LimitReached):
             # Not 429: that says "later", and clients obey. This limit stays until somebody removes jobs or raises it.
             return cls(403, str(error), kind="limit-reached")
+        if isinstance(error, StoreBusy):
+            return cls(503, str(error), headers={"Retry-After": "5"})
         if isinstance(error, StoreUnavailable):
             # Its text names the database's address, which is for the log and not for the client. Nodes warn of it
             # themselves; a page that polls would repeat it every second.

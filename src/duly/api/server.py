@@ -32,6 +32,10 @@ _SHUTDOWN_SECONDS = 5
 _BACKLOG = 2048
 
 
+# A request that finds no free connection for this long is answered with 503: its client has better things to do.
+CONNECTION_SECONDS = 10.0
+
+
 def create_app(operations: Operations) -> FastAPI:
     """Everything that Duly serves over HTTP, on top of one store's operations."""
     app = FastAPI(
@@ -45,6 +49,7 @@ def create_app(operations: Operations) -> FastAPI:
         redirect_slashes=False,
     )
     settings = operations.settings
+    operations.bound_waiting(CONNECTION_SECONDS)
     access = app.state.access = Access(operations, require_keys=settings.require_keys)
     description.install(app, access)
     app.add_middleware(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection
 from datetime import datetime
 from typing import Self
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from duly.config import Settings
 from duly.errors import InvalidInput, NotFound
@@ -28,6 +30,8 @@ class Base:
         self._store_handlers: frozenset[str] = frozenset()
         # Tenants that have no limit, and until when that is believed.
         self._unlimited: dict[str, float] = {}
+        # Whose turn it is among the submits of a tenant that has a limit. Kept while somebody holds or waits for it.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     @classmethod
     async def open(cls, pool: Pool, settings: Settings, *, local_handlers: Collection[str] = ()) -> Self:
@@ -37,6 +41,10 @@ class Base:
     @property
     def settings(self) -> Settings:
         return self._settings
+
+    def bound_waiting(self, seconds: float) -> None:
+        """From now on whoever finds no free connection to the store within that time is told so."""
+        self._pool.acquire_seconds = seconds
 
     def now(self) -> datetime:
         """The database's time, as well as it is known here."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
@@ -12,7 +13,7 @@ from uuid import UUID
 
 from duly import checks
 from duly.config import Settings
-from duly.errors import Conflict, InvalidInput, LimitReached, StoreUnavailable, UnknownHandler
+from duly.errors import Conflict, InvalidInput, LimitReached, StoreBusy, StoreUnavailable, UnknownHandler
 from duly.handlers import check_handler
 from duly.model import DEFAULT_POLICY, JobRequest, Policy
 from duly.operations.base import Base
@@ -26,6 +27,8 @@ T = TypeVar("T")
 SUBMIT_BATCH = 2_500
 # Before a submit whose answer was lost is sent again: long enough for a connection to be made anew.
 RESEND_SECONDS = 0.2
+# How long a submit of a tenant with a limit waits for others of the same tenant in this process.
+TURN_SECONDS = 10.0
 # How long it is believed that a tenant has no limit, and of how many tenants.
 _UNLIMITED_SECONDS = 2.0
 _MOST_UNLIMITED = 10_000
@@ -126,20 +129,40 @@ class Submitting(Base):
     async def _together(
         self, store: Callable[[Executor], Awaitable[T]], rows: Sequence[NewJob], limited: Collection[str]
     ) -> T:
-        """One transaction, sent again if its answer was lost: the ids are the same, so the second finds the first."""
+        """One transaction, sent again if its answer was lost: the ids are the same, so the second finds the first.
+
+        Of one tenant only one at a time has a connection: however many wait for the tenant, the others are served.
+        """
         try:
-            return await self._pool.together(store)
-        except StoreUnavailable:
-            await asyncio.sleep(RESEND_SECONDS)
-            return await self._pool.together(store)
+            async with self._turn(limited):
+                try:
+                    return await self._pool.together(store)
+                except StoreBusy:
+                    raise
+                except StoreUnavailable:
+                    await asyncio.sleep(RESEND_SECONDS)
+                    return await self._pool.together(store)
         except LimitReached:
             # What it found out about ended jobs was undone with the rest. This is kept, so that the next look goes on
             # from there, or need not be.
             for tenant in sorted(limited):
                 wanted = sum(row.tenant == tenant for row in rows)
                 most = self._settings.tenant_max_jobs
-                await tenants.room(self._pool, tenant=tenant, wanted=wanted, default_max=most)
+                with suppress(StoreUnavailable):
+                    await tenants.room(self._pool, tenant=tenant, wanted=wanted, default_max=most)
             raise
+
+    @asynccontextmanager
+    async def _turn(self, limited: Collection[str]) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for tenant in sorted(limited):
+                turn = self._turns.get(tenant) or self._turns.setdefault(tenant, asyncio.Lock())
+                try:
+                    async with asyncio.timeout(TURN_SECONDS):
+                        await stack.enter_async_context(turn)
+                except TimeoutError as error:
+                    raise tenants.busy(tenant) from error
+            yield
 
     async def _check_room(self, within: Executor, rows: Sequence[NewJob], limited: Collection[str]) -> None:
         """Refuse the jobs if they are more than their tenants may have. Locks those tenants: others of theirs wait."""

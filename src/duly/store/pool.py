@@ -7,12 +7,13 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from os import environ
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 import asyncpg
+from asyncpg import connect_utils
 
 from duly.clock import DatabaseClock
 from duly.errors import ConfigError, DataRefused, DulyError, StoreUnavailable, StoreUnusable
@@ -20,6 +21,7 @@ from duly.store.statements import statement
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
+    from asyncpg.transaction import Transaction
 
     Connection = asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]
 
@@ -32,6 +34,14 @@ _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg
 _TRIES = 6
 # A statement that took too long is cancelled on the server. If that is not acknowledged soon, the link is dead.
 _CANCEL_SECONDS = 1.0
+# For as long, though, the server is asked to: whatever nobody waits for any more must not go on, nor wait for a lock.
+_CANCEL_LONGER_SECONDS = 15.0
+# What claims, completes, fires and beats is over in milliseconds and can be sent again without harm; whoever sends it
+# holds a lease of seconds. A link that fell silent without a reset costs such a statement this long and not the usual
+# minute. By the clock and not by TCP_USER_TIMEOUT: a proxy's kernel acknowledges whatever it gets, and a server that
+# does not read for as long (a checkpoint under a bulk submit) would be cut off by it in the middle of a copy.
+_PROMPT = ("runs/", "fires/", "cluster/")
+PROMPT_SECONDS = 12.0
 # How much longer than its own process waits for it a statement may go on: on a server that nobody could tell to stop.
 _ORPHAN_SECONDS = 5.0
 # From this many elements on, planning a statement for its arguments pays.
@@ -159,18 +169,24 @@ class InTransaction:
 
     can_copy = True
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, prompt_seconds: float | None = None) -> None:
+        """`prompt_seconds`: how long statements may take that are over in milliseconds."""
         self.connection = connection
+        self._prompt_seconds = prompt_seconds
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        return await self.connection.fetch(statement(name), *args)
+        return await self.connection.fetch(statement(name), *args, timeout=self._timeout(name))
 
     async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
-        return await self.connection.fetchrow(statement(name), *args)
+        return await self.connection.fetchrow(statement(name), *args, timeout=self._timeout(name))
 
     async def fetch_planned(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        prepared = await self.connection.prepare(statement(name))
-        return await prepared.fetch(*args)
+        timeout = self._timeout(name)
+        prepared = await self.connection.prepare(statement(name), timeout=timeout)
+        return await prepared.fetch(*args, timeout=timeout)
+
+    def _timeout(self, name: str) -> float | None:
+        return self._prompt_seconds if name.startswith(_PROMPT) else None
 
     async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
         return await work(self)
@@ -198,6 +214,10 @@ class Pool:
         self.pooled = pooled
         self.url = url
         self._cancel_seconds = min(_CANCEL_SECONDS, command_timeout)
+        self._prompt_seconds = min(PROMPT_SECONDS, command_timeout)
+        self._cancelling: set[asyncio.Task[None]] = set()
+        #: How long a call may wait for a free connection; None: for ever.
+        self.acquire_seconds: float | None = None
         self.clock = DatabaseClock()
 
     @classmethod
@@ -248,17 +268,25 @@ class Pool:
         return self
 
     async def close(self) -> None:
+        busy = [_place(connection) for connection in _in_use(self._pool)]
         try:
             async with asyncio.timeout(5):
                 await self._pool.close()
         except (asyncpg.PostgresError, *_NO_LINK):
+            for where in busy:
+                self._cancel_on_server(where)
             self._pool.terminate()
+        if self._cancelling:
+            _, slow = await asyncio.wait(self._cancelling, timeout=self._cancel_seconds)
+            for task in slow:
+                task.cancel()
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        return await self.query(statement(name), *args)
+        timeout = self._prompt_seconds if name.startswith(_PROMPT) else None
+        return await self._surely(lambda: self._fetch(statement(name), args, timeout))
 
     async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
-        rows = await self.query(statement(name), *args)
+        rows = await self.fetch(name, *args)
         return rows[0] if rows else None
 
     async def fetch_planned(self, name: str, *args: Any) -> list[asyncpg.Record]:
@@ -270,8 +298,8 @@ class Pool:
     async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
         async def once() -> T:
             # Not `transaction`, which says a lost race in other words: `_surely` must still know it for one.
-            async with self._transaction() as transaction:
-                return await work(transaction)
+            async with self._begun() as connection:
+                return await work(InTransaction(connection, self._prompt_seconds))
 
         return await self._surely(once)
 
@@ -282,13 +310,12 @@ class Pool:
         """One statement as its own transaction."""
         return await self._surely(lambda: self._fetch(sql, args))
 
-    async def _fetch(self, sql: str, args: Sequence[Any]) -> list[asyncpg.Record]:
-        connection = await self._pool.acquire()
+    async def _fetch(self, sql: str, args: Sequence[Any], timeout: float | None = None) -> list[asyncpg.Record]:
+        connection = await self._acquire()
         try:
-            rows = await connection.fetch(sql, *args)
+            rows = await connection.fetch(sql, *args, timeout=timeout)
         except (TimeoutError, asyncio.CancelledError):
-            # Left to itself, the pool would wait as long again for the server to say that it has cancelled.
-            await self._pool.release(connection, timeout=self._cancel_seconds)
+            await self._give_up(connection)
             raise
         except BaseException as error:
             if is_spent(error):
@@ -297,6 +324,54 @@ class Pool:
             raise
         await self._pool.release(connection)
         return rows
+
+    async def _acquire(self) -> PoolConnectionProxy[asyncpg.Record]:
+        if self.acquire_seconds is None:
+            return await self._pool.acquire()
+        try:
+            return await self._pool.acquire(timeout=self.acquire_seconds)
+        except TimeoutError as error:
+            raise StoreUnavailable(
+                f"no connection to PostgreSQL at {shown_url(self.url)} was free within {self.acquire_seconds:g} s"
+            ) from error
+
+    async def _give_up(self, connection: PoolConnectionProxy[asyncpg.Record], block: Transaction | None = None) -> None:
+        """End a statement or a transaction that was not answered in time or is not wanted now: first on the server.
+
+        The driver asks the server to cancel it. If that is acknowledged the connection is whole and goes back. If not,
+        the link is dead, and so may be others that lie idle; the server is asked once more, beside whatever follows.
+        What led here is what the caller has to hear of, so nothing is raised but a cancellation.
+        """
+        real, where = _real(connection), _place(_real(connection))
+        try:
+            if block is not None:
+                async with asyncio.timeout(self._cancel_seconds):
+                    await block.rollback()
+            await self._pool.release(connection, timeout=self._cancel_seconds)
+        except BaseException as error:
+            self._cancel_on_server(where)
+            if real is not None:
+                real.terminate()
+            with suppress(asyncpg.InterfaceError, asyncpg.InternalClientError):  # it may have been released by that
+                await self._pool.release(connection)
+            await self._pool.expire_connections()
+            if isinstance(error, asyncio.CancelledError):
+                raise
+
+    def _cancel_on_server(self, where: dict[str, Any] | None) -> None:
+        """On a link of its own, whatever becomes of the connection that it is about."""
+        if where is None:
+            return
+
+        async def ask() -> None:
+            utilities: Any = connect_utils
+            with suppress(asyncpg.PostgresError, *_NO_LINK):
+                async with asyncio.timeout(_CANCEL_LONGER_SECONDS):
+                    await utilities._cancel(loop=asyncio.get_running_loop(), **where)
+
+        task = asyncio.get_running_loop().create_task(ask(), name="duly-cancel")
+        self._cancelling.add(task)
+        task.add_done_callback(self._cancelling.discard)
 
     async def _surely(self, send: Callable[[], Awaitable[T]]) -> T:
         """Sent again if it only lost a race against another, or met a queue of notifications that is full no longer."""
@@ -319,18 +394,8 @@ class Pool:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[InTransaction]:
         with translated_errors(self.url):
-            async with self._transaction() as transaction:
-                yield transaction
-
-    @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[InTransaction]:
-        async with self._begun() as connection:
-            try:
-                yield InTransaction(connection)
-            except TimeoutError:
-                # Without a connection there is nothing to roll back, and nothing to wait for on a dead link.
-                connection.terminate()
-                raise
+            async with self._begun() as connection:
+                yield InTransaction(connection, self._prompt_seconds)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[InTransaction]:
@@ -340,14 +405,27 @@ class Pool:
 
     @asynccontextmanager
     async def _begun(self) -> AsyncIterator[Connection]:
-        async with self._pool.acquire() as connection:
-            try:
-                async with connection.transaction():
-                    yield connection
-            except BaseException as error:
-                if is_spent(error):
-                    connection.terminate()
-                raise
+        connection = await self._acquire()
+        real, block = _real(connection), connection.transaction()
+        try:
+            await block.start()
+            yield connection
+            await block.commit()
+        except (TimeoutError, asyncio.CancelledError):
+            await self._give_up(connection, block)
+            raise
+        except BaseException as error:
+            if is_spent(error):
+                real.terminate()
+            if not real.is_closed() and real.is_in_transaction():
+                try:
+                    await block.rollback()
+                except BaseException:
+                    await self._give_up(connection)
+                    raise
+            await self._pool.release(connection)
+            raise
+        await self._pool.release(connection)
 
     async def measure_clock(self) -> None:
         """Compare clocks. Cheap, and services do it as they go."""
@@ -363,6 +441,30 @@ class Pool:
             rows = await self.query("select to_regproc('duly.now') is not null as there")
             self._clock_known = bool(rows[0]["there"])
         return self._clock_known
+
+
+# The driver cancels a statement only as long as its connection lives. These give what it takes to do so afterwards.
+
+
+def _real(connection: Any) -> Any:
+    """The connection behind what a pool gives out; None if it was taken back."""
+    return connection._con
+
+
+def _place(connection: Any) -> dict[str, Any] | None:
+    protocol = None if connection is None else connection._protocol
+    if protocol is None:
+        return None
+    return {
+        "addr": connection._addr,
+        "params": connection._params,
+        "backend_pid": protocol.backend_pid,
+        "backend_secret": protocol.backend_secret,
+    }
+
+
+def _in_use(pool: Any) -> list[Any]:
+    return [holder._con for holder in pool._holders if holder._in_use is not None and holder._con is not None]
 
 
 class _PooledConnection(asyncpg.Connection):
@@ -389,6 +491,12 @@ _SETTINGS = {
     # A process that is stopped in the middle of a transaction must not keep its row locks: a shard's next leader waits
     # for them.
     "idle_in_transaction_session_timeout": "5s",
+    # A client whose machine or link vanished without a word is gone for the server within a minute, not two hours: what
+    # listens and does not read in the end stops everybody's notifications.
+    "tcp_keepalives_idle": "30",
+    "tcp_keepalives_interval": "10",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "60s",
     # Statements hold literals with a backslash, and casts between times and texts.
     "standard_conforming_strings": "on",
     "TimeZone": "UTC",

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+import asyncpg
+
+from duly.errors import StoreBusy, StoreUnavailable
 from duly.store.jobs import NewJob
-from duly.store.pool import Executor
+from duly.store.pool import Executor, InTransaction, Pool
+
+#: How long a submit waits for another of its tenant's that has not ended.
+LOCKED_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +52,28 @@ async def limited(store: Executor, tenants: Collection[str]) -> set[str]:
 
 
 async def room(store: Executor, *, tenant: str, wanted: int, default_max: int | None) -> int | None:
-    """How many more jobs the tenant may have; None: any number. The tenant is locked until the transaction ends."""
-    row = await store.row("tenants/room", tenant, wanted, default_max)
+    """How many more jobs the tenant may have; None: any number. The tenant is locked until the transaction ends.
+
+    In a transaction of our own nobody waits for that lock for long. In a caller's the caller's settings decide.
+    """
+    if not isinstance(store, (Pool, InTransaction)):
+        row = await store.row("tenants/room", tenant, wanted, default_max)
+    else:
+        try:
+            row = await store.row("tenants/room_in_time", tenant, wanted, default_max, f"{LOCKED_SECONDS:g}s")
+        except (asyncpg.LockNotAvailableError, StoreUnavailable) as error:
+            # In a transaction the server's own word, and of the pool in the pool's words.
+            if not any(isinstance(one, asyncpg.LockNotAvailableError) for one in (error, error.__cause__)):
+                raise
+            raise busy(tenant) from error
     return None if row is None or row["room"] is None else int(row["room"])
+
+
+def busy(tenant: str) -> StoreBusy:
+    return StoreBusy(
+        f"another transaction that submits jobs of tenant {tenant!r} is still open, and its jobs are counted when it "
+        "ends: try again later"
+    )
 
 
 async def count_new(store: Executor, *, tenant: str, rows: Sequence[NewJob]) -> int:
