@@ -150,13 +150,9 @@ class SchedulerNode:
     async def stop(self) -> None:
         """Nothing new is fired, the fire that is under way ends, then the shards are anybody's."""
         await self.coordinator.stop()
-        await self.firer.stop()
-        await self.catching_up.stop()
-        await self.loader.stop()
+        others = [service for service in self._services if service is not self.coordinator]
+        await asyncio.gather(*(service.stop() for service in others))
         await self.coordinator.leave()
-        for service in (*self.upkeep, self.notifier):
-            if service is not None:
-                await service.stop()
 
 
 @asynccontextmanager

@@ -26,6 +26,9 @@ class Service(ABC):
     #: Pauses after errors grow from the first to the second of these, in seconds.
     backoff: tuple[float, float] = (0.1, 5.0)
 
+    #: How long a stop lets the pass that is under way go on, in seconds. What it then still waits for does not answer.
+    patience: float = 3.0
+
     def __init__(self) -> None:
         self._wake = asyncio.Event()
         self._stopping = False
@@ -49,12 +52,19 @@ class Service(ABC):
             self._task = asyncio.create_task(self._loop(), name=f"duly-{self.name}")
 
     async def stop(self) -> None:
-        """Let the pass that is under way finish, then end."""
+        """Let the pass that is under way finish, within reason, then end.
+
+        A pass may be cut short at any point, as it is when the process is killed: each of its statements is whole.
+        """
         self._stopping = True
         self._wake.set()
         if self._task is not None:
             task, self._task = self._task, None
-            await asyncio.wait([task])
+            ended, _ = await asyncio.wait([task], timeout=self.patience)
+            if not ended:
+                log.warning("%s: its last pass does not end; stopping without it", self.name)
+                task.cancel()
+                await asyncio.wait([task])
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 

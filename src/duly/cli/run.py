@@ -56,6 +56,10 @@ MAX_WEIGHT = 1_000
 # After the second signal: long enough to give runs back to the queue, short enough to count as "now".
 INSISTED_SECONDS = 5.0
 INSISTED_EXIT_CODE = 130
+# Beyond the grace of handlers, what an orderly end may take before the process ends without one: a store that hangs
+# must not keep it.
+ENDING_SECONDS = 10.0
+UNENDED_EXIT_CODE = 1
 
 
 def register(app: typer.Typer) -> None:
@@ -207,7 +211,7 @@ async def _schedule(settings: Settings) -> int:
     from duly.store.opening import open_store
 
     signals = Signals()
-    async with ending_at_once(signals), AsyncExitStack() as stack:
+    async with ending_at_once(signals, patience=ENDING_SECONDS), AsyncExitStack() as stack:
         async with cancelled_by(signals):
             store = await stack.enter_async_context(open_store(settings))
             await stack.enter_async_context(running_scheduler(store.pool, settings))
@@ -234,7 +238,8 @@ async def _work(
     signals = Signals()
     observer = None if quiet else RunLog()
     stop_now: list[Callable[[], None]] = []
-    async with ending_at_once(signals, stop_now), AsyncExitStack() as stack:
+    patience = settings.shutdown_grace_seconds + ENDING_SECONDS
+    async with ending_at_once(signals, stop_now, patience=patience), AsyncExitStack() as stack:
         if lifeline is not None:
             watch_lifeline(lifeline, signals)
         stack.push_async_callback(application.close)  # handlers may have submitted jobs through it
@@ -284,11 +289,22 @@ async def cancelled_by(signals: Signals) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def ending_at_once(signals: Signals, stop_now: Sequence[Callable[[], None]] = ()) -> AsyncIterator[None]:
-    """Handle the signals around the whole life of a process; at the second one it ends, whatever else hangs."""
+async def ending_at_once(
+    signals: Signals, stop_now: Sequence[Callable[[], None]] = (), *, patience: float | None = None
+) -> AsyncIterator[None]:
+    """Handle the signals around the whole life of a process; at the second one it ends, whatever else hangs.
+
+    `patience`: how many seconds after the first one it ends as well, if that is not over by then.
+    """
 
     async def watch() -> None:
-        await signals.insisted.wait()
+        await signals.asked.wait()
+        try:
+            async with asyncio.timeout(patience):
+                await signals.insisted.wait()
+        except TimeoutError:
+            log.error("something does not end (does PostgreSQL answer?); leaving without it")
+            os._exit(UNENDED_EXIT_CODE)
         loop = asyncio.get_running_loop()
         until = loop.time() + INSISTED_SECONDS
         while loop.time() < until:

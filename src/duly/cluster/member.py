@@ -35,7 +35,7 @@ from uuid import UUID
 
 from duly.cluster.assignment import assign
 from duly.cluster.coordinator import Coordinator, Term, TermListener
-from duly.errors import StoreUnavailable
+from duly.errors import DulyError, StoreUnavailable
 from duly.store import cluster as rows
 from duly.store.pool import Pool
 
@@ -45,6 +45,8 @@ log = logging.getLogger("duly.cluster")
 TRUSTED = 0.8
 # How long after another's lease ran out we look: the clocks of two machines do not run equally fast.
 AFTER_EXPIRY = 0.01
+# A goodbye only saves the others the rest of a lease: not worth a long wait for a store that does not answer.
+LEAVE_SECONDS = 2.0
 
 
 class MemberCoordinator(Coordinator):
@@ -138,7 +140,11 @@ class MemberCoordinator(Coordinator):
         if self._watch is not None:
             self._watch.cancel()
         try:
-            await rows.leave(self._pool, node_id=self.node_id)
+            with _in_time():
+                async with asyncio.timeout(LEAVE_SECONDS):
+                    await rows.leave(self._pool, node_id=self.node_id)
+        except DulyError as error:
+            log.warning("could not say goodbye; the shards are free when the lease ends: %s", error)
         finally:
             await self._depart()
 
@@ -200,4 +206,4 @@ def _in_time() -> Iterator[None]:
     try:
         yield
     except TimeoutError as error:
-        raise StoreUnavailable("a scheduler's heartbeat was not answered in time") from error
+        raise StoreUnavailable("the store did not answer a scheduler in time") from error

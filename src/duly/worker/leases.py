@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from uuid import UUID
 
 from duly.errors import DulyError
@@ -23,6 +24,8 @@ log = logging.getLogger("duly.worker")
 MARGIN = 0.15
 # How often it is looked whether that moment has come, as a part of the lease.
 _WATCH = 0.03
+# How long a stop waits for the beat that is under way.
+STOP_SECONDS = 3.0
 
 
 class LeaseKeeper:
@@ -58,6 +61,7 @@ class LeaseKeeper:
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._poked: asyncio.Event | None = None
+        self._beating: asyncio.Task[None] | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="duly-heartbeat", daemon=True)
 
@@ -68,7 +72,11 @@ class LeaseKeeper:
     async def stop(self) -> None:
         self._stopping = True
         self.poke()
-        await asyncio.to_thread(self._thread.join, 10)
+        await asyncio.to_thread(self._thread.join, STOP_SECONDS)
+        if self._thread.is_alive() and self._loop is not None and self._beating is not None:
+            # A beat that is not answered. Nobody waits for it any more.
+            self._loop.call_soon_threadsafe(self._beating.cancel)
+            await asyncio.to_thread(self._thread.join, STOP_SECONDS)
 
     def poke(self) -> None:
         """Beat now."""
@@ -104,10 +112,12 @@ class LeaseKeeper:
             self._trusted_until.pop(claim_id, None)
 
     def _run(self) -> None:
-        asyncio.run(self._beat_until_stopped())
+        with suppress(asyncio.CancelledError):
+            asyncio.run(self._beat_until_stopped())
 
     async def _beat_until_stopped(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._beating = asyncio.current_task()
         self._poked = asyncio.Event()
         self._ready.set()
         # Beside the beats, not between them: one that hangs must not keep handlers from being told in time.

@@ -39,6 +39,9 @@ _CANCELLED = int(RunFlag.CANCELLED)
 
 # A handler whose run is cancelled is told within a second.
 CANCEL_SECONDS = 0.9
+# When the handlers have ended, what their outcomes may take to be written, and what a goodbye may.
+WRITE_SECONDS = 5.0
+LEAVE_SECONDS = 2.0
 # Of one process; more would only wait for one another.
 MOST_THREADS = 64
 # Between two words to the store about threads that hang.
@@ -179,13 +182,11 @@ class Worker:
         self.executor.stop_all(Stop.SHUTDOWN)
         try:
             # Writing what is left must not hang on a database that is away: the leases would end it anyway.
-            async with asyncio.timeout(self._settings.worker_lease_seconds):
+            async with asyncio.timeout(min(WRITE_SECONDS, self._settings.worker_lease_seconds)):
                 await self._idle.wait()
         except TimeoutError:
             log.error("%d outcomes could not be written; rescue will take those runs back", self._in_flight)
-        await self.completer.stop()
-        await self._progress.stop()
-        await self.leases.stop()
+        await asyncio.gather(self.completer.stop(), self._progress.stop(), self.leases.stop())
         self.executor.close()
         if self._telling is not None:
             self._telling.cancel()
@@ -195,9 +196,10 @@ class Worker:
             await self._isolated.close()
         await self._transactions.close()
         try:
-            await cluster.leave(self._pool, node_id=self.worker_id)
-        except DulyError as error:
-            log.warning("could not say goodbye: %s", error)
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await cluster.leave(self._pool, node_id=self.worker_id)
+        except (DulyError, TimeoutError) as error:
+            log.warning("could not say goodbye: %s", str(error) or "the store did not answer")
 
     def stop_now(self) -> None:
         """Give every running handler back at once."""

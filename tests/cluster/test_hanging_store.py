@@ -1,0 +1,98 @@
+"""A PostgreSQL that hangs: it takes connections and statements and answers nothing. Real processes, a server of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cluster.processes import Spawn, executions
+from duly.config import load_settings
+from duly.model import JobRequest
+from duly.operations import Operations
+from duly.store import embedded
+from duly.store.migrate import migrate
+from duly.store.pool import Pool
+from support import count, eventually
+
+GRACE = 2.0
+# What ends everything that does not end by itself, and a slow machine.
+FEW_SECONDS = 10.0 + 3.0
+USUAL = {
+    "DULY_LEADER_LEASE_SECONDS": "5", "DULY_WORKER_LEASE_SECONDS": "15", "DULY_SHUTDOWN_GRACE_SECONDS": f"{GRACE:g}",
+}  # fmt: skip
+
+
+class Hanging:
+    """A PostgreSQL whose processes can all be stopped."""
+
+    def __init__(self, url: str, postmaster: int) -> None:
+        self.url = url
+        self._postmaster = postmaster
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        self._send(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._send(signal.SIGCONT)
+
+    def _send(self, number: signal.Signals) -> None:
+        # First the postmaster, which makes the others.
+        os.kill(self._postmaster, number)
+        for child in Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split():
+            os.kill(int(child), number)
+
+
+@pytest.fixture
+async def hanging() -> AsyncIterator[Hanging]:
+    with tempfile.TemporaryDirectory(prefix="duly-hanging-") as home:
+        server = await asyncio.to_thread(embedded.start, Path(home), settings={"fsync": "off"})
+        try:
+            pool = await Pool.connect(server.url)
+            await migrate(pool)
+            await pool.close()
+            pid = int((Path(home) / "postgres/data/postmaster.pid").read_text().split()[0])
+            yield Hanging(server.url, pid)
+        finally:
+            await asyncio.to_thread(server.release)
+
+
+async def test_whoever_is_told_to_end_while_postgresql_hangs_ends_within_its_grace_and_a_few_seconds(
+    hanging: Hanging, sink: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    spawn = Spawn(tmp_path, sink, hanging.url)
+    pool = await Pool.connect(hanging.url)
+    try:
+        operations = await Operations.open(pool, load_settings(database_url=hanging.url), local_handlers=["hold"])
+        nodes = [spawn(kind, settings=USUAL) for kind in ("scheduler", "worker", "worker")]
+
+        async def ready() -> bool:
+            led = await count(pool, "shards", "node_id is not null") == 64
+            return led and await count(pool, "nodes", "kind = 'worker'") == 2
+
+        await eventually(ready, seconds=60)
+        # A handler that ends while nothing can be written, in one of the workers.
+        await operations.submit(JobRequest(handler="hold", payload={"seconds": 1.5}))
+        await eventually(lambda: len(executions(sink)) == 1)
+        with hanging.stopped():
+            await asyncio.sleep(0.5)
+            began = time.monotonic()
+            for node in nodes:
+                node.send_signal(signal.SIGTERM)
+            for node in nodes:
+                await asyncio.to_thread(node.wait, 60)
+                print(f"{node.args[3]}: {time.monotonic() - began:.1f} s")
+            assert time.monotonic() - began < GRACE + FEW_SECONDS
+    finally:
+        spawn.end()
+        await pool.close()
