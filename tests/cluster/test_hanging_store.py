@@ -1,4 +1,4 @@
-"""A PostgreSQL that hangs: it takes connections and statements and answers nothing. Real processes, a server of its own."""
+"""A PostgreSQL that hangs: it takes connections and statements and answers nothing. Real processes, a real server."""
 
 from __future__ import annotations
 
@@ -91,7 +91,6 @@ async def test_whoever_is_told_to_end_while_postgresql_hangs_ends_within_its_gra
                 node.send_signal(signal.SIGTERM)
             for node in nodes:
                 await asyncio.to_thread(node.wait, 60)
-                print(f"{node.args[3]}: {time.monotonic() - began:.1f} s")
             assert time.monotonic() - began < GRACE + FEW_SECONDS
     finally:
         spawn.end()

@@ -197,6 +197,7 @@ def stats_document(counts: Counts, tenant: str, *, scope: str | None) -> dict[st
         "scope": "store" if scope is None else "tenant",
         "tenant": tenant,
         "jobs": counts.jobs,
+        "jobs_estimated": counts.jobs_estimated,
         "queued": counts.queued,
         "retrying": counts.retrying,
         "waiting": counts.waiting,
@@ -204,6 +205,7 @@ def stats_document(counts: Counts, tenant: str, *, scope: str | None) -> dict[st
         "dead_letters": counts.dead_letters,
         "overdue": counts.overdue,
         "oldest_overdue_at": time_text(counts.oldest_overdue_at),
+        "at_least": list(counts.at_least),
     }
 
 

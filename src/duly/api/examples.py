@@ -217,6 +217,7 @@ EXAMPLES: dict[str, Example] = {
             "scope": "store",
             "tenant": "default",
             "jobs": 120000,
+            "jobs_estimated": True,
             "queued": 3,
             "retrying": 1,
             "waiting": 0,
@@ -224,6 +225,7 @@ EXAMPLES: dict[str, Example] = {
             "dead_letters": 0,
             "overdue": 0,
             "oldest_overdue_at": None,
+            "at_least": [],
         }
     ),
 }

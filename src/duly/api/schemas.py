@@ -565,11 +565,12 @@ class ClusterDocument(_Document):
 
 
 class StatsDocument(_Document):
-    """Counters for people: bounded counts, and `jobs` of a whole store is an estimate."""
+    """Counters for people. Each is counted up to a bound, so that asking stays cheap however full the store is."""
 
     scope: Literal["store", "tenant"]
     tenant: str
-    jobs: int | None = Field(description="null where it is a tenant's: that is not counted")
+    jobs: int
+    jobs_estimated: bool = Field(description="whether `jobs` is an estimate: so it is with more than 10,000 jobs")
     queued: int
     retrying: int
     waiting: int
@@ -577,6 +578,7 @@ class StatsDocument(_Document):
     dead_letters: int
     overdue: int
     oldest_overdue_at: datetime | None
+    at_least: list[str] = Field(description="counters that reached their bound: there may be more than they say")
 
 
 _SETTABLE = tuple(JobBody.model_fields)

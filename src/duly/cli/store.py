@@ -120,14 +120,17 @@ def status(
     led = sum(shard.alive for shard in found.shards)
     typer.echo(f"shards   {led} of {len(found.shards)} led by a live scheduler")
     counts = found.counts
+
+    def shown(name: str) -> str:
+        return f"{getattr(counts, name)}{' or more' if name in counts.at_least else ''}"
+
     typer.echo(
-        f"runs     {counts.queued} queued, {counts.running} running, {counts.retrying} retrying, "
-        f"{counts.waiting} waiting; {counts.dead_letters} in the dead letters"
+        f"runs     {shown('queued')} queued, {shown('running')} running, {shown('retrying')} retrying, "
+        f"{shown('waiting')} waiting; {shown('dead_letters')} in the dead letters"
     )
     oldest = f", the oldest by {span(found.lag_seconds)}" if counts.oldest_overdue_at else ""
-    # The number is PostgreSQL's estimate, which a young store does not have yet.
-    about = f"about {counts.jobs}, " if counts.jobs else ""
-    typer.echo(f"jobs     {about}{counts.overdue} overdue{oldest}")
+    about = "about " if counts.jobs_estimated else ""
+    typer.echo(f"jobs     {about}{shown('jobs')}, {shown('overdue')} overdue{oldest}")
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:

@@ -246,7 +246,8 @@ def _shard(document: Document) -> ShardStatus:
 
 def read_counts(document: Document) -> Counts:
     counts = {field.name: document[field.name] for field in fields(Counts)}
-    return Counts(**counts | {"oldest_overdue_at": read_time(document["oldest_overdue_at"])})
+    read = {"oldest_overdue_at": read_time(document["oldest_overdue_at"]), "at_least": tuple(document["at_least"])}
+    return Counts(**counts | read)
 
 
 # Requests

@@ -298,8 +298,8 @@ class Pool:
     async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
         async def once() -> T:
             # Not `transaction`, which says a lost race in other words: `_surely` must still know it for one.
-            async with self._begun() as connection:
-                return await work(InTransaction(connection, self._prompt_seconds))
+            async with self._transaction() as transaction:
+                return await work(transaction)
 
         return await self._surely(once)
 
@@ -394,8 +394,13 @@ class Pool:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[InTransaction]:
         with translated_errors(self.url):
-            async with self._begun() as connection:
-                yield InTransaction(connection, self._prompt_seconds)
+            async with self._transaction() as transaction:
+                yield transaction
+
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[InTransaction]:
+        async with self._begun() as connection:
+            yield InTransaction(connection, self._prompt_seconds)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[InTransaction]:

@@ -14,9 +14,13 @@ from duly.store.pool import Executor
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Figures for people. `jobs` is the planner's estimate: counting millions of rows is not for a status line."""
+    """Figures for people: counting millions of rows is not for a status line.
 
-    jobs: int | None
+    `jobs_estimated`: there are so many jobs that their number is an estimate. `at_least`: names of counters that have
+    reached their bound; there may be more.
+    """
+
+    jobs: int
     queued: int
     retrying: int
     waiting: int
@@ -24,6 +28,8 @@ class Counts:
     dead_letters: int
     overdue: int
     oldest_overdue_at: datetime | None
+    jobs_estimated: bool = False
+    at_least: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +98,18 @@ async def oldest_transaction(store: Executor) -> OldTransaction | None:
 
 
 async def counts(store: Executor) -> Counts:
-    row = await store.row("store/counts")
+    row = await store.row("store/counts", MOST_COUNTED, MOST_JOBS)
     assert row is not None
-    return Counts(**row)
+    found = dict(row)
+    more = ["overdue"] if found.pop("overdue_more") else []
+    more += [name for name in ("queued", "retrying", "waiting", "dead_letters") if found[name] >= MOST_COUNTED]
+    return Counts(**found, at_least=tuple(more))
 
 
 #: Beyond that many of one kind, nobody needs an exact figure.
 MOST_COUNTED = 100_000
+#: Beyond that many jobs their number is an estimate, or of a tenant "at least".
+MOST_JOBS = 10_000
 _MOST_QUEUES = 1_000
 
 
@@ -116,14 +127,18 @@ async def figures(store: Executor) -> Figures:
 
 
 # Counting a tenant's runs looks each one's job up.
-_COUNTED = 20_000
+_COUNTED = 10_000
 
 
 async def tenant_counts(store: Executor, *, tenant: str) -> Counts:
-    """The same for one tenant, as far as that many runs tell. Its jobs are not counted: there is no index for it."""
-    row = await store.row("store/tenant_counts", tenant, _COUNTED)
+    """The same for one tenant, as far as that many runs tell."""
+    row = await store.row("store/tenant_counts", tenant, _COUNTED, MOST_JOBS)
     assert row is not None
-    return Counts(jobs=None, **row)
+    found = dict(row)
+    more = [name for name in ("jobs", "running", "overdue") if found.pop(f"{name}_more")]
+    more += ["queued", "retrying", "waiting"] if found.pop("live_more") else []
+    more += ["dead_letters"] if found["dead_letters"] >= _COUNTED else []
+    return Counts(**found, at_least=tuple(more))
 
 
 async def webhook_secret(store: Executor) -> bytes:
