@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from uuid import uuid4
 
 import asyncpg
 
 from cli.commands import Ended, Process
+from duly.store import cluster
 from duly.store.pool import Pool
 
 Run = Callable[..., Ended]
@@ -97,6 +99,18 @@ def test_doctor_passes_with_a_scheduler_and_a_worker_and_status_shows_them(duly:
     assert [check["message"] for check in warned.document["checks"] if check["status"] == "warn"] == [
         "active jobs use nobody-serves, which no live worker serves; start one with --queue nobody-serves"
     ]
+
+
+async def test_status_and_doctor_tell_of_threads_that_hang(start: Start, pool: Pool) -> None:
+    info = {"queues": ["default"], "concurrency": 100, "hanging_threads": 3, "threads": 64}
+    await cluster.join(
+        pool, node_id=uuid4(), kind="worker", name="stuck", version="0", lease_seconds=60, info=info
+    )  # fmt: skip
+    status, doctor = start("status"), start("doctor")
+    status.end()
+    doctor.end()
+    assert "0 of 100, 3 hang" in status.said
+    assert "stuck: 3 of 64" in doctor.said
 
 
 def test_status_of_a_store_without_nodes_says_how_to_start_some(duly: Run) -> None:

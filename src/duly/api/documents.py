@@ -171,6 +171,7 @@ def cluster_document(status: ClusterStatus) -> dict[str, Any]:
                 "held": node.held,
                 "queues": node.info.get("queues", []),
                 "concurrency": node.info.get("concurrency"),
+                "hanging_threads": node.info.get("hanging_threads", 0),
             }
             for node in status.nodes
             if node.kind == "worker"

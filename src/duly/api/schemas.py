@@ -546,6 +546,7 @@ class WorkerDocument(NodeDocument):
     held: int = Field(description="how many runs it holds")
     queues: list[str]
     concurrency: int | None
+    hanging_threads: int = Field(description="threads whose handlers were told to stop and go on")
 
 
 class ShardDocument(_Document):
