@@ -271,7 +271,7 @@ async def a_store(server: Server, name: str) -> AsyncIterator[str]:
 async def test_random_errors_at_all_statements_park_lose_and_double_nothing(server: Server, settings: Settings) -> None:
     given = os.environ.get("DULY_TEST_ERRORS_SEED")
     seed = int(given) if given else random.randrange(2**32)
-    until = time.monotonic() + (SECONDS or 10)
+    until = time.monotonic() + (SECONDS or 5)
     pairs: set[tuple[str, str, str]] = set()
     lives = 0
     while not lives or time.monotonic() < until:

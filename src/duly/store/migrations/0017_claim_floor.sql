@@ -18,6 +18,7 @@ insert into duly.claim_floor default values;
 -- A fencing token for a claim: like duly.new_token(), and never below the bar.
 create function duly.new_claim_id() returns uuid
 language sql volatile
+set search_path = pg_catalog
 as $$
     select (lpad(to_hex(greatest((extract(epoch from clock_timestamp()) * 1000)::bigint,
             (select bar from duly.claim_floor))), 12, '0')
@@ -37,7 +38,7 @@ where c.claim_id = any ((select olds from duly.claim_floor)::uuid[]);
 -- As before, from the floor on.
 create or replace function duly.claimed_jobs() returns setof uuid
 language sql stable
-set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+set search_path = pg_catalog set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
 as $$
     select unnest(job_ids)
     from (select job_ids from duly.claims where claim_id >= (select floor from duly.claim_floor) order by claim_id) recent
