@@ -15,12 +15,14 @@ import pytest
 
 from cluster.processes import Spawn, executions
 from duly.config import load_settings
+from duly.errors import StoreUnavailable
 from duly.model import JobRequest
 from duly.operations import Operations
 from duly.store import embedded
+from duly.store import pool as pool_module
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
-from support import count, eventually
+from support import count, eventually, take
 
 GRACE = 2.0
 # What ends everything that does not end by itself, and a slow machine.
@@ -94,4 +96,34 @@ async def test_whoever_is_told_to_end_while_postgresql_hangs_ends_within_its_gra
             assert time.monotonic() - began < GRACE + FEW_SECONDS
     finally:
         spawn.end()
+        await pool.close()
+
+
+async def test_a_server_that_stands_still_for_a_while_is_not_cut_off_and_what_was_sent_counts_once(
+    hanging: Hanging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than a prompt statement waits: a bulk submit and claims are under way."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pool_module, "PROMPT_SECONDS", 1.0)
+    pool = await Pool.connect(hanging.url)
+    try:
+        operations = await Operations.open(pool, load_settings(database_url=hanging.url), local_handlers=["hold"])
+        await operations.submit(JobRequest(handler="hold"))
+        later = JobRequest(handler="hold", schedule="every 1h")
+        with hanging.stopped():
+            submitting = asyncio.create_task(operations.submit_many([later] * 8_000))
+            claiming = asyncio.create_task(take(pool))
+            await asyncio.sleep(4)
+        assert len(await submitting) == 8_000
+        with pytest.raises(StoreUnavailable):
+            await claiming
+
+        # Whether or not the claim had its effect when the server went on, the run is in one place.
+        async def in_one_place() -> bool:
+            await take(pool)
+            return await count(pool, "runs") == 0 and await count(pool, "claims") == 1
+
+        await eventually(in_one_place)
+        assert await count(pool, "jobs") == 8_001
+    finally:
         await pool.close()
