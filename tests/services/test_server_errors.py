@@ -479,3 +479,36 @@ async def test_errors_on_the_wire_cost_no_run(database_url: str, pool: Pool, set
         finally:
             await far.close()
             await app.close()
+
+
+@pytest.mark.parametrize(("name", "when"), [("runs/complete", "before"), ("commit", "before"), ("commit", "lost")])
+async def test_a_record_in_the_handlers_own_transaction_that_failed_for_a_passing_reason_costs_no_attempt(
+    database_url: str, settings: Settings, name: str, when: str
+) -> None:
+    with injected(Injector(random.Random(0))) as injector:
+        pool = await opened(database_url)
+        app = Duly(settings=settings)
+        try:
+            await pool.query("create table public.effects (run_id text)")
+
+            @app.task(max_retries=0)
+            async def write(ctx: Context) -> None:
+                async with ctx.transaction() as connection:
+                    await connection.execute("insert into public.effects values ($1)", ctx.run_id)
+                    if not injector.struck:
+                        injector.strike(name, "55P03", when)
+
+            operations = await Operations.open(pool, settings)
+            await operations.submit(app.request("write"), allow_unknown_handler=True)
+            async with running_worker(pool, app.tasks, settings):
+
+                async def ended() -> bool:
+                    return await count(pool, "history") == 1
+
+                await eventually(ended)
+            assert injector.struck[name, "55P03", when] == 1
+            assert await count(pool, "history", "status = 'succeeded' and attempt = 1") == 1
+            assert (await pool.query("select count(*)::int as rows from public.effects"))[0]["rows"] == 1
+        finally:
+            await app.close()
+            await pool.close()
