@@ -71,10 +71,10 @@ MUTANTS = (
     ),
     Mutant(
         "silence-is-golden",
-        "a listening connection that does not answer is kept",
+        "nobody asks a listening connection whether it is still there",
         "store/notifier.py",
-        "asyncpg.PostgresError):\n            return False",
-        "asyncpg.PostgresError):\n            return True",
+        "not await self._listens(self._connection)",
+        "False",
         ("services/test_silent_links.py::test_a_listener_that_a_balancer_has_forgotten_is_replaced_within_seconds",),
     ),
     Mutant(
