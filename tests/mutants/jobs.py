@@ -145,7 +145,7 @@ MUTANTS = (
         "store/sql/jobs/trigger.sql",
         "where overlap = 'parallel' or max_queued > (",
         "where true or max_queued > (",
-        ("services/test_overlap.py::test_overlap_holds_over_random_histories",),
+        ("store/test_claims.py::test_by_hand_no_more_wait_than_may",),
     ),
     Mutant(
         "redrive-keeps-attempts",

@@ -580,3 +580,16 @@ async def test_tasks_that_are_left_to_other_workers_are_not_taken(pool: Pool) ->
     assert sorted(await claim(["theirs", "others"])) == ["mine", "theirs"]
     assert await count(pool, "runs") == 2
     assert await claim(None) == ["theirs", "theirs"]
+
+
+async def test_by_hand_no_more_wait_than_may(pool: Pool) -> None:
+    job = due_job(pool, hours_ago(-1), policy='{"max_queued":2}')
+    await put(pool, job)
+
+    async def trigger() -> bool:
+        fired = await jobs.trigger(pool, job_id=job.job_id, tenant="default", flags=1)
+        assert fired is not None
+        return fired.full
+
+    assert [await trigger() for _ in range(4)] == [False, False, False, True]
+    assert await count(pool, "runs", "state = 'waiting'") == 2
