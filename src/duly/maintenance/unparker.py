@@ -60,7 +60,11 @@ class Unparker(LeaderService):
 
 
 def resumed_at(job: Parked, now: datetime) -> datetime | None:
-    """When a job that stood still goes on: at its next future occurrence; a one-off that never fired, now."""
+    """When a job that stood still goes on: at its next future occurrence; a one-off that never fired, now.
+
+    After what has been dealt with, which lies in the future where the database's clock has gone back.
+    """
+    now = max(now, job.dealt_with_until or now)
     timetable = make_timetable(
         kind=job.kind,
         schedule=job.schedule,

@@ -37,19 +37,14 @@ class Changing(Looking):
         together with the content it was submitted with, so that sending the same submit again still finds it.
         """
 
-        def revised(job: Job) -> ChangedJob | None:
+        def revised(job: Job, now: datetime) -> ChangedJob | None:
             if expected_version is not None and job.version != expected_version:
                 raise Conflict(f"job {job_id} was changed by others: it has version {job.version} now")
             if job.status in ("completed", "cancelled"):
                 raise Conflict(f"job {job_id} cannot be changed: it is {job.status}")
             if job.unreadable is not None:
                 raise Conflict(f"job {job_id} cannot be changed: {job.unreadable}; cancel it and submit it anew")
-            return revise(
-                job,
-                changes,
-                now=self._pool.clock.now(),
-                payload_max_bytes=self._settings.payload_max_bytes,
-            )
+            return revise(job, changes, now=now, payload_max_bytes=self._settings.payload_max_bytes)
 
         changed, _ = await self._rewrite(
             to_job_id(job_id), revised, retimes=lambda _: touches_timing(changes), tenant=tenant
@@ -61,12 +56,12 @@ class Changing(Looking):
     async def _rewrite(
         self,
         job_id: UUID,
-        revised: Callable[[Job], ChangedJob | None],
+        revised: Callable[[Job, datetime], ChangedJob | None],
         *,
         retimes: Callable[[Job], bool],
         tenant: str,
     ) -> tuple[Job | None, bool]:
-        """Let the job become what `revised` makes of it, and say whether that is anything else than it was.
+        """Let the job become what `revised` makes of it now, and say whether that is anything else than it was.
 
         Nobody changes it, and if it is planned anew nobody fires it, between the look and the write: else there is
         another look. No job: there is none of this id. `revised` answers None where there is nothing to change;
@@ -75,11 +70,13 @@ class Changing(Looking):
 
         async def write(within: Executor) -> tuple[Job | None, Job | None, ChangedJob | None]:
             job = await jobs.get(within, job_id=job_id, tenant=tenant)
+            now = self._pool.clock.now()
             if job is not None and retimes(job):
                 # Planned by the job as it is without what was fired ahead of its time.
                 await jobs.retract(within, job_id=job_id, tenant=tenant)
                 job = await jobs.get(within, job_id=job_id, tenant=tenant)
-            change = None if job is None else revised(job)
+                now = await self._plan_from(within, job_id)
+            change = None if job is None else revised(job, now)
             if change is None:
                 return job, job, None
             return job, await jobs.change(within, change), change
@@ -94,6 +91,11 @@ class Changing(Looking):
                 return changed, True
             # Somebody changed it between the look and the write: look again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
+
+    async def _plan_from(self, store: Executor, job_id: UUID) -> datetime:
+        """Now; where the database's clock has gone back, not before what the job has dealt with by the later time."""
+        now = self._pool.clock.now()
+        return max(now, await jobs.dealt_with_until(store, job_id=job_id) or now)
 
     async def pause(self, job_id: str, *, tenant: str = DEFAULT_TENANT, reason: str | None = None) -> Job:
         """No more fires until resumed. Pausing a paused job changes nothing."""
@@ -114,7 +116,7 @@ class Changing(Looking):
                 return job
             if job.status != "paused":
                 raise Conflict(f"job {job_id} cannot be resumed: it is {job.status}")
-            next_run_at = self._planned_resume(job)
+            next_run_at = self._planned_resume(job, await self._plan_from(self._pool, job.job_id))
             resumed = await jobs.resume(
                 self._pool, job_id=job.job_id, tenant=tenant, next_run_at=next_run_at, version=job.version
             )
@@ -123,21 +125,21 @@ class Changing(Looking):
             # Somebody changed it between the look and the write: look again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
 
-    def _planned_resume(self, job: Job) -> datetime:
+    def _planned_resume(self, job: Job, now: datetime) -> datetime:
         try:
-            return self._resume_at(job)
+            return self._resume_at(job, now)
         except InvalidInput:
             # Perhaps its zone has come back since this process looked for it.
             forget_zones()
         try:
-            return self._resume_at(job)
+            return self._resume_at(job, now)
         except InvalidInput as error:
             raise Conflict(f"job {job.job_id} cannot be resumed: it still cannot be planned: {error}") from error
 
-    def _resume_at(self, job: Job) -> datetime:
+    def _resume_at(self, job: Job, now: datetime) -> datetime:
         if job.unreadable is not None:
             raise Conflict(f"job {job.job_id} cannot be resumed: {job.unreadable}; cancel it and submit it anew")
-        next_run_at = plan_resume(timetable_of(job), now=self._pool.clock.now(), fired=job.last_run_at)
+        next_run_at = plan_resume(timetable_of(job), now=now, fired=job.last_run_at)
         if next_run_at is None:
             raise Conflict(f"job {job.job_id} has no occurrence left to resume with")
         return next_run_at

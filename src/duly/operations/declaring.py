@@ -6,6 +6,7 @@ what is different, the plan only if the timing is, and nothing that a fire has d
 
 from __future__ import annotations
 
+from datetime import datetime
 from uuid import UUID
 
 from duly.errors import Conflict, InvalidInput
@@ -30,11 +31,11 @@ class Declaring(Submitting, Changing):
         if row.immediate:
             raise InvalidInput("schedule", "of a declared job must be a time or recurring, not now")
 
-        def redefined(job: Job) -> ChangedJob | None:
-            return None if job.status == "cancelled" else redefine(job, request, row, now=self._pool.clock.now())
+        def redefined(job: Job, now: datetime) -> ChangedJob | None:
+            return None if job.status == "cancelled" else redefine(job, request, row, now=now)
 
         def retimes(job: Job) -> bool:
-            change = redefined(job)
+            change = redefined(job, self._pool.clock.now())
             return change is not None and change.planned_anew
 
         for _ in range(10):

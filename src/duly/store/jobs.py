@@ -189,6 +189,14 @@ async def agree(store: Executor, job: Job, *, fingerprint: bytes | None) -> bool
     return await store.row("jobs/agree", job.job_id, job.version, fingerprint) is not None
 
 
+async def dealt_with_until(store: Executor, *, job_id: UUID) -> datetime | None:
+    """The latest moment of the job that was fired, skipped, missed or put off. A new plan goes on after it."""
+    row = await store.row("jobs/dealt_with", job_id)
+    assert row is not None
+    until: datetime | None = row["until"]
+    return until
+
+
 async def resume(store: Executor, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int) -> Job | None:
     row = await store.row("jobs/resume", job_id, tenant, next_run_at, version)
     return None if row is None else to_job(row)

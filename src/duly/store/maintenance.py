@@ -71,6 +71,7 @@ class Parked:
     end_at: datetime | None
     policy: str | None
     created_at: datetime
+    dealt_with_until: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,18 @@ create table duly.claim_floor (
 ) with (fillfactor = 50);
 insert into duly.claim_floor default values;
 
--- A fencing token for a claim: like duly.new_token(), and never below the bar.
+-- A fencing token for a claim: milliseconds, then their 4096th parts, then chance. Never below the bar, and greater than
+-- every token whose runs went back to the queue (duly.heed_tokens).
 create function duly.new_claim_id() returns uuid
 language sql volatile
 set search_path = pg_catalog
 as $$
-    select (lpad(to_hex(greatest((extract(epoch from clock_timestamp()) * 1000)::bigint,
-            (select bar from duly.claim_floor))), 12, '0')
-        || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid
+    select (lpad(to_hex(greatest(now.micros / 1000, (select bar from duly.claim_floor))), 12, '0')
+        || '7' || lpad(to_hex(now.micros % 1000 * 4096 / 1000), 3, '0')
+        || substr(replace(gen_random_uuid()::text, '-', ''), 17))::uuid
+    from (
+        select (extract(epoch from clock_timestamp() + shift + token_lead) * 1000000)::bigint as micros from duly.clock
+    ) now
 $$;
 
 -- Every claim there is, read from the floor on.

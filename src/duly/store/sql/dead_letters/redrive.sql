@@ -16,7 +16,7 @@ ended as (
     delete from duly.history h
     using unnest($1::uuid[], $2::timestamptz[]) as asked (job_id, scheduled_at)
     where h.job_id = asked.job_id and h.scheduled_at = asked.scheduled_at and h.status = 'dead'
-    returning h.job_id, h.scheduled_at, h.fired_at, h.epoch, h.flags
+    returning h.job_id, h.scheduled_at, h.fired_at, h.epoch, h.flags, h.claim_id
 ),
 live as (
     insert into duly.runs
@@ -40,5 +40,6 @@ noted as (
     from letter cross join clock
 )
 select (select count(*) from live) as redriven,
+    duly.heed_tokens(array(select claim_id from ended where claim_id is not null)) as heeded,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live where state = 'queued') q)
         as told

@@ -69,6 +69,7 @@ gone as (
     delete from duly.claims where claim_id = any ($1::uuid[])
 )
 select (select count(*) from queued) as requeued,
+    duly.heed_tokens($1::uuid[]) as heeded,
     (select count(*) from recorded) as buried,
     (select array_agg(distinct job_id) from recorded where flags & 8 = 8) as serial,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from queued) q) as told

@@ -65,6 +65,7 @@ cancelled as (
     returning job_id, flags
 )
 select (select count(*) from run) as requeued,
+    duly.heed_tokens(array(select claim_id from held)) as heeded,
     (select array_agg(distinct job_id) from cancelled where flags & 8 = 8) as serial,
     (select count(pg_notify('duly_work', q.queue)::text) from (
         -- A worker that sleeps until a later moment must hear of an earlier one.
