@@ -298,6 +298,7 @@ class History:
         assert not rows, f"planned again: {rows}"
 
 
+@pytest.mark.search
 @pytest.mark.parametrize("number", range(HISTORIES))
 async def test_no_occurrence_runs_twice_however_the_clock_goes(
     scheduler: FrozenScheduler, operations: Operations, number: int

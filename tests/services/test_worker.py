@@ -249,7 +249,8 @@ async def test_retry_after_is_honoured(bench: Bench) -> None:
         run = await bench.end_of(job_id)
     assert run.status == "retrying"
     assert run.run_at is not None
-    assert 3500 < (run.run_at - bench.operations.now()).total_seconds() <= 3600
+    # Up to a minute later, so that a crowd does not come back together; less by what this test took since.
+    assert 3500 < (run.run_at - bench.operations.now()).total_seconds() <= 3660
 
 
 async def test_a_snooze_does_not_count_as_an_attempt(bench: Bench) -> None:

@@ -42,9 +42,15 @@ def test_max_retries_counts_the_attempts_after_the_first() -> None:
     assert given_up == [False, False, True]
 
 
-def test_a_permanent_error_is_not_tried_again_and_retry_after_is_taken_at_its_word() -> None:
+@pytest.mark.parametrize(("seconds", "latest"), [(0, 0), (8, 10), (100, 125), (86_400, 86_460)])
+def test_a_crowd_that_was_told_when_to_come_back_comes_no_earlier_and_spread(seconds: float, latest: float) -> None:
+    delays = [next_attempt_in(Policy(), 1, RetryAfter(seconds)) or 0.0 for _ in range(1000)]
+    assert seconds <= min(delays) <= max(delays) <= latest
+    assert seconds == 0 or max(delays) - min(delays) > (latest - seconds) / 2
+
+
+def test_a_permanent_error_is_not_tried_again_and_retry_after_only_as_often_as_the_policy_says() -> None:
     assert next_attempt_in(Policy(), 1, Permanent("no")) is None
-    assert next_attempt_in(Policy(), 1, RetryAfter(7)) == 7
     assert next_attempt_in(Policy(max_retries=0), 1, RetryAfter(7)) is None
 
 
