@@ -122,6 +122,7 @@ _SEARCH = (
     "simulation/",
     "torture/test_torture.py",
     "unit/test_hostile_handlers.py",
+    "unit/test_rezoned.py",
     "unit/timing/test_oracle.py",
 )
 

@@ -25,6 +25,7 @@ from duly.maintenance.partitions import Partitions
 from duly.maintenance.rescuer import Rescuer
 from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
+from duly.maintenance.zone_keeper import ZoneKeeper
 from duly.operations.adopting import plan_newcomer
 from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
@@ -115,6 +116,7 @@ class SchedulerNode:
             Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
             Guardian(pool),
             newcomers,
+            zone_keeper := ZoneKeeper(pool),
         ]
         self.coordinator = make_coordinator(
             self, pool, settings, node_id=self.node_id, name=node_name(), version=duly_version()
@@ -122,6 +124,7 @@ class SchedulerNode:
         if self.notifier is not None:
             self.notifier.listen("duly_due", self.loader.heard)
             self.notifier.listen("duly_submitted", lambda _: newcomers.wake())
+            self.notifier.listen("duly_zones", lambda _: zone_keeper.wake())
             self.notifier.listen("duly_shards", lambda _: self.coordinator.wake())
         self._services: list[Service] = [*self.upkeep, self.firer, self.catching_up, self.loader, self.coordinator]
         if self.notifier is not None:

@@ -129,6 +129,10 @@ class Lifetime:
         """The first change from `moment` on that took what was planned away from the scheduler."""
         return next((one for one in self.changes if one.at >= moment and _unplans(one)), None)
 
+    def rezoned_after(self, moment: datetime) -> Change | None:
+        """The first change of the time-zone data from `moment` on that moved the job's plan."""
+        return next((one for one in self.changes if one.what == "rezoned" and one.at >= moment), None)
+
     def at(self, moment: datetime) -> Occurrence | None:
         """The expected occurrence at exactly this moment."""
         return next(self.expected(moment, moment), None)
@@ -207,7 +211,8 @@ def _unplans(change: Change) -> bool:
     if change.what in ("changed", "redefined"):
         # Most leave the timing, and so the plan, alone. (The code's did not while they kept no old values.)
         return "before" in change.detail or "old" not in change.detail
-    return change.what not in _STARTS
+    # New time-zone data moves a plan and takes none away.
+    return change.what not in (*_STARTS, "rezoned")
 
 
 def _stops(job: Job, changes: Sequence[Change]) -> list[Stop]:

@@ -123,7 +123,12 @@ class Judge:
                 return self._of_catch_up(occurrence, catch_up)
         if (stop := self._life.stop_at(moment)) is not None:
             return self._of_stop(occurrence, stop)
-        return self._of_plan(occurrence) or self._of_change(occurrence) or self._of_nothing(occurrence)
+        return (
+            self._of_plan(occurrence)
+            or self._of_change(occurrence)
+            or self._of_rezoning(occurrence)
+            or self._of_nothing(occurrence)
+        )
 
     def not_an_occurrence(self, moment: datetime) -> Explanation:
         """For a time at which nothing was expected, with the occurrences around it."""
@@ -139,6 +144,12 @@ class Judge:
             first = f"; its first occurrence is {clock(after.scheduled_at)}" if after is not None else ""
             sentence = f"The job did not exist yet: it was submitted at {clock(job.created_at)}{first}."
             return self._say(here, Verdict.NOT_CREATED, sentence, facts)
+        for change in life.changes:
+            if change.what == "rezoned" and read_time(change.detail["next_run_at"]) == moment:
+                to = read_time(change.detail["moved_to"])
+                facts |= {"rezoned_at": change.at, "reason": change.reason, "moved_to": to}
+                sentence = f"Planned for this time until {change.reason} came into force and moved it to {clock(to)}."
+                return self._say(here, Verdict.CHANGED, sentence, facts)
         stretch, current = life.stretch_at(moment), life.stretches[-1]
         around = " and ".join(clock(one.scheduled_at) for one in (before, after) if one is not None)
         nearest = f"; the nearest are {around}" if around else "; there is none"
@@ -302,6 +313,17 @@ class Judge:
         elif not self._kept(moment):
             return None
         return self._of_overdue_change(occurrence, change)
+
+    def _of_rezoning(self, occurrence: Occurrence) -> Explanation | None:
+        """An occurrence by the zone's rules as they are now, of a time before anybody knew of them."""
+        change = self._life.rezoned_after(occurrence.scheduled_at)
+        if change is None:
+            return None
+        return self._say(
+            occurrence, Verdict.CHANGED,
+            f"By the time-zone data of then this was no occurrence; it is one by {change.reason}, which is in force "
+            f"since {clock(change.at)}.", {"rezoned_at": change.at, "reason": change.reason},
+        )  # fmt: skip
 
     def _of_overdue_change(self, occurrence: Occurrence, change: Change) -> Explanation:
         facts: dict[str, Any] = {f"{change.what}_at": change.at, "reason": change.reason}

@@ -31,9 +31,10 @@ from duly.scheduler.governor import Governor
 from duly.scheduler.near_future import NearFuture
 from duly.scheduler.planner import Batch, plan_batch
 from duly.service import Service
-from duly.store import fires
+from duly.store import fires, zones
 from duly.store.fires import DueJob, Fire, Fired, OnTime
 from duly.store.pool import Pool
+from duly.store.zones import Move
 
 log = logging.getLogger("duly.scheduler")
 
@@ -315,6 +316,8 @@ class Firer(Service):
         )
         if batch.parked:
             await self._park(terms, batch.parked)
+        if batch.rezoned:
+            await self._move(batch.rezoned)
         for job in batch.held:
             due_us = to_micros(job.next_run_at)
             if due_us > self._future.now_us:
@@ -379,6 +382,16 @@ class Firer(Service):
                     log.error("job %s is paused: %s", job_id, reason)
                 else:
                     self._look_again(shard, job_id, due)
+
+    async def _move(self, jobs: Sequence[tuple[DueJob, datetime]]) -> None:
+        """The rules of their zones have changed since they were planned: nothing fires, and they are looked at anew."""
+        moves = [Move(job.job_id, job.version, job.next_run_at, moment) for job, moment in jobs]
+        moved = await zones.move(self._pool, moves)
+        for job, moment in jobs:
+            if job.job_id in moved:
+                self._future.add(job.shard, job.job_id, to_micros(moment))
+            else:
+                self._look_again(job.shard, job.job_id, job.next_run_at)
 
     def _report(self) -> None:
         """What this pass found late, in one line however many jobs it was."""

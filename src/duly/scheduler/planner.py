@@ -23,7 +23,7 @@ from duly.model import Policy, policy_from_stored
 from duly.scheduler.governor import Governor
 from duly.states import RunFlag
 from duly.store.fires import DueJob, Fire, OnTime
-from duly.timing import FirePlan, make_timetable, plan_fire
+from duly.timing import FirePlan, carried, changed_since, is_rezoned, make_timetable, plan_fire
 
 log = logging.getLogger("duly.scheduler")
 
@@ -46,6 +46,7 @@ class Batch:
 
     `on_time` are the jobs that simply have one run now: almost all of them, and the reason why midnight is quick.
     `fires` are the others, by shard.
+    `rezoned` were planned by rules of their zone that have changed since, and go to where those of now put them.
     `held` are not due yet, and what becomes of them can only be told when they are: an earlier run is still unfinished.
     `planned` is how many of the jobs it came to; the others are for another batch.
     """
@@ -53,6 +54,7 @@ class Batch:
     on_time: OnTime = field(default_factory=OnTime)
     fires: dict[int, Fire] = field(default_factory=dict)
     parked: list[tuple[DueJob, str]] = field(default_factory=list)
+    rezoned: list[tuple[DueJob, datetime]] = field(default_factory=list)
     held: list[DueJob] = field(default_factory=list)
     planned: int = 0
     runs: int = 0
@@ -74,6 +76,7 @@ def plan_batch(
     until = time.monotonic() + MAX_SECONDS
     out_of_time = False
     policies: dict[str | None, Policy] = {}
+    any_rezoned = changed_since() is not None
     for job in jobs:
         if out_of_time or batch.runs >= MAX_RUNS:
             break
@@ -89,7 +92,8 @@ def plan_batch(
             policy = _within(policy, catch_up_window_seconds)
         since = job.since if policy.dst_gap == "skip" else None
         key: Any = None
-        if policy.jitter_seconds == 0 and job.max_runs is None and job.kind != "interval":
+        shared = policy.jitter_seconds == 0 and job.max_runs is None and job.kind != "interval"
+        if shared and not (any_rezoned and is_rezoned(job.kind, job.schedule, job.timezone)):
             # Nothing in the plan is this job's own. (An interval has its own anchor, a jittered job its own offset.)
             # The kind is not part of the question: it follows from the schedule's text.
             anchor = job.created_at if job.kind == "rrule" and "DTSTART" not in job.schedule else None
@@ -99,6 +103,9 @@ def plan_batch(
             try:
                 # One that is fired ahead is planned as of its own time.
                 at = max(now, job.next_run_at)
+                if any_rezoned and (moved := _carried(job, policy, at)) != job.next_run_at:
+                    batch.rezoned.append((job, moved))
+                    continue
                 plan = _plan(job, policy, now=at, misfire_grace=misfire_grace, since=since)
             except InvalidInput as error:
                 batch.parked.append((job, f"cannot be planned: {error}"))
@@ -122,6 +129,25 @@ def _within(policy: Policy, catch_up_window_seconds: int) -> Policy:
     if policy.catch_up_window_seconds is not None:
         return policy
     return replace(policy, catch_up_window_seconds=catch_up_window_seconds)
+
+
+def _carried(job: DueJob, policy: Policy, now: datetime) -> datetime:
+    """Where the job's plan goes by the rules of its zone as they are now."""
+    if not is_rezoned(job.kind, job.schedule, job.timezone):
+        return job.next_run_at
+    return carried(
+        job.next_run_at,
+        planned=job.since,
+        now=now,
+        kind=job.kind,
+        schedule=job.schedule,
+        timezone=job.timezone,
+        anchor=job.start_at or job.created_at,
+        start_at=job.start_at,
+        end_at=job.end_at,
+        policy=policy,
+        job_id=job.job_id,
+    )
 
 
 def _plan(job: DueJob, policy: Policy, *, now: datetime, misfire_grace: timedelta, since: datetime | None) -> FirePlan:

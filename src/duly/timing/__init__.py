@@ -4,17 +4,28 @@ Callers pass `now`. Instants are aware UTC datetimes; what is called `local` is 
 
 The data flows: text → `parse` → a `Schedule` (one module per kind: `once`, `cron`, `interval`, `rrule`; local times
 become instants in `dst`) → a `Timetable` within the job's bounds → `missed` plans a fire, from the `cache`;
-`wheel` says when to look.
+`wheel` says when to look. When the rules of a zone change, `rezoned` says where a plan goes.
 """
 
 from .cache import cache_info, next_occurrence
 from .keys import check_template, render_key
 from .missed import Drop, FirePlan, plan_fire, plan_resume
 from .parse import parse_schedule
+from .rezoned import carried, differing, is_rezoned
 from .schedule import Occurrence, Schedule
 from .timetable import Timetable, jitter_offset, make_timetable
 from .wheel import Wheel
-from .zones import forget_zones, load_zone
+from .zones import (
+    changed_since,
+    forget_zones,
+    is_newer,
+    load_zone,
+    machine_rules,
+    machine_version,
+    pack_rules,
+    unpack_rules,
+    use_rules,
+)
 
 __all__ = [
     "Drop",
@@ -24,14 +35,24 @@ __all__ = [
     "Timetable",
     "Wheel",
     "cache_info",
+    "carried",
+    "changed_since",
     "check_template",
+    "differing",
     "forget_zones",
+    "is_newer",
+    "is_rezoned",
     "jitter_offset",
     "load_zone",
+    "machine_rules",
+    "machine_version",
     "make_timetable",
     "next_occurrence",
+    "pack_rules",
     "parse_schedule",
     "plan_fire",
     "plan_resume",
     "render_key",
+    "unpack_rules",
+    "use_rules",
 ]

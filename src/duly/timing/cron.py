@@ -157,6 +157,10 @@ class CronSchedule(Schedule):
         object.__setattr__(self, "_fold", "both" if elapsed else self.dst_fold)
         object.__setattr__(self, "_hash", hash(self.identity))
 
+    @property
+    def on_elapsed_time(self) -> bool:
+        return self.pattern.fields.elapsed
+
     def next(self, after: datetime) -> datetime | None:
         return next_instant(self.pattern.next_local, after, self.zone, self._gap, self._fold)
 

@@ -158,6 +158,14 @@ def shifts_between(after: datetime, until: datetime, zone: ZoneInfo) -> Iterator
             low = high
 
 
+def instant_of(local: datetime, zone: ZoneInfo, *, second: bool) -> datetime:
+    """When the wall clock shows a naive local time, the second time if wanted; if never, just before the gap ends."""
+    early, late = _offsets(local, zone)
+    if early < late:
+        return _shift_around(local, zone, early, late).at - MICROSECOND
+    return (local - (late if second else early)).replace(tzinfo=UTC)
+
+
 def exists(local: datetime, zone: ZoneInfo) -> bool:
     """Whether the wall clock ever shows this naive local time."""
     early, late = _offsets(local, zone)

@@ -87,6 +87,18 @@ class RruleSchedule(Schedule):
         object.__setattr__(self, "_fold", "both" if self.elapsed else self.dst_fold)
         object.__setattr__(self, "_hash", hash(identity))
 
+    @property
+    def local_zone(self) -> ZoneInfo:
+        return self.rule_zone
+
+    @property
+    def on_elapsed_time(self) -> bool:
+        return self.elapsed
+
+    @property
+    def start_local(self) -> datetime:
+        return self.start
+
     def next(self, after: datetime) -> datetime | None:
         after = max(after, self.begin)
         moment = next_instant(self.dates.next_local, after, self.rule_zone, self._gap, self._fold)

@@ -47,6 +47,21 @@ class Schedule(ABC):
     zone: ZoneInfo
 
     @property
+    def local_zone(self) -> ZoneInfo:
+        """The zone whose clocks decide when it occurs."""
+        return self.zone
+
+    @property
+    def on_elapsed_time(self) -> bool:
+        """Whether it goes on with the time rather than with the clocks, across their changes."""
+        return False
+
+    @property
+    def start_local(self) -> datetime | None:
+        """The local time that it begins with, where that decides when it occurs."""
+        return None
+
+    @property
     @abstractmethod
     def identity(self) -> tuple[object, ...]:
         """What makes two schedules the same."""

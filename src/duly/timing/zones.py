@@ -1,10 +1,23 @@
-"""Time zones by their IANA names, and nothing but those."""
+"""Time zones by their IANA names, and nothing but those; and which rules of theirs are in force.
+
+Rules change: some government moves its clocks, and a release of the time-zone data says so. Plans are made by rules, so
+that everybody who plans for one store must use the same, and must know by which ones a plan was made. By default they
+are the machine's own. `use_rules` puts others in their place, and beside them those that were in force before: of the
+zones that differ, `before` gives the earlier rules under a name of their own.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import re
-from collections.abc import Callable
+import zipfile
+import zoneinfo
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
 from functools import lru_cache
+from importlib import resources
+from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidInput
@@ -15,8 +28,16 @@ _LONGEST = 64
 # Files that lie beside the zones and are none, or mean another thing on every machine.
 _NOT_ZONES = frozenset({"localtime", "posixrules", "Factory", "leapseconds", "leap-seconds", "tzdata", "zone"})
 _NOT_FOLDERS = ("right/", "posix/")
+# The name of a zone by the rules before. No client can write it: control characters are refused.
+_BEFORE = "\x02before"
+_RELEASE = re.compile(r"\d{4}[a-z]+")
+
+_LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 
 _forgetters: list[Callable[[], None]] = []
+_rules: Mapping[str, bytes] = {}
+_earlier: Mapping[str, bytes] = {}
+_since = _LONG_AGO
 
 
 def load_zone(name: str) -> ZoneInfo:
@@ -25,6 +46,8 @@ def load_zone(name: str) -> ZoneInfo:
     A zone found is remembered, a zone not found is not: when it comes back to the time-zone data it is found again.
     """
     name = str(name)  # None and numbers from careless callers are refused like any other wrong name
+    if name.endswith(_BEFORE) and name.removesuffix(_BEFORE) in _earlier:
+        return _load(name)
     if len(name) > _LONGEST or not _NAME.fullmatch(name):
         raise InvalidInput("timezone", f"{name[:_LONGEST]!r} is not an IANA zone name such as Europe/Berlin")
     if name in _NOT_ZONES or name.startswith(_NOT_FOLDERS):
@@ -34,6 +57,10 @@ def load_zone(name: str) -> ZoneInfo:
 
 @lru_cache(maxsize=1024)
 def _load(name: str) -> ZoneInfo:
+    if name.endswith(_BEFORE):
+        return ZoneInfo.from_file(io.BytesIO(_earlier[name.removesuffix(_BEFORE)]), key=name)
+    if name in _rules:
+        return ZoneInfo.from_file(io.BytesIO(_rules[name]), key=name)
     try:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError, ImportError) as error:
@@ -51,3 +78,96 @@ def forget_zones() -> None:
     _load.cache_clear()
     for forget in _forgetters:
         forget()
+
+
+def use_rules(
+    rules: Mapping[str, bytes] | None = None,
+    *,
+    earlier: Mapping[str, bytes] | None = None,
+    since: datetime = _LONG_AGO,
+) -> None:
+    """Plan by these rules from now on, by the machine's own where there are none.
+
+    `earlier` are those of zones whose rules differ, by which plans were made until `since`.
+    """
+    global _rules, _earlier, _since
+    _rules, _earlier, _since = rules or {}, earlier or {}, since
+    forget_zones()
+
+
+def changed_since() -> datetime | None:
+    """When rules of any zone changed; None where none did, as almost always."""
+    return _since if _earlier else None
+
+
+def before(name: str) -> str | None:
+    """The name of a zone by its rules before; None where they are the same."""
+    return name + _BEFORE if name in _earlier else None
+
+
+def is_newer(version: str, other: str) -> bool:
+    """Whether one version of the time-zone data takes the place of another; of unknown ones any does."""
+    if _RELEASE.fullmatch(version) and _RELEASE.fullmatch(other):
+        return (version[:4], len(version), version) > (other[:4], len(other), other)
+    return version != other
+
+
+def machine_version() -> str:
+    """The release of this machine's time-zone data, such as 2026a; where it has no name, a digest of all of it."""
+    folders = [Path(folder) for folder in zoneinfo.TZPATH if (Path(folder) / "UTC").exists()]
+    for folder in folders:
+        for name, form in (("tzdata.zi", r"# version (\S+)"), ("+VERSION", r"(\S+)")):
+            try:
+                with (folder / name).open(encoding="utf-8") as file:
+                    found = re.match(form, file.readline())
+            except OSError:
+                continue
+            if found is not None and _RELEASE.fullmatch(found[1]):
+                return found[1]
+        return _digest()
+    try:
+        text = resources.files("tzdata").joinpath("__init__.py").read_text(encoding="utf-8")
+        release = re.search(r'IANA_VERSION = "(\S+)"', text)
+    except (ModuleNotFoundError, OSError):
+        release = None
+    return release[1] if release is not None else _digest()
+
+
+def machine_rules() -> dict[str, bytes]:
+    """Every zone of this machine's time-zone data, as its file is. Reads hundreds of files."""
+    found = {}
+    for name in sorted(zoneinfo.available_timezones()):
+        if _NAME.fullmatch(name) and name not in _NOT_ZONES and (data := _read(name)) is not None:
+            found[name] = data
+    return found
+
+
+def pack_rules(rules: Mapping[str, bytes]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in sorted(rules):
+            archive.writestr(zipfile.ZipInfo(name), rules[name], zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
+
+
+def unpack_rules(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _digest() -> str:
+    whole = hashlib.sha256()
+    for name, data in machine_rules().items():
+        whole.update(f"{name}\0{len(data)}\0".encode() + data)
+    return f"sha256:{whole.hexdigest()[:32]}"
+
+
+def _read(name: str) -> bytes | None:
+    for folder in zoneinfo.TZPATH:
+        path = Path(folder) / name
+        if path.is_file():
+            return path.read_bytes()
+    try:
+        return resources.files("tzdata").joinpath("zoneinfo", *name.split("/")).read_bytes()
+    except (ModuleNotFoundError, OSError):
+        return None

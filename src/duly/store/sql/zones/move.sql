@@ -1,0 +1,39 @@
+-- Plans go where the new rules of their zones put them.
+--   $1 job_ids  $2 versions of their rows when they were read  $3 next_run_at they were read with  $4 the new one
+-- A job that somebody keeps locked, or has changed or fired meanwhile, is not among those that are returned. No epoch is
+-- compared: whoever works it out comes to the same, and the second finds another row.
+with able as materialized (
+    select f.job_id, f.expected, f.next_run_at
+    from unnest($1::uuid[], $2::xid[], $3::timestamptz[], $4::timestamptz[]) as f (job_id, version, expected, next_run_at)
+    cross join lateral (
+        select from duly.jobs
+        where job_id = f.job_id and xmin = f.version and next_run_at = f.expected
+        limit 1
+        for no key update skip locked
+    ) j
+),
+moved as (
+    update duly.jobs j
+    set next_run_at = able.next_run_at, updated_at = duly.now(), version = j.version + 1
+    from able
+    where j.job_id = able.job_id and j.job_id = any (array(select job_id from able))
+    returning j.job_id, j.shard, j.next_run_at, j.updated_at, able.expected
+),
+noted as (
+    insert into duly.job_changes (job_id, at, what, detail)
+    select job_id, updated_at, 'rezoned',
+        jsonb_build_object('reason', 'time-zone data ' || rules.version, 'next_run_at', expected, 'moved_to', next_run_at)
+    from moved
+    cross join (select version from duly.zone_rules order by noted_at desc, version desc limit 1) rules
+),
+soon as (
+    select case when count(*) > 50 then '*' else
+            string_agg(shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint, ',')
+        end as jobs
+    from moved
+    where next_run_at <= updated_at + interval '15 minutes'
+),
+announced as (
+    select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
+)
+select moved.job_id from moved cross join announced

@@ -1,0 +1,16 @@
+-- A version comes into force, unless somebody was faster.   $1 version  $2 data  $3 the version in force until now
+-- The first of a store has nothing to replan: nobody knows by which rules the plans before it were made.
+with noted as (
+    insert into duly.zone_rules (version, noted_at, finished_at, data)
+    select $1, duly.now(), case when $3::text is null then duly.now() end, $2
+    where $3::text is not distinct from (
+        select version from duly.zone_rules order by noted_at desc, version desc limit 1
+    )
+    on conflict do nothing
+    returning version
+),
+forgotten as (
+    update duly.zone_rules set data = null
+    where data is not null and exists (select from noted) and version is distinct from $3::text
+)
+select version, pg_notify('duly_zones', version)::text as told from noted
