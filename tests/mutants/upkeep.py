@@ -44,7 +44,7 @@ MUTANTS = (
         "execute format('lock table only duly.%I in share row exclusive mode', parent);",
         "",
         (
-            "store/test_partitions.py::TestRowsInTheDefaultPartition::test_outcomes_that_come_meanwhile_are_recorded_once",
+            "store/test_partitions.py::TestRowsInTheDefaultPartition::test_an_outcome_that_is_on_its_way_to_the_default_partition_is_not_refused",
         ),
     ),
     Mutant(

@@ -88,4 +88,4 @@ async def test_fires_go_on_beside_a_report_across_the_making_of_a_partition(
     assert row["fires"] >= JOBS * (SECONDS - LATE)
     assert row["late"] < LATE
     assert await count(pool, "history", "status = 'missed'") == 0
-    assert await count(pool, "attempts") > SECONDS / 4
+    assert await count(pool, "attempts") > min(SECONDS / 4, 50)

@@ -16,7 +16,7 @@ import pytest
 from duly.store import maintenance
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
-from support import count
+from support import count, eventually
 
 DAY = timedelta(days=1)
 
@@ -81,6 +81,14 @@ async def days_later(pool: Pool, days: float) -> datetime:
     moment = rows[0]["frozen_at"]
     assert isinstance(moment, datetime)
     return moment
+
+
+async def asleep(pool: Pool) -> bool:
+    """Whether a statement has begun, and is in the middle of it."""
+    rows = await pool.query(
+        "select from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()"
+    )
+    return bool(rows)
 
 
 class TestALongReader:
@@ -180,17 +188,36 @@ class TestRowsInTheDefaultPartition:
     async def test_a_statement_that_began_before_the_move_finds_the_row(self, pool: Pool) -> None:
         now = await days_later(pool, 20)
         await record(pool, now, job_id=(job_id := uuid4()))
-        slow = "select duly.has_ended($1, $2) as ended from (select pg_sleep(1) offset 0) s"
+        slow = "select duly.has_ended($1, $2) as ended from (select pg_sleep(3) offset 0) s"
         async with pool.transaction() as transaction:
             # A plan and a lock from before: neither may stand for the place where the row was.
             await transaction.connection.fetch("select duly.has_ended($1, $2)", uuid4(), pool.clock.now() - DAY)
             other = await asyncpg.connect(pool.url)
             asked = asyncio.create_task(other.fetchval(slow, job_id, now))
-            await asyncio.sleep(0.3)
+            await eventually(lambda: asleep(pool))
         done = await maintenance.ensure_partitions(pool)
         assert done.made == 18
         assert await asked is True
         await other.close()
+
+    async def test_an_outcome_that_is_on_its_way_to_the_default_partition_is_not_refused(self, pool: Pool) -> None:
+        now = await days_later(pool, 20)
+        await record(pool, now)
+        other = await asyncpg.connect(pool.url)
+        coming = asyncio.create_task(
+            other.execute(
+                "insert into duly.history (job_id, scheduled_at, finished_at, attempt, status) "
+                "select gen_random_uuid(), $1, $1, 1, 'succeeded' from (select pg_sleep(3) offset 0) s",
+                now,
+            )
+        )
+        await eventually(lambda: asleep(pool))
+        done = await maintenance.ensure_partitions(pool)
+        assert done.put_off == f"history {now:%Y-%m-%d}"
+        await coming
+        await other.close()
+        assert (await maintenance.ensure_partitions(pool)).put_off is None
+        assert await count(pool, f"history_{now:%Y%m%d}") == 2
 
     async def test_outcomes_that_come_meanwhile_are_recorded_once(self, pool: Pool) -> None:
         now = await days_later(pool, 20)
