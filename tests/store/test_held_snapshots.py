@@ -45,7 +45,8 @@ async def claims_come_and_go(pool: Pool, count: int) -> None:
     for _ in range(0, count, 10_000):
         await pool.query(
             "insert into duly.claims (claim_id, worker_id, claimed_at, lease_until, job_ids, scheduled_ats, fired_ats, "
-            "epochs, attempts, flags) select duly.new_claim_id(), gen_random_uuid(), now(), now() + interval '15 s', "
+            "epochs, attempts, flags) select duly.new_claim_id(), gen_random_uuid(), now(), "
+            "now() + interval '15 s' - random() * interval '15 min', "
             "array[gen_random_uuid()], array[now()], array[now()], '{1}', '{1}', '{0}' from generate_series(1, 10000)"
         )
         await pool.query("delete from duly.claims where worker_id <> $1", ME)
@@ -118,7 +119,9 @@ async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
         print(f"{name}: (pages, ms) {before[name]}, with {CLAIMS} dead {slow[name]}, from the floor on {after[name]}")
     assert slow["runs/line"][0] > 10 * before["runs/line"][0]
     for name in names:
-        assert after[name][0] <= 3 * before[name][0], name
+        # The rescuer passes over what ended within the last second, once: here they came in a quarter of an hour.
+        passed = CLAIMS // 300 if name.startswith("maintenance/") else 0
+        assert after[name][0] <= 3 * before[name][0] + passed, name
         if CLAIMS >= 100_000:
             assert after[name][1] <= 3 * before[name][1] + 0.5, name
 
