@@ -628,6 +628,28 @@ async def _somebody_waits(transaction: InTransaction) -> bool:
     return len(rows) > 0
 
 
+@pytest.mark.parametrize("schedule", [None, "0 * * * *"])
+async def test_a_cancelled_job_is_told_to_be_so_whatever_became_of_its_last_run(
+    world: World, schedule: str | None
+) -> None:
+    job = await world.submit(schedule)
+    if schedule is None:
+        run = (await take(world.pool)).runs[0]
+    else:
+        await world.at(START + HOUR)
+        await world.fire(job)
+        await world.succeed()
+        await world.at(START + HOUR + MINUTE)
+    await world.operations.cancel(str(job.job_id))
+    told = await world.operations.explain(str(job.job_id))
+    assert "The job was cancelled at" in told.sentence
+    assert "nothing more of it runs" in told.sentence
+    assert "cancelled_at" in told.facts
+    if schedule is None:
+        assert told.run is not None
+        assert (told.run.status, told.scheduled_at) == ("running", run.scheduled_at)
+
+
 async def test_submitting_costs_no_change_log(world: World, pool: Pool) -> None:
     await world.submit(None)
     await world.submit("* * * * *")

@@ -12,7 +12,8 @@ from duly.errors import InvalidInput
 from duly.model import DEFAULT_TENANT, Job
 from duly.operations.lifetime import Lifetime, local_time
 from duly.operations.looking import PAGE_LIMIT, Looking, Page, with_key
-from duly.operations.verdicts import Explanation, Judge
+from duly.operations.verdicts import Explanation, Judge, Verdict
+from duly.operations.wording import clock
 from duly.store import changes, cluster, history
 from duly.store.cluster import Leader
 from duly.store.history import Record
@@ -111,7 +112,7 @@ class Explaining(Looking):
         if last is None:
             judge = await self._judge(life, leader, leader.now)
             return judge.not_an_occurrence(leader.now)
-        answer = await self._explain_one(life, leader, last)
+        answer = _also_cancelled(life, await self._explain_one(life, leader, last))
         return answer if coming is None else replace(answer, related=await self._explain_one(life, leader, coming))
 
     async def _explain_one(self, life: Lifetime, leader: Leader, occurrence: Occurrence) -> Explanation:
@@ -144,3 +145,12 @@ def _keyed(record: Record, job: Job) -> Record:
         return replace(record, run=with_key(record.run, job))
     except InvalidInput:  # its zone is gone, and its key names a local time
         return record
+
+
+def _also_cancelled(life: Lifetime, answer: Explanation) -> Explanation:
+    """What became of a cancelled job's last run is half of the answer: the other half is that no more will come."""
+    if life.job.status != "cancelled" or not life.stops or answer.verdict is Verdict.CANCELLED:
+        return answer
+    at = life.stops[-1].change.at
+    sentence = f"{answer.sentence} The job was cancelled at {clock(at)}: nothing more of it runs."
+    return replace(answer, sentence=sentence, facts={**answer.facts, "cancelled_at": at})
