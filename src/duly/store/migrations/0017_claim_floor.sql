@@ -25,7 +25,7 @@ as $$
         || '7' || lpad(to_hex(now.micros % 1000 * 4096 / 1000), 3, '0')
         || substr(replace(gen_random_uuid()::text, '-', ''), 17))::uuid
     from (
-        select (extract(epoch from clock_timestamp() + shift + token_lead) * 1000000)::bigint as micros from duly.clock
+        select (date_part('epoch', clock_timestamp() + shift + token_lead) * 1000000)::bigint as micros from duly.clock
     ) now
 $$;
 
