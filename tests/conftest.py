@@ -119,6 +119,7 @@ _SEARCH = (
     "cluster/test_fight.py",
     "policies/",
     "services/test_overlap.py",
+    "services/test_sql_door.py",
     "simulation/",
     "torture/test_torture.py",
     "unit/test_hostile_handlers.py",

@@ -19,7 +19,7 @@ from duly.store import maintenance, runs
 from duly.store.pool import InTransaction, Pool
 from duly.store.runs import ClaimedRun, Requeued
 from held import HeldPool
-from support import count, eventually, take
+from support import count, drawn_seed, eventually, take
 from workbench import Workbench
 
 ERROR = '{"type": "Failed", "message": "", "traceback": null}'
@@ -232,7 +232,7 @@ class TestOneRun:
 @pytest.mark.search
 async def test_no_attempt_begins_after_the_answer(bench: Workbench, pool: Pool) -> None:
     """Cancelled while an attempt fails, so that the run is on its way back, at moments by chance."""
-    seed = int(os.environ.get("DULY_TEST_SEED", random.randrange(2**32)))
+    seed = drawn_seed()
     print(f"DULY_TEST_SEED={seed}")
     dice = random.Random(seed)
     begun: dict[str, list[float]] = {}

@@ -22,7 +22,7 @@ from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued
 from frozen import MINUTE, SECOND, START, FrozenScheduler
-from support import count, due_job, succeeded, take
+from support import count, drawn_seed, due_job, succeeded, take
 
 ERROR = '{"type": "Failed", "message": "", "traceback": null}'
 SECONDS_BACK = 3
@@ -303,7 +303,7 @@ class History:
 async def test_no_occurrence_runs_twice_however_the_clock_goes(
     scheduler: FrozenScheduler, operations: Operations, number: int
 ) -> None:
-    seed = int(os.environ.get("DULY_TEST_SEED", random.randrange(2**32)))
+    seed = drawn_seed() + number
     print(f"DULY_TEST_SEED={seed}")
     history = History(random.Random(seed), scheduler, operations)
     await history.begin()

@@ -30,6 +30,7 @@ from duly.operations import Operations
 from duly.operations.adopting import plan_newcomer
 from duly.store.pool import Pool
 from frozen import FrozenClock
+from support import drawn_seed
 
 NOW = datetime(2031, 3, 8, 9, 30, 15, 250000, tzinfo=UTC)
 SECONDS = float(os.environ.get("DULY_TEST_DOOR_SECONDS", "6"))
@@ -406,7 +407,7 @@ async def check(door: Door, cases: list[Case]) -> tuple[int, list[str]]:
 
 
 async def test_what_the_function_takes_is_what_the_api_takes_and_stored_alike(door: Door) -> None:
-    seed = int(os.environ.get("DULY_TEST_DOOR_SEED") or random.randrange(10**6))
+    seed = drawn_seed("DULY_TEST_DOOR_SEED")
     print(f"DULY_TEST_DOOR_SEED={seed}")
     maker = Maker(seed)
     until = time.monotonic() + SECONDS

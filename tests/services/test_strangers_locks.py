@@ -23,11 +23,11 @@ from duly.config import Settings, load_settings
 from duly.node import running_scheduler
 from duly.operations import Operations
 from duly.store.pool import Pool
-from support import count, eventually
+from support import count, drawn_seed, eventually
 from workbench import Workbench
 
 CASES = int(os.environ.get("DULY_TEST_LOCKS", "2"))
-SEED = int(os.environ.get("DULY_TEST_LOCKS_SEED", random.randrange(1_000_000)))
+SEED = drawn_seed("DULY_TEST_LOCKS_SEED")
 HOLD_SECONDS = 4.0
 JOBS = 6
 

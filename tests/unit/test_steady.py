@@ -165,7 +165,7 @@ def test_whatever_draws_its_seed_is_marked_as_a_search() -> None:
     unmarked = [
         str(path.relative_to(tests))
         for path in tests.rglob("test_*.py")
-        if re.search(r"\b(randrange\(2\*\*32|SystemRandom|DULY_TEST_SEED)", text := path.read_text())
+        if re.search(r"\b(randrange\(2\*\*32|SystemRandom|drawn_seed|DULY_TEST_SEED)", text := path.read_text())
         and not path.relative_to(tests).as_posix().startswith(tuple(named))
         and "mark.search" not in text
     ]
