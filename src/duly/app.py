@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 
 from duly.config import Settings, load_settings
 from duly.errors import InvalidInput
-from duly.model import DEFAULT_POLICY, DEFAULT_PRIORITY, DEFAULT_QUEUE, JobRequest, Policy
+from duly.model import DEFAULT_POLICY, DEFAULT_PRIORITY, DEFAULT_QUEUE, JobRequest, Policy, each_request
 from duly.operations import Operations
 from duly.operations.joining import Joining
 from duly.store.opening import open_store
@@ -202,12 +202,18 @@ class Duly:
         operations = await self.operations()
         return str((await operations.submit(request, allow_unknown_handler=allow_unknown_handler)).job_id)
 
-    async def submit_many(self, requests: Sequence[JobRequest], *, connection: object = None) -> list[str]:
-        """Register many jobs (made with `request`) in few statements. All are checked before any is stored."""
+    async def submit_many(
+        self, requests: Sequence[JobRequest | Mapping[str, Any]], *, connection: object = None
+    ) -> list[str]:
+        """Register many jobs in few statements. All are checked before any is stored.
+
+        Each is made with `request`, or a mapping of what that takes: `{"handler": "send", "payload": {…}}`.
+        """
+        made = each_request(requests, lambda handler, fields: self.request(handler, **fields))
         if connection is not None:
-            submitted = await self._joining.submit_many(connection, requests, allow_unknown_handler=False)
+            submitted = await self._joining.submit_many(connection, made, allow_unknown_handler=False)
         else:
-            submitted = await (await self.operations()).submit_many(requests)
+            submitted = await (await self.operations()).submit_many(made)
         return [str(one.job_id) for one in submitted]
 
     def submit_sync(self, task: Callee, payload: Any = None, *, connection: object = None, **options: Any) -> str:

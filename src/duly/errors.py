@@ -30,6 +30,9 @@ DulyError
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Self
+
 #: Nobody waits for more seconds than these.
 LONGEST_DELAY = 10 * 365 * 86400
 
@@ -45,6 +48,15 @@ class InvalidInput(DulyError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+        #: What else is wrong with the same thing.
+        self.others: tuple[InvalidInput, ...] = ()
+
+    def beside(self, others: Sequence[InvalidInput]) -> Self:
+        """This one, which now speaks of the others too."""
+        self.others = tuple(others)
+        told: list[InvalidInput] = [self, *others]
+        self.args = ("; ".join(f"{one.field}: {one.message}" for one in told),)
+        return self
 
 
 class InvalidSchedule(InvalidInput):

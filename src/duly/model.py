@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -148,6 +148,28 @@ class JobRequest:
     dedupe_key: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     tenant: str = DEFAULT_TENANT
+
+
+def each_request(
+    given: Iterable[JobRequest | Mapping[str, Any]], make: Callable[[Any, dict[str, Any]], JobRequest]
+) -> list[JobRequest]:
+    """Requests, of which some may be mappings of fields: those are made by `make`, from the handler and the rest."""
+    requests = []
+    for index, one in enumerate(given):
+        if not isinstance(one, JobRequest):
+            if not isinstance(one, Mapping):
+                raise InvalidInput(
+                    f"jobs[{index}]", f"must be a request or a mapping of fields, not {type(one).__name__}"
+                )
+            fields = {str(name): value for name, value in one.items()}
+            if "handler" not in fields:
+                raise InvalidInput(f"jobs[{index}].handler", "is required")
+            try:
+                one = make(fields.pop("handler"), fields)
+            except InvalidInput as error:
+                raise InvalidInput(f"jobs[{index}].{error.field}", error.message) from error
+        requests.append(one)
+    return requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -351,3 +351,20 @@ async def test_an_unknown_handler_is_422_once_some_are_known(pool: Pool, setting
             await client.post(f"{JOBS}?alow_unknown_handler=true", json=unknown), 422, "alow_unknown_handler"
         )
         assert (await client.post(f"{allowing}=true", json=unknown)).status_code == 201
+
+
+async def test_every_wrong_field_is_named_at_once(client: httpx.AsyncClient) -> None:
+    wrong = {
+        "handler": "pr", "priority": 99, "timezone": "X/Y", "overlap": "z", "max_retries": -1, "schedule": "77 * * * *",
+        "queue": "", "labels": {"": "x"}, "end_at": "2000-01-01T00:00:00Z", "start_at": "2000-01-02T00:00:00Z",
+    }  # fmt: skip
+    named = {"name", "overlap", "priority", "timezone", "max_retries", "schedule", "queue", "labels", "end_at"}
+    answer = await client.post(JOBS, json=wrong)
+    assert {error["field"] for error in answer.json()["errors"]} == named
+    # The same where all types are right.
+    answer = await client.post(JOBS, json={**wrong, "name": "n", "overlap": "skip"})
+    assert answer.status_code == 422
+    assert {error["field"] for error in answer.json()["errors"]} == named - {"name", "overlap"}
+    # One wrong field is one error, and a bulk submit stays short.
+    answer = await client.post(JOBS, json={**MINIMAL, "priority": 99})
+    assert [error["field"] for error in answer.json()["errors"]] == ["priority"]

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from duly import Conflict, Context, Duly, InvalidInput, UnknownHandler
+from duly.client.calls import request_of
 from duly.config import Settings
-from duly.model import JobRequest, Policy
+from duly.model import JobRequest, Policy, each_request
 from duly.operations import Operations
 from duly.store import cluster
 from duly.store.pool import Pool
@@ -122,6 +123,26 @@ async def test_many_jobs_go_in_whole_or_not_at_all(app: Duly, pool: Pool) -> Non
         await app.submit_many([*requests[:7], app.request("send_report", schedule="77 * * * *"), *requests[7:]])
     assert await count(pool, "jobs") == 0
     assert len(await app.submit_many(requests)) == 20
+
+
+async def test_many_may_be_mappings_of_fields(app: Duly, pool: Pool) -> None:
+    given: list[JobRequest | Mapping[str, Any]] = [
+        {"handler": "send_report", "payload": {"n": 1}, "priority": 3},
+        app.request("send_report"),
+    ]
+    assert len(await app.submit_many(given)) == 2
+    assert await count(pool, "jobs", "priority = 3 and queue = 'reports'") == 1
+    for wrong, field in (
+        ({"payload": {}}, "jobs[1].handler"),
+        ({"handler": "send_report", "prioritty": 1}, "jobs[1].prioritty"),
+        ("send_report", "jobs[1]"),
+        ({"handler": "send_report", "priority": 99}, "jobs[1].priority"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            await app.submit_many([given[0], wrong])  # type: ignore[list-item]
+        assert caught.value.field == field
+    made = each_request(given, lambda handler, rest: request_of(handler, **rest))  # as the clients do
+    assert [request.priority for request in made] == [3, 7]
 
 
 async def test_a_bulk_of_jobs_that_have_nothing_in_common_goes_in_quickly(app: Duly, pool: Pool) -> None:

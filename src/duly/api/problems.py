@@ -100,7 +100,7 @@ class Problem(Exception):
     def of(cls, error: DulyError) -> Problem:
         """What an error of Duly's own is in HTTP."""
         if isinstance(error, InvalidInput):
-            return cls.invalid([FieldError(error.field, error.message)])
+            return cls.invalid([FieldError(one.field, one.message) for one in (error, *error.others)])
         if isinstance(error, NotFound):
             return cls(404, str(error))
         if isinstance(error, Conflict):

@@ -7,8 +7,8 @@ is for those who read the description, and a test compares the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
@@ -21,6 +21,7 @@ from duly.model import (
     DEFAULT_POLICY,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
+    DEFAULT_TENANT,
     MAX_SECONDS,
     POLICY_FIELDS,
     DstFold,
@@ -34,6 +35,7 @@ from duly.model import (
     ScheduleKind,
 )
 from duly.operations import Verdict, previewing
+from duly.operations.submitting import problems_of
 from duly.states import RunState
 
 # The very first and last moments of Python's calendar mean ±infinity to the database driver, and a step in local time
@@ -591,7 +593,21 @@ Body = TypeVar("Body", bound=BaseModel)
 
 def read_job(document: Mapping[str, Any]) -> JobBody:
     """The fields of a request, or one `Problem` that names every field that is wrong."""
-    return read_body(JobBody, document)
+    try:
+        return read_body(JobBody, document)
+    except Problem as problem:
+        # Fields of the right type may break a rule; whoever corrects the others should not have to come twice.
+        named = {error.field.partition(".")[0] for error in problem.errors}
+        errors = [*problem.errors, *(error for error in _broken_rules(document, named) if error.field not in named)]
+        raise Problem.invalid(errors) from None
+
+
+def _broken_rules(document: Mapping[str, Any], wrong: Collection[str]) -> list[FieldError]:
+    """What the rules say of those fields that have the right type."""
+    right = {field: value for field, value in document.items() if field in JobBody.model_fields and field not in wrong}
+    body = JobBody.model_validate({"name": "x", "handler": "x", **right})
+    request = body.to_request(dedupe_key=body.dedupe_key, tenant=DEFAULT_TENANT)
+    return [FieldError(one.field, one.message) for one in problems_of(request, now=datetime.now(UTC))]
 
 
 def read_change(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,7 @@ from duly.model import (
     Policy,
     RetryBackoff,
     Run,
+    each_request,
 )
 from duly.operations import DeadLetterFilter, Explanation, Forecast, Page, Preview, Swept
 from duly.store.stores import Counts
@@ -241,17 +242,18 @@ def submit_request(
 
 
 def submit_many(
-    requests: Iterable[JobRequest],
+    requests: Iterable[JobRequest | Mapping[str, Any]],
     *,
     atomic: bool = False,
     idempotent: bool = True,
     allow_unknown_handler: bool = False,
 ) -> Generator[Call[Any], Any, list[BatchItem]]:
-    """Register many jobs (made with `request_of`), up to 10,000 per call of the API. What became of each, in order.
+    """Register many jobs, up to 10,000 per call of the API. What became of each, in order.
 
+    Each is made with `request_of`, or a mapping of what that takes: `{"handler": "send", "payload": {…}}`.
     With `atomic` all are stored or, with an error, none; they must then fit into one call. Keys as in `submit`.
     """
-    given = list(requests)
+    given = each_request(requests, lambda handler, fields: request_of(handler, **fields))
     own_keys = [idempotent and request.dedupe_key is None for request in given]
     sent = [_keyed(request) if own else request for request, own in zip(given, own_keys, strict=True)]
     bodies = [encode(job_body(request)) for request in sent]

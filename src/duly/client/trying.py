@@ -71,6 +71,10 @@ class Attempts:
         return wish + random.uniform(longest / 2, longest)  # noqa: S311 - spreading, not secrecy
 
 
+# Of an answer that names many fields.
+_MOST_TOLD = 20
+
+
 def retry_after(headers: Mapping[str, str]) -> float:
     """Seconds; 0 where the header is missing or a date, which only proxies send."""
     value = headers.get("retry-after", "").strip()
@@ -105,7 +109,6 @@ def _invalid(problem: Mapping[str, Any], detail: str) -> InvalidInput:
     first = errors[0] if isinstance(errors, list) and errors else {}
     field = str(first.get("field") or problem.get("field") or "request")
     message = str(first.get("message") or detail.removeprefix(f"{field}: "))
-    if isinstance(errors, list) and len(errors) > 1:
-        others = ", ".join(str(one.get("field")) for one in errors[1:4])
-        message += f" (also wrong: {others}{', …' if len(errors) > 4 else ''})"
-    return InvalidSchedule(message) if field == "schedule" else InvalidInput(field, message)
+    error = InvalidSchedule(message) if field == "schedule" else InvalidInput(field, message)
+    more = errors[1:_MOST_TOLD] if isinstance(errors, list) else []
+    return error.beside([InvalidInput(str(one.get("field")), str(one.get("message"))) for one in more])

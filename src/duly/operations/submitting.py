@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapp
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
@@ -15,11 +16,12 @@ from duly import checks
 from duly.config import Settings
 from duly.errors import Conflict, InvalidInput, LimitReached, StoreBusy, StoreUnavailable, UnknownHandler
 from duly.handlers import check_handler
-from duly.model import DEFAULT_POLICY, JobRequest, Policy
+from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
 from duly.operations.base import Base
 from duly.store import cluster, copying, ids, jobs, tenants
 from duly.store.jobs import OWN_FIELDS, NewJob
 from duly.store.pool import Executor
+from duly.timing import load_zone
 
 T = TypeVar("T")
 
@@ -65,7 +67,7 @@ class Submitting(Base):
             except InvalidInput as error:
                 if len(requests) > 1:
                     raise InvalidInput(f"jobs[{index}].{error.field}", error.message) from error
-                raise
+                raise self._whole(error, request, now) from error.__cause__
         batches = [rows[start : start + SUBMIT_BATCH] for start in range(0, len(rows), SUBMIT_BATCH)]
         if limited := await self._limited({row.tenant for row in rows}):
             return await self._store_within_limits(batches, now, within, limited)
@@ -222,12 +224,20 @@ class Submitting(Base):
             results.append(Submitted(job_id, created=job_id == row.job_id))
         return results
 
+    def _whole(self, error: InvalidInput, request: JobRequest, now: datetime) -> InvalidInput:
+        """The error, with what else is wrong with the request: whoever mends it need not come twice."""
+        found = problems_of(request, now=now, payload_max_bytes=self._settings.payload_max_bytes)
+        return error.beside([one for one in found if one.field != error.field])
+
     def _preparing(self, now: datetime) -> Preparing:
         return Preparing(now, settings=self._settings, shard_count=self._shard_count)
 
     def _prepare(self, job_id: UUID, request: JobRequest, now: datetime) -> NewJob:
         shard = ids.shard_of(job_id, self._shard_count)
-        return prepare(job_id, request, now, settings=self._settings, shard=shard)
+        try:
+            return prepare(job_id, request, now, settings=self._settings, shard=shard)
+        except InvalidInput as error:
+            raise self._whole(error, request, now) from error.__cause__
 
     async def _check_handlers(self, requests: Sequence[JobRequest]) -> None:
         """A misspelt task is refused while it is still on the screen of whoever misspelt it."""
@@ -342,6 +352,58 @@ class Preparing:
         if known is None:
             known = self._policies[id(policy)] = (policy, policy.to_stored())
         return known[1]
+
+
+def problems_of(request: JobRequest, *, now: datetime, payload_max_bytes: int | None = None) -> list[InvalidInput]:
+    """Every field that is wrong, each judged by itself. Only asked where something is: it does the work again."""
+    found: dict[str, InvalidInput] = {}
+
+    def judge(check: Callable[[], object]) -> bool:
+        try:
+            check()
+        except InvalidInput as error:
+            found.setdefault(error.field, error)
+            return False
+        return True
+
+    if isinstance(request.handler, Mapping):
+        judge(partial(check_handler, request.handler))
+    else:
+        judge(partial(checks.check_text, "handler", request.handler, longest=200))
+    texts = (("name", 200), ("payload_ref", 2048), ("queue", 100), ("tenant", 100), ("dedupe_key", 200))
+    for name, longest in texts:
+        value = getattr(request, name)
+        if value is not None or name in ("queue", "tenant"):
+            judge(partial(checks.check_text, name, value, longest=longest))
+    if payload_max_bytes is not None:
+        judge(partial(checks.payload_text, request.payload, limit=payload_max_bytes))
+    judge(partial(checks.check_integer, "priority", request.priority, 0, 9))
+    if request.max_runs is not None:
+        judge(partial(checks.check_integer, "max_runs", request.max_runs, 1, 2**31 - 1))
+    if request.labels:
+        judge(partial(checks.check_labels, request.labels))
+    chosen: dict[str, Any] = {name: getattr(request.policy, name) for name in POLICY_FIELDS}
+    right = {
+        name: value
+        for name, value in chosen.items()
+        if judge(partial(checks.check_policy, replace(DEFAULT_POLICY, **{name: value})))
+    }
+    zoned = judge(partial(load_zone, request.timezone))
+    bounds = {name: getattr(request, name) for name in ("start_at", "end_at")}
+    bounds = {name: value for name, value in bounds.items() if judge(partial(checks.check_moment, name, value))}
+    if len(bounds) == 2 and None not in bounds.values() and bounds["end_at"] <= bounds["start_at"]:
+        found.setdefault("end_at", InvalidInput("end_at", "must be after start_at"))
+        bounds = {}
+    # The schedule, with what of its surroundings is right.
+    timing = replace(
+        request,
+        timezone=request.timezone if zoned else "UTC",
+        policy=replace(DEFAULT_POLICY, **right),
+        start_at=bounds.get("start_at"),
+        end_at=bounds.get("end_at"),
+    )
+    judge(partial(checks.plan_schedule, timing, now=now, job_id=UUID(int=0), anchor=now))
+    return list(found.values())
 
 
 def prepare(job_id: UUID, request: JobRequest, now: datetime, *, settings: Settings, shard: int) -> NewJob:

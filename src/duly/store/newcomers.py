@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from duly.errors import DataRefused
 from duly.model import Job, ScheduleKind
 from duly.store.jobs import to_job
 from duly.store.pool import Executor
@@ -41,6 +42,21 @@ async def read(store: Executor, *, page: int) -> tuple[list[Job], list[UUID]]:
 
 async def adopt(store: Executor, adoptions: Sequence[Adoption], *, gone: Sequence[UUID]) -> dict[UUID, str | None]:
     """Write plans and refusals. Returns those that were written, each with its reason if it was refused."""
+    try:
+        return await _adopt(store, adoptions, gone)
+    except DataRefused as error:
+        # One of them is at fault, and the others must not pay for it.
+        if len(adoptions) > 1:
+            half = len(adoptions) // 2
+            return await adopt(store, adoptions[:half], gone=gone) | await adopt(store, adoptions[half:], gone=())
+        if not adoptions or adoptions[0].reason is not None:
+            raise
+        one = adoptions[0]
+        reason = f"its plan cannot be stored: {error}"[:500]
+        return await _adopt(store, [Adoption(one.job_id, one.version, reason=reason)], gone)
+
+
+async def _adopt(store: Executor, adoptions: Sequence[Adoption], gone: Sequence[UUID]) -> dict[UUID, str | None]:
     rows = await store.fetch(
         "newcomers/adopt",
         [one.job_id for one in adoptions],

@@ -28,7 +28,7 @@ from duly.api.routes.common import (
     refuse_others,
 )
 from duly.api.routes.jobs import IDEMPOTENCY_KEY
-from duly.api.schemas import BatchResult, JobBody, read_job
+from duly.api.schemas import BatchResult, JobBody, read_body
 from duly.errors import Conflict, DulyError, InvalidInput
 from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
 from duly.operations import Operations, Refused, Submitted
@@ -155,7 +155,7 @@ async def _to_requests(read: Sequence[_Read], tenant: str) -> tuple[list[JobRequ
                 raise document
             request = _quickly(document, tenant)
             if request is None:
-                body = read_job(document)
+                body = read_body(JobBody, document)
                 request = body.to_request(dedupe_key=body.dedupe_key, tenant=tenant)
             requests.append(request)
         except Problem as problem:
@@ -202,7 +202,7 @@ def _quickly(document: dict[str, Any], tenant: str) -> JobRequest | None:
 @lru_cache(maxsize=1024)
 def _policy(text: str) -> Policy:
     """As the models read it; the jobs of a batch share theirs. By its text, in which 1, 1.0 and true differ."""
-    body = read_job({"name": "", "handler": "", **json.loads(text)})
+    body = read_body(JobBody, {"name": "", "handler": "", **json.loads(text)})
     return Policy(**{name: getattr(body, name) for name in POLICY_FIELDS})
 
 
