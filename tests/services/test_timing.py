@@ -196,6 +196,17 @@ class TestByHand:
         assert scheduled.status == ("skipped" if overlap == "skip" else "succeeded")
         assert len(runs) == 4
 
+    async def test_a_trigger_in_the_microsecond_of_one_of_several_overdue_occurrences(
+        self, virtual: DulyTest, calls: Operations
+    ) -> None:
+        job_id = await virtual.submit("noop", schedule="*/20 * * * *", overlap="parallel", missed_window="RUN_ALL")
+        await virtual.at(NINE)
+        asked = await calls.trigger(job_id)
+        runs = await virtual.drain()
+        assert sorted(run.status for run in runs) == ["succeeded"] * 4
+        assert asked in {run.run_id for run in runs}
+        assert {NINE - 40 * MINUTE, NINE - 20 * MINUTE, NINE} <= {run.scheduled_at for run in runs}
+
     async def test_a_trigger_while_a_run_of_this_very_microsecond_is_running(
         self, virtual: DulyTest, calls: Operations
     ) -> None:

@@ -587,7 +587,7 @@ async def test_by_hand_no_more_wait_than_may(pool: Pool) -> None:
     await put(pool, job)
 
     async def trigger() -> bool:
-        fired = await jobs.trigger(pool, job_id=job.job_id, tenant="default", flags=1)
+        fired = await jobs.trigger(pool, job_id=job.job_id, tenant="default", flags=1, occurrence=None)
         assert fired is not None
         return fired.full
 

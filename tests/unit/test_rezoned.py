@@ -207,7 +207,7 @@ def _tell(dice: random.Random, told: str) -> None:
     before = dice.choice((-5.0, 0.0, 2.0, 3.0, 5.5))
     after = before + dice.choice((-2.0, -1.0, -0.5, 0.5, 1.0, 2.0))
     changes_at = START + dice.randrange(0, 3 * 24) * HOUR
-    noted = START + dice.randrange(1, 4 * 24 * 60) * MINUTE
+    noted = START + (dice.randrange(1, 4 * 24 * 60) + 0.5) * MINUTE  # never at the very time of a fire
     old, new = rules(before), rules(before, (changes_at, after))
     minutes = ",".join(map(str, sorted(dice.sample((0, 10, 30, 45), dice.randint(1, 2)))))
     hours = ",".join(map(str, sorted(dice.sample(range(24), dice.randint(1, 5)))))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -152,7 +152,13 @@ class Changing(Looking):
         """
         job = await self.get_job(job_id, tenant=tenant)
         for _ in range(10):
-            fired = await jobs.trigger(self._pool, job_id=job.job_id, tenant=tenant, flags=int(RunFlag.TRIGGERED))
+            fired = await jobs.trigger(
+                self._pool,
+                job_id=job.job_id,
+                tenant=tenant,
+                flags=int(RunFlag.TRIGGERED),
+                occurrence=self._occurrence_now(job),
+            )
             if fired is None:
                 raise Conflict(f"job {job_id} cannot be triggered: it is cancelled")
             if fired.full:
@@ -161,6 +167,13 @@ class Changing(Looking):
                 return make_run_id(job.job_id, fired.scheduled_at)
             # The very microsecond was taken: the next one is not.
         raise Conflict(f"job {job_id} could not be triggered; try again")
+
+    def _occurrence_now(self, job: Job) -> datetime | None:
+        """The occurrence of this very moment: overdue ones before it may stand between it and its fire."""
+        try:
+            return timetable_of(job).next(self._pool.clock.now() - timedelta(milliseconds=1))
+        except InvalidInput:  # its zone is gone: nothing of it fires
+            return None
 
     async def cancel_run(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> Run:
         """A run that waits ends here; one that is running is told to stop, and ends as its handler does."""

@@ -220,13 +220,18 @@ class Triggered:
     full: bool
 
 
-async def trigger(store: Executor, *, job_id: UUID, tenant: str, flags: int) -> Triggered | None:
-    """One extra run, at the end of the job's line unless its runs may overlap. None: no such job can be triggered."""
+async def trigger(
+    store: Executor, *, job_id: UUID, tenant: str, flags: int, occurrence: datetime | None
+) -> Triggered | None:
+    """One extra run, at the end of the job's line unless its runs may overlap. None: no such job can be triggered.
+
+    It does not take the time of `occurrence`, which may be yet to be fired.
+    """
 
     async def fire(within: Executor) -> Triggered | None:
         if (await lock(within, job_ids=[job_id], tenant=tenant)).get(job_id, "cancelled") == "cancelled":
             return None
-        row = await within.row("jobs/trigger", job_id, flags, DEFAULT_POLICY.max_queued)
+        row = await within.row("jobs/trigger", job_id, flags, DEFAULT_POLICY.max_queued, occurrence)
         assert row is not None
         if row["scheduled_at"] is not None:
             await within.fetch("runs/line", [job_id])

@@ -1,6 +1,6 @@
 -- One extra run, now; the schedule does not move. Unless its job's runs may overlap, it begins as one that waits:
 -- runs/line.sql, next in this transaction, lets it go if nothing stands before it.
---   $1 job_id, locked by jobs/lock.sql  $2 flags  $3 default of max_queued
+--   $1 job_id, locked by jobs/lock.sql  $2 flags  $3 default of max_queued  $4 the schedule's own latest time, if any
 -- `full`: as many wait as may.
 with job as materialized (
     select job_id, shard, queue, priority, next_run_at, duly.now() as now,
@@ -17,14 +17,14 @@ allowed as (
     )
 ),
 free as (
-    -- A run is known by its job and time: a microsecond that is no other run's, and not that of the occurrence which is
-    -- due next. Almost always it is the first; a clock that stands still, as in users' tests, has many runs at once.
+    -- A run is known by its job and time: a microsecond that is no other run's, and not that of an occurrence which is
+    -- yet to be fired. Almost always it is the first; a clock that stands still, as in users' tests, has many runs at once.
     select allowed.*, moment.at
     from allowed
     cross join lateral (
         select allowed.now - n::float8 * interval '1 microsecond' as at from generate_series(0, 999) as n
     ) moment
-    where moment.at is distinct from allowed.next_run_at
+    where moment.at is distinct from allowed.next_run_at and moment.at is distinct from $4::timestamptz
         and not duly.has_ended(allowed.job_id, moment.at)
         and (select r.state from duly.runs r where r.job_id = allowed.job_id and r.scheduled_at = moment.at) is null
         and (
