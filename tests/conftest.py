@@ -120,6 +120,7 @@ _SEARCH = (
     "policies/",
     "services/test_overlap.py",
     "services/test_sql_door.py",
+    "services/test_strangers_locks.py",
     "simulation/",
     "torture/test_torture.py",
     "unit/test_hostile_handlers.py",

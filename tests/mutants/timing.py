@@ -113,8 +113,8 @@ MUTANTS = (
         "second-is-first",
         "the second of a doubled time is the first",
         "timing/dst.py",
-        "(late if second else early)",
-        "early",
+        "if early > late:\n            return (local - (late if second else early))",
+        "if early > late:\n            return (local - early)",
         ("unit/timing/test_dst.py",),
     ),
     Mutant(
