@@ -15,6 +15,7 @@ _SCHEDULES = [
     "now", "every 15m", "every 1h30m", "PT15M", "rate(5 minutes)", "@hourly", "0 9 * * MON", "*/15 * * * *",
     "30 2 L * *", "15 30 2 * * *", "2031-05-01T09:30:00Z", "2031-05-01T09:30:00", "RRULE:FREQ=WEEKLY;BYDAY=MO",
 ]  # fmt: skip
+_ONE_OFFS = (None, "now", "2031-05-01T09:30:00Z", "2031-05-01T09:30:00")
 _ZONES = ["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"]
 _TEMPLATES = ["{{job_id}}:{{scheduled_at_unix}}", "{{name}}-{{date}}", "{{year}}w{{week}}", "fixed"]
 _JOBS = st.lists(st.fixed_dictionaries({"name": st.sampled_from(["a", "b"]), "handler": st.just("h")}), max_size=5)
@@ -41,13 +42,25 @@ def _send_lines(_: Any, value: Any) -> bytes:
 
 
 def _without_later_rules(job: Any) -> Any:
-    """Rules between fields are told in words only: an end lies after the start, and something is left to fire.
+    """Rules between fields are told in words only: an end lies after the start, something is left to fire, what runs
+    once has no bounds.
 
     Only what is right by itself is taken out: what is wrong was put there on purpose.
     """
     if not isinstance(job, dict):
         return job
-    return {field: value for field, value in job.items() if field != "end_at" or not _is_moment(value)}
+    once = job.get("schedule") in _ONE_OFFS
+    return {
+        field: value
+        for field, value in job.items()
+        if not (field == "end_at" and _is_moment(value))
+        and not (once and field == "start_at" and _is_moment(value))
+        and not (once and field == "max_runs" and _is_count(value))
+    }
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < 2**31 and value == int(value)
 
 
 def _is_moment(value: Any) -> bool:
@@ -88,10 +101,15 @@ def _together(name: str, query: dict[str, Any]) -> dict[str, Any]:
 @schemathesis.hook
 def before_call(_: Any, case: Any, __: Any) -> None:
     """The header and the field mean the same, and must not differ; a job that has run cannot be told to never have."""
+    if isinstance(case.body, dict):
+        # A link fills in whatever an answer had, also beside fields that it does not go with.
+        case.body = _without_later_rules(case.body)
     if case.method == "PATCH" and isinstance(case.body, dict):
-        most = case.body.get("max_runs")
-        if isinstance(most, int | float) and not isinstance(most, bool) and 1 <= most < 2**31 and most == int(most):
+        if _is_count(case.body.get("max_runs")):
             del case.body["max_runs"]
+        if case.body.get("schedule") in _ONE_OFFS[1:]:
+            # Whatever bounds the job has had are not for what runs once.
+            case.body = {"start_at": None, "end_at": None, "max_runs": None, **case.body}
     if isinstance(case.body, dict) and "dedupe_key" in case.body and case.headers:
         case.headers.pop("Idempotency-Key", None)
     name = case.operation.definition.raw.get("operationId")

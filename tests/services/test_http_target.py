@@ -222,6 +222,7 @@ async def test_all_attempts_have_one_key_and_a_fencing_token_that_grows(caller: 
     assert [attempt.error and attempt.error.message.split(" answered ")[1] for attempt in run.attempts] == [
         "503",
         "500: oops",
+        None,
     ]
     sent = [call.headers for call in endpoint.calls]
     assert {headers["idempotency-key"] for headers in sent} == {run.idempotency_key}
@@ -518,7 +519,8 @@ async def test_a_connection_that_breaks_midway_is_tried_again(caller: Caller, en
     url = endpoint.on("/", reset_midway, reply(200, "whole"))
     run = await caller.outcome(url, max_retries=3, secret_headers={"X-Key": SECRET})
     assert (run.status, run.attempt, run.result["body"]) == ("succeeded", 2, "whole")
-    (attempt,) = run.attempts
+    attempt, success = run.attempts
+    assert success.error is None
     assert attempt.error is not None
     assert f"127.0.0.1:{endpoint.port}" in attempt.error.message
     assert SECRET not in str(attempt)

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
-from duly.errors import ConfigError, MissingExtra
+from duly.errors import ConfigError, MissingExtra, StoreUnusable
 from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool, connection_options, translated_errors
@@ -70,7 +70,9 @@ class StoreServer:
                 testing_statement("create_database").format(name=name, template=template),
                 testing_statement("settle_database").format(name=name),
             )
-        except asyncpg.InsufficientPrivilegeError as error:
+        except StoreUnusable as error:
+            if not isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
+                raise
             raise ConfigError(
                 f"every test gets a database of its own, and the user of {DATABASE_URL} may not make any: "
                 "alter role … createdb"

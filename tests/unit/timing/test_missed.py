@@ -209,7 +209,8 @@ def test_nothing_fires_early() -> None:
 def test_a_resumed_job_goes_on_with_its_next_future_occurrence() -> None:
     assert plan_resume(table("0 * * * *"), now=utc("2026-01-01 10:30")) == utc("2026-01-01 11:00")
     assert plan_resume(table("0 * * * *"), now=utc("2026-01-01 11:00")) == utc("2026-01-01 12:00")
-    assert plan_resume(table("2026-01-01T10:00:00Z"), now=utc("2026-01-01 10:30")) is None
+    # A one-off that has not run is due now.
+    assert plan_resume(table("2026-01-01T10:00:00Z"), now=utc("2026-01-01 10:30")) == utc("2026-01-01 10:30")
 
 
 def test_an_edited_job_fires_what_was_expected_and_follows_its_new_schedule() -> None:

@@ -76,8 +76,8 @@ def cost(text: str) -> float:
 @example("0 0 29 2 MON#5")
 @example("FREQ=YEARLY;INTERVAL=3;BYWEEKNO=53;BYMONTH=1;BYDAY=SA")
 def test_any_text_is_read_or_refused_at_once(text: str) -> None:
-    # The best of three: what else the machine does is not the text's fault.
-    assert min(cost(text) for _ in range(3 if cost(text) > LIMIT else 1)) < LIMIT
+    # The best of four: what else the machine and the garbage collector do is not the text's fault.
+    assert any(cost(text) < LIMIT for _ in range(4))
     schedule = read(text)
     if schedule is None:
         return

@@ -1,1 +1,1 @@
-select count(*) as rows from bench_api
+select count(*) as rows from public.bench_api
