@@ -8,7 +8,7 @@ import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -51,7 +51,8 @@ class Hanging:
         # First the postmaster, which makes the others.
         os.kill(self._postmaster, number)
         for child in Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split():
-            os.kill(int(child), number)
+            with suppress(ProcessLookupError):  # a session may have ended meanwhile
+                os.kill(int(child), number)
 
 
 @pytest.fixture
