@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
@@ -28,10 +29,9 @@ class Turns(Pool):
         with translated_errors(pool.url):
             return cls(pool, await asyncpg.connect(pool.url, timeout=30, **connection_options(pool.url)))
 
-    async def query(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        with translated_errors(self.url):
-            async with self._turn:
-                return await self._connection.fetch(sql, *args)
+    async def _fetch(self, sql: str, args: Sequence[Any], timeout: float | None = None) -> list[asyncpg.Record]:
+        async with self._turn:
+            return await self._connection.fetch(sql, *args, timeout=timeout)
 
     async def close(self) -> None:
         """The connection alone: the pool is its owner's."""
