@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 from uuid import UUID, uuid4
 
+import asyncpg
 import pytest
 
 from duly.maintenance import tidier as tidier_module
@@ -111,6 +112,8 @@ async def test_nodes_and_terms_of_long_ago_are_forgotten_and_what_still_names_a_
     holding = await gone_node(pool, days=50, kind="worker")
     await put_now(pool, 1)
     await take(pool, worker_id=holding)
+    leading = await gone_node(pool, days=50)
+    await pool.query("update duly.shards set node_id = $1 where shard = 9", leading)
     alive = await node(pool)
     tidier = Tidier(pool, ledger_retention_seconds=60)
     tidier.lead(True)
@@ -118,7 +121,7 @@ async def test_nodes_and_terms_of_long_ago_are_forgotten_and_what_still_names_a_
     assert await terms(pool, 7) == [2, 3]
     assert await terms(pool, 8) == [6]
     left = {row["node_id"] for row in await pool.query("select node_id from duly.nodes")}
-    assert left == {first, second, third, late, holding, alive}
+    assert left == {first, second, third, late, holding, leading, alive}
     assert idle not in left
 
 
@@ -137,14 +140,32 @@ async def test_however_many_nodes_come_and_go_the_store_does_not_fill_with_them(
     passes = 1
     while await tidier.work() == 0.0:
         passes += 1
-    assert passes > 5  # in small batches
     assert await terms(pool, 3) == [26, 27, 28, 29, 30]
     left = {row["node_id"] for row in await pool.query("select node_id from duly.nodes")}
     assert left == {*nodes[30:35], *recent}
+    assert passes > 5  # in small batches
     # Not again before an hour has passed: processes do not come and go that fast.
     await gone_node(pool, days=90)
     assert await tidier.work() is None
     assert len(await pool.query("select from duly.nodes")) == len(left) + 1
+
+
+async def test_a_node_whose_row_somebody_keeps_locked_is_forgotten_later(pool: Pool) -> None:
+    held, free = await gone_node(pool, days=60), await gone_node(pool, days=50)
+
+    async def forget() -> int:
+        async with asyncio.timeout(10):
+            return await cluster.forget_nodes(pool, kept_seconds=DAYS, most=100, limit=100)
+
+    stranger = await asyncpg.connect(pool.url)  # nobody ends this one for doing nothing
+    try:
+        async with stranger.transaction():
+            await stranger.execute("select from duly.nodes where node_id = $1 for update", held)
+            assert await forget() == 1
+            assert await count(pool, "nodes", "node_id = $1", free) == 0
+    finally:
+        await stranger.close()
+    assert await forget() == 1
 
 
 async def test_a_shard_that_a_fire_keeps_locked_does_not_hold_up_the_others(pool: Pool) -> None:
