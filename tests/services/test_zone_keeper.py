@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import zoneinfo
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import pytest
 
+from duly.maintenance import zone_keeper
 from duly.maintenance.zone_keeper import ZoneKeeper
 from duly.model import JobRequest, Policy
 from duly.operations import Operations
@@ -19,6 +22,7 @@ from duly.store import zones
 from duly.store.pool import Pool
 from duly.timing import changed_since, forget_zones, load_zone, machine_version, use_rules
 from frozen import DAY, HOUR, MINUTE, FrozenScheduler
+from support import eventually
 from unit.timing.tzif import zone_file
 
 ZONE, OTHER = "Europe/Kyiv", "Asia/Tashkent"
@@ -33,6 +37,12 @@ class Machine:
         self._folder = folder
 
     def install(self, version: str, hours: float, *changes: tuple[datetime, float]) -> None:
+        """For a process that begins now."""
+        self.write(version, hours, *changes)
+        forget_zones()
+
+    def write(self, version: str, hours: float, *changes: tuple[datetime, float]) -> None:
+        """Under a process that goes on."""
         for name, data in {
             ZONE: zone_file(timedelta(hours=hours), [(at, timedelta(hours=new)) for at, new in changes]),
             OTHER: zone_file(timedelta(hours=5)),
@@ -42,7 +52,6 @@ class Machine:
             path.parent.mkdir(exist_ok=True)
             path.write_bytes(data)
         (self._folder / "tzdata.zi").write_text(f"# version {version}\n")
-        forget_zones()
 
 
 @pytest.fixture
@@ -158,7 +167,8 @@ class TestPlans:
         try:
             async with stranger.transaction():
                 await stranger.fetch("select from duly.jobs where job_id::text = $1 for update", locked)
-                await keeper.run_once()
+                async with asyncio.timeout(30):
+                    await keeper.run_once()
         finally:
             await stranger.close()
         assert (await operations.get_job(free)).next_run_at == NINE - 2 * HOUR
@@ -167,6 +177,84 @@ class TestPlans:
         assert await runs_of(pool, locked) == []
         await scheduler.step(NINE - 2 * HOUR)
         assert await runs_of(pool, locked) == [NINE - 2 * HOUR]
+
+    async def test_a_job_that_is_locked_for_a_moment_is_moved_all_the_same(
+        self, machine: Machine, keeper: ZoneKeeper, scheduler: FrozenScheduler, operations: Operations, pool: Pool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        machine.install("2030a", 3)
+        await keeper.run_once()
+        job_id = await put(operations, scheduler, "0 9 * * *")
+        await scheduler.at(NOW + MINUTE)
+        machine.install("2030b", 3, (NOW - HOUR, 2))
+        stranger = await asyncpg.connect(pool.url)
+        await stranger.execute("begin")
+        await stranger.execute("select from duly.jobs for update")
+        move, tries = zones.move, 0
+
+        async def until_the_first_has_failed(*args: Any) -> set[UUID]:
+            nonlocal tries
+            tries += 1
+            moved = await move(*args)
+            if tries == 1:
+                await stranger.execute("commit")
+            return moved
+
+        monkeypatch.setattr(zones, "move", until_the_first_has_failed)
+        try:
+            await keeper.run_once()
+        finally:
+            await stranger.close()
+        assert (await operations.get_job(job_id)).next_run_at == NINE - 2 * HOUR
+        assert tries == 2
+
+    async def test_a_plan_that_was_changed_since_it_was_looked_at_stays_where_it_was_put(
+        self, machine: Machine, keeper: ZoneKeeper, scheduler: FrozenScheduler, operations: Operations, pool: Pool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        machine.install("2030a", 3)
+        await keeper.run_once()
+        job_id = await put(operations, scheduler, "0 9 * * *")
+        await scheduler.at(NOW + MINUTE)
+        machine.install("2030b", 3, (NOW - HOUR, 2))
+        move = zones.move
+
+        async def after_a_change(*args: Any) -> set[UUID]:
+            # Its next time is the same as before: the row is another one.
+            await pool.query("update duly.jobs set schedule = '0 6 * * *', timezone = 'UTC', updated_at = duly.now()")
+            return await move(*args)
+
+        monkeypatch.setattr(zones, "move", after_a_change)
+        await keeper.run_once()
+        assert (await operations.get_job(job_id)).next_run_at == NINE - 3 * HOUR
+        assert await changes_of(pool, job_id) == []
+
+    async def test_the_walk_goes_from_page_to_page_and_tells_of_plans_that_came_nearer(
+        self, machine: Machine, keeper: ZoneKeeper, scheduler: FrozenScheduler, operations: Operations, pool: Pool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        monkeypatch.setattr(zone_keeper, "PAGE", 2)
+        machine.install("2030a", 3)
+        await keeper.run_once()
+        ids = [await put(operations, scheduler, "0 9 * * *") for _ in range(5)]
+        await scheduler.at(NINE - 4 * HOUR - 10 * MINUTE)
+        machine.install("2030b", 3, (NOW - HOUR, 4))
+        heard: list[tuple[str, str]] = []
+        leader = await asyncpg.connect(pool.url)
+        try:
+            for channel in ("duly_due", "duly_zones", "mark"):
+                await leader.add_listener(
+                    channel, lambda _connection, _pid, told, said: heard.append((told, str(said)))
+                )
+            await keeper.run_once()
+            await pool.query("select pg_notify('mark', '')")
+            await eventually(lambda: ("mark", "") in heard)
+        finally:
+            await leader.close()
+        assert {(await operations.get_job(job_id)).next_run_at for job_id in ids} == {NINE - 4 * HOUR}
+        assert heard[0] == ("duly_zones", "2030b")
+        assert [channel for channel, _ in heard[1:]] == [*["duly_due"] * 3, "mark"]
+        assert all(any(job_id in said for _, said in heard) for job_id in ids)
 
     async def test_the_walk_goes_on_where_another_leader_left_it(
         self, machine: Machine, keeper: ZoneKeeper, scheduler: FrozenScheduler, operations: Operations, pool: Pool
@@ -229,6 +317,39 @@ class TestVersions:
         assert wait is not None
         assert 0 < wait <= 60
         assert await zones.versions(pool) == []
+
+    async def test_a_release_that_is_older_than_the_one_in_force_never_comes_into_force(
+        self, machine: Machine, keeper: ZoneKeeper, pool: Pool
+    ) -> None:
+        machine.install("2030b", 2)
+        await keeper.run_once()
+        machine.install("2030a", 3)
+        old = ZoneKeeper(pool, first_seconds=0)
+        old.lead(True)
+        await old.run_once()
+        assert [one.version for one in await zones.versions(pool)] == ["2030b"]
+        assert load_zone(ZONE).utcoffset(NINE.replace(tzinfo=None)) == 2 * HOUR
+
+    async def test_who_was_slower_changes_nothing(self, machine: Machine, keeper: ZoneKeeper, pool: Pool) -> None:
+        """Two leaders for a moment, whose machines were upgraded to different releases."""
+        machine.install("2030a", 3)
+        await keeper.run_once()
+        machine.install("2030c", 2)
+        await keeper.run_once()
+        assert not await zones.note(pool, version="2030b", data=b"", instead_of="2030a")
+        assert [one.version for one in await zones.versions(pool)] == ["2030c", "2030a"]
+
+    async def test_a_process_learns_of_its_machines_new_data_before_the_store_has_any(
+        self, machine: Machine, pool: Pool
+    ) -> None:
+        follower = ZoneKeeper(pool)
+        machine.install("2030a", 3)
+        await follower.run_once()
+        assert load_zone(ZONE).utcoffset(NINE.replace(tzinfo=None)) == 3 * HOUR
+        machine.write("2030b", 2)
+        assert load_zone(ZONE).utcoffset(NINE.replace(tzinfo=None)) == 3 * HOUR
+        await follower.run_once()
+        assert load_zone(ZONE).utcoffset(NINE.replace(tzinfo=None)) == 2 * HOUR
 
     async def test_only_the_last_two_are_kept_whole(self, machine: Machine, keeper: ZoneKeeper, pool: Pool) -> None:
         for number, version in enumerate(("2030a", "2030b", "2030c")):
