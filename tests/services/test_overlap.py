@@ -10,19 +10,22 @@ import asyncio
 import os
 import random
 from collections import Counter
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
+import asyncpg
 import pytest
 
 from duly.errors import Conflict, NotFound
 from duly.model import Overlap, Policy, make_run_id
 from duly.operations import Operations
-from duly.store import maintenance, runs
+from duly.store import fires, maintenance, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued
-from support import count, due_job, fire_as_seen, lead, put, succeeded, take
+from duly.store.statements import statement
+from support import count, due_job, fire_as_seen, fire_of, lead, put, succeeded, take
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -47,6 +50,15 @@ def seeds() -> list[int]:
     if given := os.environ.get("DULY_TEST_SEED"):
         return [int(given)]
     return [random.randrange(2**32) for _ in range(HISTORIES)]
+
+
+@pytest.fixture
+async def connection(pool: Pool) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    """As the pool's are."""
+    settings = {"enable_seqscan": "off", "search_path": "pg_catalog"}
+    connection = await asyncpg.connect(pool.url, server_settings=settings)
+    yield connection
+    await connection.close()
 
 
 class History:
@@ -188,6 +200,47 @@ class History:
             assert len(active) <= 1, f"two at once: {active}"
             assert active or not there, f"all wait and nobody goes: {there}"
 
+    async def change_overlap(self, overlap: Overlap | None = None) -> None:
+        self.overlap = overlap or self.dice.choice(("skip", "queue", "parallel"))
+        await self.operations.change(str(self.job.job_id), {"overlap": self.overlap})
+        self.log.append(f"overlap {self.overlap}")
+
+    async def catch_up(self) -> None:
+        """Two late ones of a job that makes up for each: they wait for one another, whatever the overlap is."""
+        seen = await fires.due(self.pool, job_ids=[self.job.job_id])
+        moments = [self.next, self.next + SECOND]
+        job = self.job._replace(next_run_at=self.next)
+        self.next += 2 * SECOND
+        batch = fire_of(job, next_run_at=self.next, scheduled=moments, overlap=self.overlap, max_queued=self.max_queued)
+        batch.versions = [seen[0].version]
+        batch.run_flags = [10, 10]
+        done = await fires.fire(self.pool, epochs={self.job.shard: self.epoch}, batch=batch)
+        assert done.moved == {self.job.job_id}
+        self.log.append(f"catch up {[moment.second for moment in moments]}")
+
+    async def redrive_all(self) -> None:
+        async for _ in self.operations.redrive_all():
+            pass
+        self.log.append("redrive all")
+
+    async def check_looks(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        """A short look at the line comes to what a whole one comes to."""
+        whole, short = [await self._would_become(connection, whole=whole) for whole in (True, False)]
+        assert whole == short
+
+    async def _would_become(
+        self, connection: asyncpg.Connection[asyncpg.Record], *, whole: bool
+    ) -> tuple[list[tuple[object, ...]], object]:
+        undone = connection.transaction()
+        await undone.start()
+        await connection.fetch(statement("runs/line"), [self.job.job_id], whole)
+        standing = await connection.fetch(
+            "select scheduled_at, state from duly.runs where job_id = $1 order by 1", self.job.job_id
+        )
+        noted = await connection.fetchval("select extra_at from duly.jobs where job_id = $1", self.job.job_id)
+        await undone.rollback()
+        return [tuple(row) for row in standing], noted
+
     async def finish(self) -> None:
         """Everything that was begun ends, and every occurrence has one outcome."""
         for _ in range(1000):
@@ -230,6 +283,100 @@ async def test_overlap_holds_over_random_histories(pool: Pool, operations: Opera
                 f"seed {seed}, overlap {overlap}, max_queued {history.max_queued}: {error}\n{story}"
             ) from None
     print(f"{overlap}: {moves.total()} moves, {dict(moves)}")
+
+
+async def test_a_short_look_at_a_line_finds_what_a_whole_one_does(
+    pool: Pool, operations: Operations, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """Whatever happened before: also while the job's policy changes to and fro."""
+    moves = (*MOVES, "change_overlap", "change_overlap", "catch_up", "redrive_all")
+    for seed in seeds()[: HISTORIES // 2]:
+        await pool.query(
+            "truncate duly.jobs, duly.runs, duly.claims, duly.history, duly.attempts, duly.dead_letters, duly.nodes"
+        )
+        dice = random.Random(seed)
+        history = History(pool, operations, dice.choice(("skip", "queue", "parallel")), dice)
+        await history.begin()
+        try:
+            for _ in range(40):
+                await getattr(history, dice.choice(moves))()
+                await history.check_looks(connection)
+        except AssertionError as error:
+            story = "\n".join(history.log)
+            raise AssertionError(f"seed {seed}, max_queued {history.max_queued}: {error}\n{story}") from None
+
+
+@pytest.mark.parametrize("how", ["redriven", "stands", "returned", "rescued"])
+async def test_one_in_the_middle_of_a_line_is_not_overlooked(
+    pool: Pool, operations: Operations, connection: asyncpg.Connection[asyncpg.Record], how: str
+) -> None:
+    history = History(pool, operations, "queue", random.Random(1))
+    history.max_queued = 100
+    await history.begin()
+    await history.fire()
+    await history.claim()
+    (first,) = history.held
+    await history.fire()
+    if how == "redriven":
+        # One that is older than what stands in the queue waits again.
+        await runs.bury(pool, [Buried(first, 1, 2, ERROR)])
+        await history.fire()
+        await history.redrive()
+    else:
+        # While the first two were one behind the other, a third was let in beside them; then a fourth waits again.
+        await history.change_overlap("parallel")
+        await history.fire()
+        if how != "stands":
+            await history.claim()
+            history.held.remove(first)
+        await history.change_overlap("queue")
+        await history.fire()
+        if how == "returned":
+            (third,) = history.held
+            assert await runs.requeue(pool, [Requeued(third, "queued", 0.0, 1, 2)]) == 1
+        elif how == "rescued":
+            await history.lose_worker()
+    await history.check_looks(connection)
+    before = await history.unfinished()
+    if how != "redriven":
+        assert await runs.complete(pool, [succeeded(first)]) == 1
+        del before[first.scheduled_at]
+    assert await history.unfinished() == before, "one was let go beside another"
+    assert list(before.values()).count("waiting") == len(before) - 1
+
+
+async def test_the_end_of_a_run_costs_no_more_in_a_long_line(
+    pool: Pool, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    """Draining a line of 100,000 would take hours if each end read all of it."""
+    job = due_job(pool, START, policy=Policy(overlap="queue", max_queued=100_000).to_stored())
+    await put(pool, job)
+
+    async def pages() -> int:
+        """That one end's look at the line reads, and changes."""
+        undone = connection.transaction()
+        await undone.start()
+        rows = await connection.fetch(
+            f"explain (analyze, buffers, timing off) {statement('runs/line')}", [job.job_id], False
+        )
+        await undone.rollback()
+        buffers = next(row[0] for row in rows if "Buffers:" in row[0])
+        return sum(int(word.split("=")[1]) for word in buffers.split() if word.startswith(("hit=", "read=")))
+
+    async def wait_in_line(first: int, last: int) -> None:
+        await pool.query(
+            "insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, flags, state, queue) "
+            "select $1, $2::timestamptz + n * interval '1 second', 'infinity', now(), $3, 0, 8, 'waiting', 'default'"
+            " from generate_series($4::int, $5::int) as n",
+            job.job_id, START, job.shard, first, last,
+        )  # fmt: skip
+
+    await wait_in_line(1, 100)
+    short = await pages()
+    await wait_in_line(101, 20_000)
+    long = await pages()
+    print(f"{short} pages with 100 that wait, {long} with 20,000")
+    assert long <= 2 * short + 20
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue"])

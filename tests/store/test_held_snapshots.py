@@ -105,7 +105,7 @@ async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
         # The rescuer's last look was a second ago.
         since = pool.clock.now() - timedelta(seconds=1)
         ids = [job.job_id for job in jobs]
-        args: tuple[tuple[Any, ...], ...] = ((ids,), (ids[:1],), (1000,), (since,), (100, since))
+        args: tuple[tuple[Any, ...], ...] = ((ids,), (ids[:1], False), (1000,), (since,), (100, since))
         return {name: await cost(pool, name, *given) for name, given in zip(names, args, strict=True)}
 
     before = await costs()

@@ -84,7 +84,7 @@ async def redrive(
             moments = [moment for _, _, moment in able]
             await within.fetch("dead_letters/let_go", job_ids, moments)
             await within.fetch("dead_letters/redrive", job_ids, moments)
-            await within.fetch("runs/line", sorted(set(job_ids)))
+            await jobs.put_in_order(within, job_ids=sorted(set(job_ids)))
         return Worked(len(able), len(picked) - len(able), picked[-1] if len(picked) == limit else None)
 
     return await store.together(send)

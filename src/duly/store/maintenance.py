@@ -199,7 +199,7 @@ async def free_waiting(store: Pool, *, limit: int = 1000) -> int:
     async def free(within: Executor) -> int:
         found = [row["job_id"] for row in await within.fetch("maintenance/free_waiting", limit)]
         if found:
-            await within.fetch("runs/line", found)
+            await jobs.put_in_order(within, job_ids=found)
         return len(found)
 
     return await store.together(free)
@@ -289,7 +289,7 @@ async def restore_runs(store: Pool, lost: Sequence[tuple[UUID, datetime]]) -> li
         )
         restored = [(row["job_id"], row["scheduled_at"]) for row in rows]
         if restored:
-            await within.fetch("runs/line", sorted({job_id for job_id, _ in restored}))
+            await jobs.put_in_order(within, job_ids=sorted({job_id for job_id, _ in restored}))
         return restored
 
     return await store.together(restore)

@@ -266,7 +266,7 @@ async def free_next(store: Executor, job_ids: Sequence[UUID]) -> None:
     async def free(within: Executor) -> list[UUID]:
         found = await jobs.lock_free(within, job_ids=left)
         if found:
-            await within.fetch("runs/line", found)
+            await jobs.put_in_order(within, job_ids=found, whole=False)
         return found
 
     left = set(job_ids)
@@ -287,7 +287,7 @@ async def cancel(store: Executor, *, job_id: UUID, scheduled_at: datetime, tenan
         row = await within.row("runs/cancel", job_id, scheduled_at)
         assert row is not None
         if row["became"] == "cancelled":
-            await within.fetch("runs/line", [job_id])
+            await jobs.put_in_order(within, job_ids=[job_id])
         became: str | None = row["became"]
         return became
 

@@ -13,7 +13,7 @@ with clock as materialized (
     select duly.now() as now
 ),
 before as materialized (
-    select job_id, next_run_at, queue, priority, jsonb_build_object('kind', kind, 'schedule', schedule,
+    select job_id, next_run_at, queue, priority, policy, jsonb_build_object('kind', kind, 'schedule', schedule,
         'timezone', timezone, 'start_at', start_at, 'end_at', end_at, 'dst_gap', policy -> 'dst_gap',
         'dst_fold', policy -> 'dst_fold', 'jitter_seconds', policy -> 'jitter_seconds') as timing
     from duly.jobs
@@ -65,12 +65,17 @@ missed as (
     on conflict do nothing
 ),
 followed as (
-    -- What waits in the queue goes where the job's runs now go.
+    -- What waits in the queue goes where the job's runs now go. Runs that might overlap, and now may not, are marked as
+    -- serial (8), for what comes after them (runs/line.sql).
     update duly.runs r
-    set queue = changed.queue, priority = changed.priority
+    set queue = changed.queue, priority = changed.priority, flags = r.flags | case when after.serial then 8 else 0 end
     from changed
     join before on before.job_id = changed.job_id
-    where r.job_id = changed.job_id and (before.queue, before.priority) <> (changed.queue, changed.priority)
+    cross join lateral (
+        select before.policy ->> 'overlap' = 'parallel' and changed.policy ->> 'overlap' is distinct from 'parallel'
+    ) as after (serial)
+    where r.job_id = changed.job_id
+        and ((before.queue, before.priority) <> (changed.queue, changed.priority) or (after.serial and r.flags & 8 = 0))
     returning r.queue
 ),
 still_parked as (

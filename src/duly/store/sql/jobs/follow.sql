@@ -2,9 +2,11 @@
 -- was being changed went by what the job was before.   $1 job_id
 with followed as (
     update duly.runs r
-    set queue = j.queue, priority = j.priority
+    set queue = j.queue, priority = j.priority, flags = r.flags | line.mark
     from duly.jobs j
-    where r.job_id = $1 and j.job_id = $1 and (r.queue, r.priority) <> (j.queue, j.priority)
+    cross join duly.mark_of_line($1) as line (mark)
+    where r.job_id = $1 and j.job_id = $1
+        and ((r.queue, r.priority) <> (j.queue, j.priority) or r.flags & line.mark <> line.mark)
     returning r.queue
 )
 select count(pg_notify('duly_work', queue)::text) as told from (select distinct queue from followed) q

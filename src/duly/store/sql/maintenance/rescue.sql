@@ -36,7 +36,7 @@ queued as (
         clock.now + case when lost_together > 1
             then random() * case attempt when 1 then 2 when 2 then 8 else 30 end * interval '1 second'
             else interval '0' end,
-        fired_at, epoch, shard, priority, attempt, flags, 'queued', queue
+        fired_at, epoch, shard, priority, attempt, flags | duly.mark_of_line(job_id), 'queued', queue
     from run cross join clock
     where attempt <= max_retries and status <> 'cancelled'
     on conflict do nothing

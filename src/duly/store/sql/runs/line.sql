@@ -1,6 +1,8 @@
 -- Put the lines of these jobs in order, after runs joined or left them out of turn (by hand, redriven, cancelled): the
 -- first that waits goes if nothing before it is unfinished, and the job notes who is last.
 --   $1 job_ids, locked earlier in this transaction (jobs/lock.sql or lock_free.sql), so that no fire decides meanwhile
+--   $2 look at each run of theirs? Who has only seen the first of a line end need not: what is not at the line's ends
+--      either waits, or is being retried, or is marked as serial (8), and these are found without reading the line.
 with held as materialized (
     select c.claim_id, one.job_id, one.scheduled_at, one.ordinal::int as ordinal
     from duly.live_claims c
@@ -9,7 +11,53 @@ with held as materialized (
         and not duly.has_ended(one.job_id, one.scheduled_at)
 ),
 standing as materialized (
-    select job_id, scheduled_at, state from duly.runs where job_id = any ($1::uuid[])
+    select job_id, scheduled_at, state from duly.runs where job_id = any ($1::uuid[]) and $2::boolean
+    union all
+    select near.*
+    from unnest($1::uuid[]) as asked (job_id)
+    cross join lateral (
+        -- Not min and max: those may be worked out by reading the line.
+        select (
+            select w.scheduled_at
+            from duly.runs w
+            where w.job_id = asked.job_id and w.state = 'waiting'
+            order by w.scheduled_at
+            limit 1
+        ) as first, (
+            select w.scheduled_at
+            from duly.runs w
+            where w.job_id = asked.job_id and w.state = 'waiting'
+            order by w.scheduled_at desc
+            limit 1
+        ) as last
+    ) line
+    cross join lateral (
+        select r.job_id, r.scheduled_at, r.state
+        from duly.runs r
+        where r.job_id = asked.job_id and r.scheduled_at <= line.first
+        union
+        select r.job_id, r.scheduled_at, r.state
+        from duly.runs r
+        where r.job_id = asked.job_id and r.scheduled_at >= line.last
+        union
+        -- Where none waits, it is enough to know of the last.
+        (
+            select r.job_id, r.scheduled_at, r.state
+            from duly.runs r
+            where r.job_id = asked.job_id and line.last is null
+            order by r.scheduled_at desc
+            limit 1
+        )
+        union
+        select r.job_id, r.scheduled_at, r.state
+        from duly.runs r
+        where r.job_id = asked.job_id and r.state = 'queued' and r.flags & 8 = 8
+        union
+        select r.job_id, r.scheduled_at, r.state
+        from duly.runs r
+        where r.job_id = asked.job_id and r.state = 'retrying'
+    ) near
+    where not $2::boolean
 ),
 line as materialized (
     select job_id, bool_or(active) as active, min(scheduled_at) filter (where not active) as first,
@@ -27,8 +75,9 @@ ordered as (
     set flags = r.flags | 8,
         state = case when not line.active and r.scheduled_at = line.first then 'queued' else r.state end,
         run_at = case when not line.active and r.scheduled_at = line.first then duly.now() else r.run_at end
-    from line
-    where r.job_id = line.job_id and r.job_id = any ($1::uuid[]) and line.first is not null
+    from standing
+    join line on line.job_id = standing.job_id
+    where r.job_id = standing.job_id and r.scheduled_at = standing.scheduled_at and line.first is not null
         and (r.flags & 8 = 0 or (not line.active and r.scheduled_at = line.first))
     returning r.queue, r.state
 ),

@@ -45,7 +45,7 @@ queued as (
     insert into duly.runs
         (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
     select run.job_id, run.scheduled_at, clock.now + make_interval(secs => run.delay), run.fired_at, run.epoch,
-        j.shard, j.priority, run.attempt - run.refund, run.flags, run.state, j.queue
+        j.shard, j.priority, run.attempt - run.refund, run.flags | duly.mark_of_line(run.job_id), run.state, j.queue
     from run
     cross join clock
     join duly.jobs j on j.job_id = run.job_id
