@@ -201,7 +201,8 @@ class History:
             assert active or not there, f"all wait and nobody goes: {there}"
 
     async def change_overlap(self, overlap: Overlap | None = None) -> None:
-        self.overlap = overlap or self.dice.choice(("skip", "queue", "parallel"))
+        drawn: Overlap = self.dice.choice(("skip", "queue", "parallel"))
+        self.overlap = overlap or drawn
         await self.operations.change(str(self.job.job_id), {"overlap": self.overlap})
         self.log.append(f"overlap {self.overlap}")
 
