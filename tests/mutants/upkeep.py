@@ -172,7 +172,7 @@ MUTANTS = (
         "the end of each run reads the whole line",
         "store/sql/runs/line.sql",
         "where not $2::boolean",
-        "where false or not $2::boolean and (select count(*) >= 0 from duly.runs x where x.job_id = asked.job_id)",
+        "where not $2::boolean and (select count(*) >= 0 from duly.runs x where x.job_id = asked.job_id)",
         ("services/test_overlap.py::test_the_end_of_a_run_costs_no_more_in_a_long_line",),
     ),
     Mutant(

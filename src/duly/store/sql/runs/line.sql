@@ -11,7 +11,7 @@ with held as materialized (
         and not duly.has_ended(one.job_id, one.scheduled_at)
 ),
 standing as materialized (
-    select job_id, scheduled_at, state from duly.runs where job_id = any ($1::uuid[]) and $2::boolean
+    select ctid as place, job_id, scheduled_at, state from duly.runs where job_id = any ($1::uuid[]) and $2::boolean
     union all
     select near.*
     from unnest($1::uuid[]) as asked (job_id)
@@ -32,28 +32,28 @@ standing as materialized (
         ) as last
     ) line
     cross join lateral (
-        select r.job_id, r.scheduled_at, r.state
+        select r.ctid, r.job_id, r.scheduled_at, r.state
         from duly.runs r
         where r.job_id = asked.job_id and r.scheduled_at <= line.first
         union
-        select r.job_id, r.scheduled_at, r.state
+        select r.ctid, r.job_id, r.scheduled_at, r.state
         from duly.runs r
         where r.job_id = asked.job_id and r.scheduled_at >= line.last
         union
         -- Where none waits, it is enough to know of the last.
         (
-            select r.job_id, r.scheduled_at, r.state
+            select r.ctid, r.job_id, r.scheduled_at, r.state
             from duly.runs r
             where r.job_id = asked.job_id and line.last is null
             order by r.scheduled_at desc
             limit 1
         )
         union
-        select r.job_id, r.scheduled_at, r.state
+        select r.ctid, r.job_id, r.scheduled_at, r.state
         from duly.runs r
         where r.job_id = asked.job_id and r.state = 'queued' and r.flags & 8 = 8
         union
-        select r.job_id, r.scheduled_at, r.state
+        select r.ctid, r.job_id, r.scheduled_at, r.state
         from duly.runs r
         where r.job_id = asked.job_id and r.state = 'retrying'
     ) near
@@ -75,9 +75,10 @@ ordered as (
     set flags = r.flags | 8,
         state = case when not line.active and r.scheduled_at = line.first then 'queued' else r.state end,
         run_at = case when not line.active and r.scheduled_at = line.first then duly.now() else r.run_at end
-    from standing
-    join line on line.job_id = standing.job_id
-    where r.job_id = standing.job_id and r.scheduled_at = standing.scheduled_at and line.first is not null
+    from line
+    -- By their places: a join may read the line. They keep them, for whoever moves runs has the job locked; should one be
+    -- moved all the same (jobs/follow.sql), upkeep lets it go.
+    where r.ctid = any (array(select place from standing)) and r.job_id = line.job_id and line.first is not null
         and (r.flags & 8 = 0 or (not line.active and r.scheduled_at = line.first))
     returning r.queue, r.state
 ),
