@@ -263,4 +263,12 @@ MUTANTS = (
         'listened is gone.\n        self._again = hasattr(self, "_again") or self._tell_to_look() is None',
         ("store/test_notifier.py::test_what_was_announced_while_nobody_listened_is_looked_for",),
     ),
+    Mutant(
+        "fire-needs-the-parked",
+        "who locks a table that a fire has nothing to do with stops all fires",
+        "store/sql/fires/due.sql",
+        "and j.next_run_at is not null\n",
+        "and j.next_run_at is not null and not exists (select from duly.parked p where p.job_id = j.job_id)\n",
+        ("services/test_strangers_locks.py::test_what_can_go_on_goes_on_and_what_cannot_goes_on_afterwards",),
+    ),
 )
