@@ -99,6 +99,9 @@ async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
     await pool.query("update duly.jobs set last_run_at = next_run_at")
     await put_now(pool, 5)
     await take(pool, worker_id=ME)
+    # Upkeep asks of one that waits whether the one before it is still held.
+    await put_now(pool, 1)
+    await pool.query("update duly.runs set state = 'waiting', run_at = 'infinity'")
     names = ("fires/due", "runs/line", "maintenance/free_waiting", "maintenance/any_expired", "maintenance/expired")
 
     async def costs() -> dict[str, tuple[int, float]]:
