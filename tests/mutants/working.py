@@ -435,4 +435,20 @@ MUTANTS = (
         "",
         ("services/test_exactly_once.py::TestLedger",),
     ),
+    Mutant(
+        "all-lanes-of-all-queues",
+        "a worker with a thousand queues walks over ten thousand lanes for each claim",
+        "worker/claimer.py",
+        "if len(self._weights) > MANY_QUEUES:",
+        "if False:",
+        ("services/test_queue_weights.py::test_a_worker_with_a_thousand_queues_looks_at_those_that_hold_something",),
+    ),
+    Mutant(
+        "lanes-unsorted",
+        "of many queues the first by name goes first, not the most urgent",
+        "worker/claimer.py",
+        "            found.sort(key=lambda lane: (-lane[1], place[lane[0]]))\n",
+        "",
+        ("services/test_queue_weights.py::test_a_worker_with_a_thousand_queues_looks_at_those_that_hold_something",),
+    ),
 )
