@@ -295,7 +295,7 @@ MUTANTS = (
         "completer-loses-what-failed",
         "outcomes whose write failed are gone",
         "worker/completer.py",
-        "self._outcomes[:0] = batch",
+        "self._outcomes[:0] = left",
         "pass",
         ("unit/test_completing.py",),
     ),

@@ -6,7 +6,9 @@ innocent ones on every way that takes many rows at once: the innocent ones go on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -16,9 +18,10 @@ import asyncpg
 import httpx
 import pytest
 
+from duly import Context, Snooze
 from duly.api.server import create_app
 from duly.config import Settings
-from duly.errors import DulyError
+from duly.errors import DataRefused, DulyError, StoreUnavailable
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.newcomers import Newcomers
 from duly.maintenance.rescuer import Rescuer
@@ -28,12 +31,14 @@ from duly.node import running_scheduler
 from duly.operations import Operations
 from duly.operations.adopting import plan_newcomer
 from duly.operations.dead_letters import DeadLetterFilter
+from duly.scheduler.firer import Firer
 from duly.store import dead_letters, maintenance, runs
 from duly.store.dead_letters import Filter
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import Buried, Requeued
 from duly.worker.errors import error_text
+from frozen import SECOND, START, FrozenScheduler, spread
 from support import count, due_job, eventually, new_job, put, succeeded, take
 from workbench import Workbench
 
@@ -332,19 +337,31 @@ async def test_a_trigger_never_fails_for_a_policy(stand: Stand, pool: Pool, oper
 # What nobody thought of
 
 
-@pytest.fixture
-async def refusing(pool: Pool) -> Any:
-    """Make the database refuse to write one job's rows into a table, as it would for data that cannot be there."""
+Refuse = Callable[..., Awaitable[Callable[[], Awaitable[None]]]]
 
-    async def refuse(table: str, job_id: UUID) -> None:
+
+@pytest.fixture
+async def refusing(pool: Pool) -> Refuse:
+    """Make the database refuse to write some jobs' rows into a table: as it would for data that cannot be there, or
+    with what else a trigger of somebody's may say. What it gives back takes that away again."""
+
+    async def refuse(
+        table: str, *job_ids: UUID, event: str = "insert", state: str = "22000"
+    ) -> Callable[[], Awaitable[None]]:
         await pool.query(
             f"create or replace function duly.refuse_{table}() returns trigger language plpgsql as $$ begin "
-            "raise exception 'cannot hold this' using errcode = 'data_exception'; end $$"
+            f"raise exception 'cannot hold this' using errcode = '{state}'; end $$"
         )
+        ids = ", ".join(f"'{job_id}'" for job_id in job_ids)
         await pool.query(
-            f"create trigger refuse_{table} before insert on duly.{table} for each row "
-            f"when (new.job_id = '{job_id}') execute function duly.refuse_{table}()"
+            f"create trigger refuse_{table} before {event} on duly.{table} for each row "
+            f"when (new.job_id in ({ids})) execute function duly.refuse_{table}()"
         )
+
+        async def allow() -> None:
+            await pool.query(f"drop trigger refuse_{table} on duly.{table}")
+
+        return allow
 
     return refuse
 
@@ -356,7 +373,7 @@ async def claims_of(pool: Pool, jobs: int, *, claims: int) -> list[UUID]:
 
 
 async def test_a_run_that_cannot_be_taken_back_ends_with_the_reason_and_the_others_come_back(
-    pool: Pool, operations: Operations, refusing: Any, caplog: pytest.LogCaptureFixture
+    pool: Pool, operations: Operations, refusing: Refuse, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_ids = await claims_of(pool, 4, claims=3)
     bad = job_ids[5]
@@ -373,11 +390,11 @@ async def test_a_run_that_cannot_be_taken_back_ends_with_the_reason_and_the_othe
 
 
 async def test_a_run_that_can_not_even_be_ended_is_put_off_and_said_so(
-    pool: Pool, refusing: Any, caplog: pytest.LogCaptureFixture
+    pool: Pool, refusing: Refuse, caplog: pytest.LogCaptureFixture
 ) -> None:
     job_ids = await claims_of(pool, 4, claims=2)
     bad = job_ids[2]
-    await refusing("runs", bad)
+    allow = await refusing("runs", bad)
     await refusing("history", bad)
     rescuer = Rescuer(pool)
     rescuer.lead(True)
@@ -389,7 +406,7 @@ async def test_a_run_that_can_not_even_be_ended_is_put_off_and_said_so(
     await rescuer.run_once()
     assert not caplog.records
     # It is a matter of the database, and once that is put right the run comes back.
-    await pool.query("drop trigger refuse_runs on duly.runs")
+    await allow()
     await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
     await rescuer.run_once()
     assert await count(pool, "runs") == len(job_ids)
@@ -415,3 +432,146 @@ async def test_an_unreadable_job_is_neither_changed_nor_resumed(pool: Pool, oper
         with pytest.raises(DulyError, match="payload cannot be read"):
             await call
     assert (await operations.cancel(str(job.job_id))).status == "cancelled"
+
+
+# What says nothing of the data, and is said of one job each time
+
+
+OTHERS = ["P0001", "0A000", "54000", "XX000", "42P01"]
+
+
+async def failing_passes(firer: Firer, most: int = 10) -> int:
+    for failed in range(most):
+        try:
+            await firer.run_once()
+        except StoreUnavailable:
+            continue
+        return failed
+    raise AssertionError("no pass was good")
+
+
+@pytest.mark.parametrize(
+    ("table", "event", "state"),
+    [*(("runs", "insert", state) for state in OTHERS), ("jobs", "update", "P0001"), ("jobs", "update", "42501")],
+)
+async def test_others_fire_beside_a_job_that_draws_an_error_each_time(
+    pool: Pool, refusing: Refuse, caplog: pytest.LogCaptureFixture, table: str, event: str, state: str
+) -> None:
+    scheduler = FrozenScheduler(pool)
+    jobs = spread(pool, 300, START + SECOND)
+    bad, *others = jobs
+    later = due_job(pool, START + 4 * SECOND)
+    await scheduler.put(*jobs, later)
+    await scheduler.lead(*jobs, later)
+    await scheduler.loader.run_once()
+    allow = await refusing(table, bad.job_id, event=event, state=state)
+    await scheduler.at(START + SECOND)
+    assert await failing_passes(scheduler.firer) == 2, "it may pass"
+    assert await count(pool, "runs") == len(others)
+    assert caplog.text.count(str(bad.job_id)) == 1
+    assert "cannot hold this" in caplog.text
+    # It goes on like that, and nobody else notices.
+    for second in range(2, 6):
+        await scheduler.at(START + second * SECOND)
+        assert await failing_passes(scheduler.firer) == 0
+    assert await count(pool, "runs") == len(others) + 1
+    assert len(await scheduler.runs(later)) == 1
+    assert caplog.text.count(str(bad.job_id)) == 1
+    assert await count(pool, "parked") == await count(pool, "jobs", "status <> 'active'") == 0
+    await allow()
+    await scheduler.at(START + 10 * SECOND)
+    await scheduler.firer.run_once()
+    assert await scheduler.runs(bad) == [START + SECOND]
+    await scheduler.step(START + 20 * SECOND)
+    assert await count(pool, "runs") == len(jobs) + 1
+    assert await count(pool, "jobs", "next_run_at > $1", START + 60 * SECOND) == len(jobs) + 1
+
+
+async def test_a_job_that_can_not_even_be_parked_keeps_nobody_from_firing(pool: Pool, refusing: Refuse) -> None:
+    scheduler = FrozenScheduler(pool)
+    jobs = spread(pool, 50, START + SECOND)
+    await scheduler.put(*jobs)
+    await scheduler.lead(*jobs)
+    await scheduler.loader.run_once()
+    await refusing("runs", jobs[7].job_id)
+    allow = await refusing("jobs", jobs[7].job_id, event="update", state="23514")
+    await scheduler.at(START + SECOND)
+    for _ in range(3):
+        with suppress(DataRefused):
+            await scheduler.firer.run_once()
+    assert await count(pool, "runs") == 49
+    assert await count(pool, "jobs", "status <> 'active'") == 0
+    await allow()
+    await scheduler.at(START + 8 * SECOND)
+    await scheduler.firer.run_once()
+    assert await count(pool, "jobs", "job_id = $1 and status = 'paused'", jobs[7].job_id) == 1
+
+
+async def test_when_no_job_can_be_fired_each_is_not_asked_for(pool: Pool, refusing: Refuse) -> None:
+    scheduler = FrozenScheduler(pool)
+    jobs = spread(pool, 500, START + SECOND)
+    await scheduler.put(*jobs)
+    await scheduler.lead(*jobs)
+    await scheduler.loader.run_once()
+    allow = await refusing("runs", *(job.job_id for job in jobs), state="P0001")
+    await scheduler.at(START + SECOND)
+    asked = 0
+    fetch = pool.fetch
+
+    async def counted(name: str, *args: Any) -> Any:
+        nonlocal asked
+        asked += name.startswith("fires/")
+        return await fetch(name, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "fetch", counted)
+        for _ in range(12):
+            with pytest.raises(StoreUnavailable):
+                await scheduler.firer.run_once()
+    assert asked <= 12 * 20
+    await allow()
+    await scheduler.firer.run_once()
+    assert await count(pool, "runs") == len(jobs)
+
+
+@pytest.mark.parametrize("how", ["succeeds", "fails", "snoozes"])
+async def test_outcomes_are_written_beside_some_that_draw_an_error_each_time(
+    pool: Pool, settings: Settings, operations: Operations, refusing: Refuse, how: str
+) -> None:
+    """More of them than the worker has places."""
+    bench = Workbench(pool, settings.model_copy(update={"worker_lease_seconds": 2.0}), operations)
+    begun: Counter[str] = Counter()
+    go_on = asyncio.Event()
+
+    @bench.app.task(max_retries=0)
+    async def work(ctx: Context, bad: bool = False) -> None:
+        begun[ctx.run_id] += 1
+        if bad and begun[ctx.run_id] == 1:
+            await go_on.wait()
+            if how == "fails":
+                raise ValueError("it failed")
+            if how == "snoozes":
+                raise Snooze(0.0)
+
+    bad = [UUID(await bench.submit(work, {"bad": True})) for _ in range(3)]
+    async with bench.working(concurrency=3) as worker:
+        await eventually(lambda: len(begun) == 3)
+        allow = await refusing("runs" if how == "snoozes" else "history", *bad, state="P0001")
+        go_on.set()
+        others = [await bench.submit(work) for _ in range(20)]
+        for other in others:
+            assert (await bench.end_of(other)).status == "succeeded"
+        assert worker.completer.apart == 3
+        assert await count(pool, "claims", "job_ids && $1::uuid[] and lease_until > duly.now()", bad) > 0
+        assert await count(pool, "history", "job_id = any ($1::uuid[])", bad) == 0
+        # By itself, once it can be.
+        await allow()
+        for job_id in bad:
+            run = await bench.end_of(str(job_id))
+            assert run.status == ("dead" if how == "fails" else "succeeded")
+        await worker.wait_idle()
+        assert worker.completer.apart == 0
+    assert set(begun.values()) == ({1, 2} if how == "snoozes" else {1})
+    assert await count(pool, "claims") == 0
+    assert await count(pool, "jobs", "status_reason is not null") == await count(pool, "parked") == 0
+    assert await count(pool, "attempts", "error ->> 'type' = 'LeaseLost'") == 0

@@ -26,9 +26,9 @@ class Recording(Completer):
     def _count(self, count: int) -> None:
         self.recorded += count
 
-    async def _flush(self, batch: Sequence[Any]) -> None:
+    async def _flush(self, outcomes: Sequence[Any]) -> None:
         await asyncio.sleep(0)
-        self.flushes.append(len(batch))
+        self.flushes.append(len(outcomes))
 
     def give(self, count: int) -> None:
         for _ in range(count):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from duly.errors import DataRefused, StoreUnavailable, StoreUnusable
-from duly.store.pool import connection_options, is_spent, translated_errors
+from duly.errors import DataRefused, DulyError, StoreUnavailable, StoreUnusable
+from duly.store.pool import connection_options, is_spent, may_be_one_rows, translated_errors
 
 URL = "postgresql://duly@localhost/duly"
 
@@ -36,6 +36,31 @@ def test_everything_else_is_the_servers_own_affair_and_passes(state: str) -> Non
 def test_a_store_that_is_not_set_up_says_what_to_do(state: str) -> None:
     with pytest.raises(StoreUnusable), translated_errors(URL):
         raise _error(state)
+
+
+def _translated(error: Exception) -> DulyError:
+    with pytest.raises(DulyError) as raised, translated_errors(URL):
+        raise error
+    return raised.value
+
+
+@pytest.mark.parametrize("state", ["P0001", "0A000", "54000", "XX000", "XX001", "42P01", "42501", "22003", "23505"])
+def test_what_a_trigger_or_a_damaged_page_says_may_be_one_rows(state: str) -> None:
+    assert may_be_one_rows(_translated(_error(state)))
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["08006", "25006", "25P02", "28P01", "3D000", "40001", "40P01", "53100", "53200", "53300", "55P03", "57014",
+     "57P01", "57P03"],
+)  # fmt: skip
+def test_what_is_said_of_the_server_or_of_a_race_is_no_rows(state: str) -> None:
+    assert not may_be_one_rows(_translated(_error(state)))
+
+
+@pytest.mark.parametrize("error", [OSError("reset"), TimeoutError(), asyncpg.InterfaceError("closed")])
+def test_an_answer_that_was_lost_is_no_rows(error: Exception) -> None:
+    assert not may_be_one_rows(_translated(error))
 
 
 @pytest.mark.parametrize("error", [OSError("reset"), TimeoutError(), asyncpg.InterfaceError("closed")])

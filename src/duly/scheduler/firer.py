@@ -18,7 +18,7 @@ import logging
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from operator import itemgetter
 from uuid import UUID
@@ -33,7 +33,8 @@ from duly.scheduler.planner import Batch, plan_batch
 from duly.service import Service
 from duly.store import fires, zones
 from duly.store.fires import DueJob, Fire, Fired, OnTime
-from duly.store.pool import Pool
+from duly.store.pool import Pool, may_be_one_rows
+from duly.store.sifting import Apart, Sifting
 from duly.store.zones import Move
 
 log = logging.getLogger("duly.scheduler")
@@ -69,6 +70,8 @@ class Turn:
     terms: dict[int, Term] = field(default_factory=dict)
     dues: dict[bytes, int] = field(default_factory=dict)
     shards: dict[bytes, int] = field(default_factory=dict)
+    fruitful: bool = False
+    """Whether a part of it came through."""
 
 
 class Firer(Service):
@@ -115,6 +118,8 @@ class Firer(Service):
         """Due time, shard and job: not before that time."""
         self._touched: dict[bytes, tuple[int, int, int]] = {}
         """Job: when to look again, shard and due time; in the order of the first."""
+        self._apart: Apart[bytes, tuple[int, int]] = Apart()
+        """Job: shard and due time, of those that nobody can fire now and that would keep others from it."""
         self._early: list[tuple[int, UUID, int]] = []
         self._caught_up = Batch()
         self.fired = 0
@@ -129,16 +134,19 @@ class Firer(Service):
         self._held = [one for one in self._held if one[1] != shard]
         heapq.heapify(self._held)
         self._touched = {raw: one for raw, one in self._touched.items() if one[1] != shard}
+        self._apart.keep(lambda one: one[0] != shard)
 
     def standing(self, shard: int) -> int:
         """How many of a shard's jobs stand in line."""
         touched = sum(one[1] == shard for one in self._touched.values())
+        touched += sum(one[0] == shard for one in self._apart.waiting)
         return touched + sum(len(line.get(shard, ())) for line in self._lines)
 
     @property
     def taken(self) -> int:
         """How many were taken from the near future: fired, or in line."""
         in_line = sum(len(waiting) for line in self._lines for waiting in line.values())
+        in_line += sum(1 for _ in self._apart.waiting)
         return self.fired + len(self._held) + len(self._touched) + in_line
 
     @property
@@ -170,6 +178,8 @@ class Firer(Service):
             waits.append((self._held[0][0] - self._future.now_us) / 1e6)
         if self._touched:
             waits.append((next(iter(self._touched.values()))[0] - self._future.now_us) / 1e6)
+        if (wait := self._apart.seconds_to_next(self._future.now_us / 1e6)) is not None:
+            waits.append(wait)
         return max(0.0, min(waits))
 
     async def _fire_all(self) -> None:
@@ -177,11 +187,14 @@ class Firer(Service):
             self._collect()
             turns = self._next_turns()
             if not turns:
+                self._apart.passed()
                 return
             results = await asyncio.gather(*map(self._fire_turn, turns), return_exceptions=True)
-            for result in results:
-                if isinstance(result, BaseException):
-                    raise result
+            errors = [result for result in results if isinstance(result, BaseException)]
+            if errors:
+                told = next((one for one in errors if isinstance(one, DulyError) and may_be_one_rows(one)), errors[0])
+                self._apart.failed(told, fruitful=any(turn.fruitful for turn in turns))
+                raise errors[0]
 
     def _next_turns(self) -> list[Turn]:
         """What to fire side by side now. While several lines stand, each has its part of the turns."""
@@ -237,6 +250,8 @@ class Firer(Service):
                 break
             del self._touched[raw]
             self._stand_in_line(shard, [(raw, due_us)])
+        for raw, (shard, due_us) in self._apart.take(now_us / 1e6):
+            self._stand_in_line(shard, [(raw, due_us)])
         wait = self._future.seconds_to_next()
         if wait is not None and wait * 1e6 <= self._ahead_us:
             for shard, entries in self._future.take_due(self._together_us):
@@ -271,18 +286,42 @@ class Firer(Service):
             self._on_time.setdefault(shard, deque()).extend(entries[late:])
 
     async def _fire_turn(self, turn: Turn) -> None:
-        """What it does not come to goes back to the line."""
+        """What it does not come to goes back to the line. A job that keeps others from being fired is set apart."""
+        known = [raw for raw in turn.dues if raw in self._apart] if self._apart else []
+        others = [raw for raw in turn.dues if raw not in self._apart] if known else list(turn.dues)
+        sifting = Sifting(others, known=known, split=self._apart.splitting)
+        try:
+            await sifting.through(lambda raws: self._fire_part(turn, raws))
+        finally:
+            turn.fruitful = sifting.fruitful
+            self._stand_again(turn, sifting.left)
+            for raw, error in sifting.alone:
+                self._set_apart(turn, raw, error)
+
+    async def _fire_part(self, turn: Turn, raws: Sequence[bytes]) -> None:
+        if len(raws) < len(turn.dues):
+            turn = replace(turn, dues={raw: turn.dues[raw] for raw in raws})
         found = from_micros(min(turn.dues.values())) if turn.line is not self._late else None
         # By the database's clock. A little more than this node's own, which is never quite the same.
         ahead = timedelta(seconds=WALL_SECONDS + 1) if turn.line is self._wall else 2 * self._ahead
-        left = list(turn.dues)
-        try:
-            left = await self._fire(turn, found, ahead)
-        finally:
-            for raw in left:
-                shard = turn.shards[raw]
-                if self._terms.get(shard) is turn.terms[shard]:
-                    turn.line.setdefault(shard, deque()).append((raw, turn.dues[raw]))
+        left = await self._fire(turn, found, ahead)
+        self._stand_again(turn, left)
+        if self._apart:
+            for raw in turn.dues.keys() - set(left):
+                self._apart.forget(raw)
+
+    def _stand_again(self, turn: Turn, raws: Sequence[bytes]) -> None:
+        for raw in raws:
+            shard = turn.shards[raw]
+            if self._terms.get(shard) is turn.terms[shard]:
+                turn.line.setdefault(shard, deque()).append((raw, turn.dues[raw]))
+
+    def _set_apart(self, turn: Turn, raw: bytes, error: DulyError) -> None:
+        shard = turn.shards[raw]
+        if self._terms.get(shard) is not turn.terms[shard]:
+            return
+        if self._apart.put(raw, (shard, turn.dues[raw]), self._future.now_us / 1e6):
+            log.error("job %s cannot be fired now; it is tried again by itself: %s", UUID(bytes=raw), error)
 
     async def _fire(self, turn: Turn, found: datetime | None, ahead: timedelta) -> list[bytes]:
         """What is due at `found` or later was found in time. Returns those that it did not come to."""
@@ -303,7 +342,7 @@ class Firer(Service):
     ) -> list[bytes]:
         """Plan and fire. A job that cannot be planned or whose data are refused is parked: it never sinks its shard.
 
-        Whatever else the database answers says nothing of the jobs, and they are fired when it can.
+        Whatever else the database answers is not held against them, and they are fired when it can.
         """
         # The database's time, not this node's idea of it: it also decides which later occurrences are due by now.
         now = max(job.now for job in jobs)
@@ -341,7 +380,9 @@ class Firer(Service):
             left += await self._fire_jobs(terms, jobs[:half], found)
             left += await self._fire_jobs(terms, jobs[half : batch.planned], found)
             return left
-        except DulyError:
+        except DulyError as error:
+            if may_be_one_rows(error):
+                raise  # an answer: nothing of that part was done
             for shard in {job.shard for job in jobs[: batch.planned]}:
                 self._doubted(shard)
             raise

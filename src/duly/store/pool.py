@@ -61,6 +61,9 @@ _NOT_SET_UP = {
     "42883": "is not set up ({}); run: duly migrate",
     "42501": "does not let its user do that ({}); grant it, or set another user",
 }
+# What is said of no row, whatever the statement holds: links, transactions, logins, databases, lost races, resources,
+# locks that were waited for too long, and somebody who ended it.
+_OF_NO_ROW = ("08", "25", "28", "3D", "40", "53", "55P03", "57")
 # A connection to such a server is of no more use: it has become read-only or is about to go.
 _SPENT = ("25006", "57P01", "57P02", "57P03", "57P05")
 
@@ -114,7 +117,8 @@ def translated_errors(url: str) -> Iterator[None]:
     | the login, the database or the schema is not as it has to be | `StoreUnusable` |
     | anything else, and no answer at all: the store cannot now | `StoreUnavailable` |
 
-    Only the first may be held against a job or an outcome. The others are tried again, however long it takes.
+    Only the first may be held against a job or an outcome. The others are tried again, however long it takes; what one
+    row among many may have drawn (`may_be_one_rows`), in the end without that row.
     """
     try:
         yield
@@ -139,6 +143,18 @@ def _translated(error: asyncpg.PostgresError, url: str) -> DulyError:
     if state.startswith(("08", "57P")):
         return _unreachable(error, url)
     return StoreUnavailable(f"PostgreSQL at {shown_url(url)} cannot do it now: {error} (SQLSTATE {state})")
+
+
+def may_be_one_rows(error: DulyError) -> bool:
+    """Whether the server answered a statement with what one of its rows may have drawn, and no other would.
+
+    A trigger of somebody's, a limit, a damaged page. Nothing of the statement was done. Unless it is `DataRefused`
+    nobody is to blame; but whatever draws it every time must not take others down with it (`store/sifting.py`).
+    """
+    if isinstance(error, DataRefused):
+        return True
+    cause = error.__cause__
+    return isinstance(cause, asyncpg.PostgresError) and not (cause.sqlstate or "08").startswith(_OF_NO_ROW)
 
 
 def store_cannot_now(error: BaseException) -> bool:

@@ -12,11 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 from uuid import UUID
 
-from duly.errors import DataRefused
+from duly.errors import DataRefused, DulyError
+from duly.model import make_run_id
 from duly.service import Service
 from duly.store import runs as store
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
+from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.store.sifting import Apart, Sifting, without_the_bad
 from duly.worker.errors import error_text
 from duly.worker.executor import Outcome
 
@@ -26,6 +28,8 @@ BATCH = 2_000
 # So much longer for each outcome of the last flush, up to the longest, as a claimer does; but not once so many wait.
 GATHER_SECONDS, LONGEST_GATHER = 0.000_25, 0.02
 ENOUGH = 200
+# So many outcomes that are set apart take no place from runs to come.
+MOST_APART = 1_000
 End = TypeVar("End", Succeeded, Requeued, Buried)
 
 
@@ -54,6 +58,9 @@ class Completer(Service):
         # its outcome could not be written in any words. Such a claim is never closed, for it may still be there and
         # hold the run: rescue takes it back when the lease, which nobody extends any more, has run out.
         self._left: set[UUID] = set()
+        # Outcomes that cannot be written now and would keep others from it. They are not given up, for that would be to
+        # run again what has run; their claims are held, and so are their leases.
+        self._apart: Apart[tuple[UUID, int], Outcome] = Apart()
         self.succeeded = 0
         self.lost = 0
 
@@ -71,6 +78,11 @@ class Completer(Service):
         self._leave(run)
         self.lost += 1
         self._recorded(1)
+
+    @property
+    def apart(self) -> int:
+        """How many outcomes are set apart: what is over and cannot be written now takes no place from what can."""
+        return min(len(self._apart), MOST_APART)
 
     def take_emptied(self) -> list[UUID]:
         """Claims that hold nothing more since this was last asked: nobody needs to keep their lease."""
@@ -90,49 +102,92 @@ class Completer(Service):
         if self._gathering is not None:
             self._gathering.cancel()
             self._gathering = None
-        if not self._outcomes and not self._closable:
-            return None
-        batch, self._outcomes = self._outcomes[:BATCH], self._outcomes[BATCH:]
-        try:
-            await self._flush(batch)
-        except BaseException:
-            # What was in fact written finds itself already there when it is sent again.
-            self._outcomes[:0] = batch
-            raise
-        self._recorded(len(batch))
-        if len(self._outcomes) < ENOUGH and not self.stopping and self._may_gather():
-            self._gather(min(LONGEST_GATHER, GATHER_SECONDS * len(batch)))
-            # What came during the flush waits as well.
-            self._wake.clear()
-            return None
-        return 0.0 if self._outcomes else None
+        time = asyncio.get_running_loop().time
+        again = [outcome for _, outcome in self._apart.take(time())]
+        if self._outcomes or self._closable or again:
+            batch, self._outcomes = self._outcomes[:BATCH] + again, self._outcomes[BATCH:]
+            await self._send(batch)
+            if len(self._outcomes) < ENOUGH and not self.stopping and self._may_gather():
+                self._gather(min(LONGEST_GATHER, GATHER_SECONDS * len(batch)))
+                # What came during the flush waits as well.
+                self._wake.clear()
+            elif self._outcomes:
+                return 0.0
+        return self._apart.seconds_to_next(time())
 
-    async def _flush(self, batch: Sequence[Outcome]) -> None:
-        succeeded: list[Succeeded] = []
-        requeued: list[Requeued] = []
-        buried: list[Buried] = []
-        for outcome in batch:
-            if type(outcome) is Succeeded:
-                succeeded.append(outcome)
-            elif type(outcome) is Requeued:
-                requeued.append(outcome)
-            elif type(outcome) is Buried:
-                buried.append(outcome)
-            else:
-                # Its own transaction has written it; it only leaves its claim.
-                assert isinstance(outcome, Recorded)
-        if requeued:
-            await self._write(store.requeue, requeued)
-        if buried:
-            await self._write(store.bury, buried)
-        closing = self._closing(batch)
-        if succeeded or closing:
-            await self._write(store.complete, succeeded, closing)
-        for outcome in batch:
+    async def _send(self, batch: Sequence[Outcome]) -> None:
+        """Write a batch. One that keeps others from being written is set apart; what was not come to is kept."""
+        split = self._apart.splitting
+        siftings = [self._sifting(kind, split=split) for kind in _by_kind(batch)]
+        try:
+            for sifting in siftings:
+                await sifting.through(self._flush_alone if split else self._flush)
+            if self._closable:
+                await (self._close_each() if split else self._flush(()))
+            self._apart.passed()
+        except BaseException as error:
+            self._apart.failed(error, fruitful=any(sifting.fruitful for sifting in siftings))
+            raise
+        finally:
+            # What was in fact written finds itself already there when it is sent again.
+            left = [outcome for sifting in siftings for outcome in sifting.left]
+            self._outcomes[:0] = left
+            alone = [one for sifting in siftings for one in sifting.alone]
+            for outcome, said in alone:
+                self._set_apart(outcome, said)
+            if len(left) < len(batch):
+                self._recorded(len(batch) - len(left) - len(alone))
+
+    def _sifting(self, outcomes: Sequence[Outcome], *, split: bool) -> Sifting[Outcome]:
+        if not self._apart:
+            return Sifting(outcomes, split=split)
+        known = [outcome for outcome in outcomes if _key(outcome) in self._apart]
+        others = [outcome for outcome in outcomes if _key(outcome) not in self._apart]
+        return Sifting(others, known=known, split=split)
+
+    def _set_apart(self, outcome: Outcome, said: DulyError) -> None:
+        if self._apart.put(_key(outcome), outcome, asyncio.get_running_loop().time()):
+            run_id = make_run_id(outcome.run.job_id, outcome.run.scheduled_at)
+            log.error("the outcome of run %s cannot be stored now; it is tried again by itself: %s", run_id, said)
+
+    async def _flush(self, outcomes: Sequence[Outcome]) -> None:
+        """Write outcomes of one kind, and close what is empty then."""
+        await self._record(outcomes, close=True)
+
+    async def _flush_alone(self, outcomes: Sequence[Outcome]) -> None:
+        """Without closing anything: that may be what fails."""
+        await self._record(outcomes, close=False)
+
+    async def _record(self, outcomes: Sequence[Outcome], *, close: bool) -> None:
+        closing: list[UUID] = []
+        if outcomes and type(outcomes[0]) is Requeued:
+            await self._write(store.requeue, [one for one in outcomes if type(one) is Requeued])
+        elif outcomes and type(outcomes[0]) is Buried:
+            await self._write(store.bury, [one for one in outcomes if type(one) is Buried])
+        else:
+            # What is `Recorded` was written by its own transaction; it only leaves its claim.
+            succeeded = [one for one in outcomes if type(one) is Succeeded]
+            closing = self._closing(outcomes) if close else []
+            if succeeded or closing:
+                await self._write(store.complete, succeeded, closing)
+            self.succeeded += len(outcomes)
+        for outcome in outcomes:
             self._leave(outcome.run)
-        closed = set(closing)
-        self._closable = [claim_id for claim_id in self._closable if claim_id not in closed]
-        self.succeeded += len(batch) - len(requeued) - len(buried)
+            if self._apart:
+                self._apart.forget(_key(outcome))
+        if closing:
+            closed = set(closing)
+            self._closable = [claim_id for claim_id in self._closable if claim_id not in closed]
+
+    async def _close_each(self) -> None:
+        """A claim that cannot be closed is empty all the same: nobody keeps its lease, and rescue finds it."""
+
+        async def close(claims: Sequence[UUID]) -> None:
+            await store.complete(self._pool, [], claims)
+
+        if refused := await without_the_bad(self._closable, close):
+            log.error("%d claims could not be closed, and are left to rescue: %s", len(refused), refused[0][1])
+        self._closable = []
 
     def _closing(self, batch: Sequence[Outcome]) -> list[UUID]:
         """Claims that hold nothing more once this batch is written."""
@@ -159,7 +214,7 @@ class Completer(Service):
     ) -> None:
         """Write them all; should one be refused for what it is, the others still are. `close` is for `complete`.
 
-        Whatever else the database answers is not about them: they are kept, and written when it can.
+        Whatever else the database answers is not held against them: they are kept, and written when it can.
         """
         closing = [claim_id for claim_id in close if claim_id not in self._left]
         try:
@@ -210,3 +265,17 @@ class Completer(Service):
         if lost := len(runs) - max(accepted, len(mine)):
             self.lost += lost
             log.warning("%d runs were no longer this worker's when they ended; nothing was recorded for them", lost)
+
+
+def _key(outcome: Outcome) -> tuple[UUID, int]:
+    return outcome.run.claim_id, outcome.run.ordinal
+
+
+def _by_kind(batch: Sequence[Outcome]) -> list[list[Outcome]]:
+    """Each kind is a statement, in this order: what one has written the failure of the next does not send again."""
+    requeued: list[Outcome] = []
+    buried: list[Outcome] = []
+    succeeded: list[Outcome] = []
+    for outcome in batch:
+        (requeued if type(outcome) is Requeued else buried if type(outcome) is Buried else succeeded).append(outcome)
+    return [kind for kind in (requeued, buried, succeeded) if kind]

@@ -224,7 +224,7 @@ class Worker:
 
     def _room(self) -> int:
         """How many runs may be claimed: of any task, or of those that need no thread (`_left_to_others`)."""
-        room, threads = self._concurrency - self._in_flight, self.executor.threads
+        room, threads = self._places(), self.executor.threads
         if threads.left and not self._no_threads():
             # Whatever is claimed now may want one.
             return min(room - threads.left, threads.free)
@@ -238,7 +238,10 @@ class Worker:
 
     def _no_threads(self) -> bool:
         threads = self.executor.threads
-        return threads.crowded or (threads.left > 0 and self._concurrency - self._in_flight <= threads.left)
+        return threads.crowded or (threads.left > 0 and self._places() <= threads.left)
+
+    def _places(self) -> int:
+        return self._concurrency - self._in_flight + self.completer.apart
 
     def _threads_changed(self) -> None:
         self.claimer.widened()
