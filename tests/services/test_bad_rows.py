@@ -35,6 +35,7 @@ from duly.scheduler.firer import Firer
 from duly.store import dead_letters, maintenance, runs
 from duly.store.dead_letters import Filter
 from duly.store.jobs import NewJob
+from duly.store.maintenance import Suspect
 from duly.store.pool import Pool
 from duly.store.runs import Buried, Requeued
 from duly.worker.errors import error_text
@@ -575,3 +576,73 @@ async def test_outcomes_are_written_beside_some_that_draw_an_error_each_time(
     assert await count(pool, "claims") == 0
     assert await count(pool, "jobs", "status_reason is not null") == await count(pool, "parked") == 0
     assert await count(pool, "attempts", "error ->> 'type' = 'LeaseLost'") == 0
+
+
+@pytest.mark.parametrize("state", ["22000", "23514", "P0001"])
+async def test_the_parked_go_on_beside_one_that_the_database_refuses(
+    pool: Pool, refusing: Refuse, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    jobs = [due_job(pool, pool.clock.now()) for _ in range(40)]
+    await put(pool, *jobs)
+    await pool.query(
+        "update duly.jobs set status = 'paused', status_reason = 'cannot be planned: x', next_run_at = null"
+    )
+    await pool.query("insert into duly.parked select job_id, version, duly.now() from duly.jobs")
+    touched, bad = jobs[3].job_id, jobs[17].job_id
+    await pool.query("update duly.jobs set version = version + 1 where job_id = $1", touched)
+    allow = await refusing("jobs", bad, event="update", state=state)
+    unparker = Unparker(pool)
+    unparker.lead(True)
+    await unparker.run_once()
+    left = {row["job_id"] for row in await pool.query("select job_id from duly.jobs where status = 'paused'")}
+    assert left == {touched, bad}
+    assert {row["job_id"] for row in await pool.query("select job_id from duly.parked")} == {bad}
+    assert f"{bad}: " in caplog.text
+    assert "cannot hold this" in caplog.text
+    await allow()
+    await unparker.run_once()
+    assert await count(pool, "jobs", "job_id = $1 and status = 'active'", bad) == 1
+
+
+@pytest.mark.parametrize("state", ["22000", "23514", "P0001"])
+async def test_the_guardian_repairs_beside_one_that_the_database_refuses(
+    pool: Pool, refusing: Refuse, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    jobs = [due_job(pool, pool.clock.now()) for _ in range(40)]
+    await put(pool, *jobs)
+    await pool.query("update duly.jobs set next_run_at = null, updated_at = duly.now() - interval '1 hour'")
+    bad = jobs[17].job_id
+    allow = await refusing("jobs", bad, event="update", state=state)
+    guardian = Guardian(pool, grace_seconds=0)
+    guardian.lead(True)
+    for _ in range(2):
+        await guardian.run_once()
+    assert {row["job_id"] for row in await pool.query("select job_id from duly.jobs where next_run_at is null")} == {
+        bad
+    }
+    assert guardian.repaired["unplanned"] == 39
+    assert f"{bad}: " in caplog.text
+    await allow()
+    for _ in range(2):
+        await guardian.run_once()
+    assert await count(pool, "jobs", "next_run_at is null") == 0
+
+
+@pytest.mark.parametrize("state", ["22000", "P0001"])
+async def test_lost_runs_are_restored_beside_one_that_the_database_refuses(
+    pool: Pool, refusing: Refuse, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    jobs = [new_job(pool) for _ in range(20)]
+    await put(pool, *jobs)
+    await pool.query("update duly.jobs set updated_at = duly.now() - interval '1 hour'")
+    rows = await pool.query("delete from duly.runs returning job_id, scheduled_at")
+    bad = jobs[4].job_id
+    await refusing("runs", bad, state=state)
+    guardian = Guardian(pool, grace_seconds=0)
+    guardian.lead(True)
+    guardian._suspects = {Suspect("lost", row["job_id"], row["scheduled_at"]): 0.0 for row in rows}
+    await guardian.run_once()
+    assert {row["job_id"] for row in await pool.query("select job_id from duly.runs")} == {
+        job.job_id for job in jobs if job.job_id != bad
+    }
+    assert f"{bad}@" in caplog.text

@@ -28,10 +28,11 @@ from uuid import UUID
 
 from duly.errors import InvalidInput
 from duly.maintenance.leader import LeaderService
-from duly.maintenance.unparker import resumed_at
+from duly.maintenance.unparker import resumed_at, shown_refusals
 from duly.store import maintenance
 from duly.store.maintenance import Parked, Suspect
 from duly.store.pool import Pool
+from duly.store.sifting import without_the_bad
 
 log = logging.getLogger("duly.maintenance")
 
@@ -90,13 +91,28 @@ class Guardian(LeaderService):
             jobs = [
                 _plan(job, self._pool.clock.now()) for job in await maintenance.unplanned(self._pool, job_ids=unplanned)
             ]
-            replanned = await maintenance.replan(self._pool, jobs) if jobs else []
+            replanned: list[UUID] = []
+
+            async def replan(jobs: Sequence[tuple[Parked, datetime | None, str | None]]) -> None:
+                replanned.extend(await maintenance.replan(self._pool, jobs))
+
+            # One that the database refuses stays as it is and is found again; the others are repaired.
+            refused = [(job.job_id, error) for (job, _, _), error in await without_the_bad(jobs, replan)]
             self._count("unplanned", "repaired: active jobs with nothing planned (%d), planned anew: %s", replanned)
+            if refused:
+                log.error("jobs with nothing planned stay so (%d): %s", len(refused), shown_refusals(refused))
         lost = [(suspect.job_id, suspect.scheduled_at) for suspect in ripe if suspect.scheduled_at is not None]
         if lost:
-            restored = await maintenance.restore_runs(self._pool, lost)
-            shown = [f"{job_id}@{scheduled_at.isoformat()}" for job_id, scheduled_at in restored]
+            restored: list[tuple[UUID, datetime]] = []
+
+            async def restore(lost: Sequence[tuple[UUID, datetime]]) -> None:
+                restored.extend(await maintenance.restore_runs(self._pool, lost))
+
+            given_up = [(_shown(*run), error) for run, error in await without_the_bad(lost, restore)]
+            shown = [_shown(*run) for run in restored]
             self._count("lost", "repaired: runs with neither lease nor queue place (%d), queued again: %s", shown)
+            if given_up:
+                log.error("runs that are in no place stay so (%d): %s", len(given_up), shown_refusals(given_up))
 
     async def _repair_claims(self) -> None:
         now = time.monotonic()
@@ -113,6 +129,10 @@ class Guardian(LeaderService):
             self.repaired[what] += len(repaired)
             more = ", …" if len(repaired) > _SHOWN else ""
             log.warning(message, len(repaired), ", ".join(str(one) for one in repaired[:_SHOWN]) + more)
+
+
+def _shown(job_id: UUID, scheduled_at: datetime) -> str:
+    return f"{job_id}@{scheduled_at.isoformat()}"
 
 
 def _plan(job: Parked, now: datetime) -> tuple[Parked, datetime | None, str | None]:

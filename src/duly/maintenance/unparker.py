@@ -6,7 +6,9 @@ What fell into the time they were parked is not made up for, as with any pause; 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from datetime import datetime
+from uuid import UUID
 
 from duly.errors import InvalidInput
 from duly.maintenance.leader import LeaderService
@@ -14,11 +16,13 @@ from duly.model import policy_from_stored
 from duly.store import maintenance
 from duly.store.maintenance import Parked
 from duly.store.pool import Pool
+from duly.store.sifting import without_the_bad
 from duly.timing import forget_zones, make_timetable, plan_resume
 
 log = logging.getLogger("duly.maintenance")
 
 PAGE = 1_000
+_SHOWN = 10
 
 
 class Unparker(LeaderService):
@@ -34,7 +38,15 @@ class Unparker(LeaderService):
         # What this process knows of a zone may be older than the time-zone data beside it.
         forget_zones()
         missing: set[str] = set()
-        after, count = None, 0
+        after, count, kept = None, 0, list[tuple[UUID, Exception]]()
+
+        async def resume(able: Sequence[tuple[Parked, datetime | None]]) -> None:
+            nonlocal count
+            count += await maintenance.unpark(self._pool, able=able, touched=())
+
+        async def forget(touched: Sequence[UUID]) -> None:
+            await maintenance.unpark(self._pool, able=(), touched=touched)
+
         while page := await maintenance.parked(self._pool, after=after, page=PAGE):
             after = page[-1].job_id
             now = self._pool.clock.now()
@@ -50,13 +62,22 @@ class Unparker(LeaderService):
                         # A fault of ours, and one job's all the same: it stays parked, and the others go on.
                         log.exception("job %s stays parked", job.job_id)
             touched = [job.job_id for job in page if not job.ours]
-            if able or touched:
-                count += await maintenance.unpark(self._pool, able=able, touched=touched)
+            # One that the database refuses stays as it is, and the others go on.
+            kept += [(job.job_id, error) for (job, _), error in await without_the_bad(able, resume)]
+            kept += await without_the_bad(touched, forget)
+        if kept:
+            log.error("jobs that cannot be resumed stay parked (%d): %s", len(kept), shown_refusals(kept))
         if count:
             log.warning("%d jobs that could not be planned go on", count)
         if missing:
             log.info("still parked for want of their zone: jobs in %s", ", ".join(sorted(missing)))
         return None
+
+
+def shown_refusals(refused: Sequence[tuple[object, Exception]]) -> str:
+    """The first of them, with what the database said of each."""
+    more = "; …" if len(refused) > _SHOWN else ""
+    return "; ".join(f"{one}: {error}" for one, error in refused[:_SHOWN]) + more
 
 
 def resumed_at(job: Parked, now: datetime) -> datetime | None:
