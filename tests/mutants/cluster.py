@@ -139,7 +139,7 @@ MUTANTS = (
         "forget-who-works",
         "a run is worked on by nobody known",
         "store/sql/cluster/forget_nodes.sql",
-        "    union\n    select worker_id from duly.claims\n",
+        "    union\n    select worker_id from duly.live_claims\n",
         "",
         ("store/test_terms.py::test_nodes_and_terms_of_long_ago_are_forgotten_and_what_still_names_a_run_is_not",),
     ),

@@ -122,7 +122,7 @@ MUTANTS = (
     Mutant(
         "rescue-waits",
         "one claim that is locked holds up rescue for all",
-        "store/sql/maintenance/expired.sql",
+        "store/sql/maintenance/lock_expired.sql",
         "for update skip locked",
         "for update",
         ("store/test_claims.py::test_a_claim_that_somebody_keeps_locked_does_not_hold_up_the_rescue_of_others",),

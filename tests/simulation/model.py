@@ -179,7 +179,7 @@ class Model:
             free = sorted(job_id for job_id in set(args[0]) - self._locked_jobs() if job_id in self.jobs)
             transaction.jobs.update(free)
             rows = [Row(job_id=job_id) for job_id in free]
-        elif name == "maintenance/expired":
+        elif name == "maintenance/lock_expired":
             found = self.expired_claims(*args)
             transaction.claims.update(found)
             rows = [Row(claim_id=claim_id) for claim_id in found]
@@ -784,18 +784,19 @@ class Model:
 
     # Upkeep.
 
-    def maintenance_any_expired(self, since: datetime | None) -> list[Row]:
+    def maintenance_expired(self, limit: int, since: datetime | None, _read_claims: bool) -> list[Row]:
         found = [claim for claim in self.claims.values() if self.has_expired(claim)]
-        expired = any(since is None or claim.lease_until >= since for claim in found)
+        found = [claim for claim in found if since is None or claim.lease_until >= since]
+        expired = [claim.claim_id for claim in sorted(found, key=lambda claim: claim.lease_until)[:limit]]
         return [Row(expired=expired, held=bool(self.claims), now=self._now(), dead=0, took=0.0)]
 
     def has_expired(self, claim: Claim) -> bool:
         return claim.lease_until < self._now()
 
-    def expired_claims(self, limit: int, since: datetime | None) -> list[UUID]:
+    def expired_claims(self, claim_ids: Sequence[UUID], limit: int) -> list[UUID]:
         locked = set().union(*(one.claims for one in self.transactions))
-        found = [claim for claim in self.claims.values() if self.has_expired(claim) and claim.claim_id not in locked]
-        found = [claim for claim in found if since is None or claim.lease_until >= since]
+        there = [self.claims[claim_id] for claim_id in claim_ids if claim_id in self.claims]
+        found = [claim for claim in there if self.has_expired(claim) and claim.claim_id not in locked]
         return [claim.claim_id for claim in sorted(found, key=lambda claim: claim.lease_until)[:limit]]
 
     def maintenance_rescue(self, claim_ids: Sequence[UUID], max_retries: int) -> list[Row]:

@@ -51,7 +51,7 @@ STATEMENTS = {
     "scheduler": [
         "cluster/join", "cluster/beat", "cluster/beat", "cluster/acquire", "cluster/acquire", "cluster/hand_over",
         "fires/load", "fires/due", "fires/on_time", "fires/on_time", "fires/fire", "fires/fire", "fires/release",
-        "maintenance/expired", "maintenance/rescue", "jobs/lock_free", "runs/line", "commit",
+        "maintenance/lock_expired", "maintenance/rescue", "jobs/lock_free", "runs/line", "commit",
     ],
     "worker": [
         "runs/claim", "runs/claim", "runs/claim", "runs/complete", "runs/complete", "runs/requeue", "runs/bury",

@@ -247,13 +247,13 @@ _MUTANTS = (
         faults=(),
         statements={
             "maintenance/expired": [
-                ("where lease_until < (select duly.now())", "where claimed_at < (select duly.now()) - interval '5 s'"),
-            ],
-            "maintenance/any_expired": [
                 (
-                    "duly.claims where lease_until < (select duly.now())",
-                    "duly.claims where claimed_at < (select duly.now()) - interval '5 s'",
+                    "where lease_until < (select duly.now()) and lease_until >=",
+                    "where claimed_at < (select duly.now()) - interval '5 s' and lease_until >=",
                 ),
+            ],
+            "maintenance/lock_expired": [
+                ("and lease_until < (select duly.now())", "and claimed_at < (select duly.now()) - interval '5 s'"),
             ],
         },
     ),

@@ -83,21 +83,23 @@ class Suspect:
     scheduled_at: datetime | None
 
 
-async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None) -> Rescued:
+async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None, read_claims: bool = False) -> Rescued:
     """Take back what expired claims still held. Any number of nodes may try at once.
 
-    `since`: leases that ended before that are passed over. Two statements in one transaction on purpose: see
-    `maintenance/expired.sql`.
+    `since`: leases that ended before that are passed over. `read_claims`: all claims are read, not the index of leases.
+    Two statements in one transaction on purpose: see `maintenance/lock_expired.sql`.
     """
-    # A claim that is not there needs no transaction: this is asked every second by an idle cluster.
-    look = await store.row("maintenance/any_expired", since)
+    # A claim that is not there needs no transaction: this is asked every second by an idle cluster. More than are taken
+    # are looked for, because others may have some in hand.
+    look = await store.row("maintenance/expired", 10 * limit, since, read_claims)
     assert look is not None
-    looked = Look(look["expired"], look["now"], look["dead"], look["took"])
-    if not look["expired"]:
+    found: list[UUID] = look["expired"]
+    looked = Look(bool(found), look["now"], look["dead"], look["took"])
+    if not found:
         return Rescued(held=look["held"], look=looked)
 
     async def take_back(within: Executor) -> tuple[Rescued, Sequence[UUID]]:
-        expired = [row["claim_id"] for row in await within.fetch("maintenance/expired", limit, since)]
+        expired = await _lock_expired(within, found, limit)
         if not expired:
             return Rescued(look=looked), ()
         row = await within.row("maintenance/rescue", expired, DEFAULT_POLICY.max_retries)
@@ -108,17 +110,20 @@ async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None
         rescued, serial = await store.together(take_back)
     except DataRefused:
         # One of them is at fault, and the others must not pay for it.
-        return await _rescue_each(store, limit, since, looked)
+        return await _rescue_each(store, await _lock_expired(store, found, limit), looked)
     if serial:
         await runs.free_next(store, serial)
     return rescued
 
 
-async def _rescue_each(store: Pool, limit: int, since: datetime | None, look: Look) -> Rescued:
+async def _lock_expired(store: Executor, claim_ids: Sequence[UUID], limit: int) -> list[UUID]:
+    return [row["claim_id"] for row in await store.fetch("maintenance/lock_expired", claim_ids, limit)]
+
+
+async def _rescue_each(store: Pool, waiting: list[UUID], look: Look) -> Rescued:
     """Claim by claim; those of which a run cannot be taken back, run by run."""
     requeued = buried = 0
     given_up: list[str] = []
-    waiting = [row["claim_id"] for row in await store.fetch("maintenance/expired", limit, since)]
     claims = len(waiting)
     while waiting:
         claim_id = waiting.pop()
@@ -140,7 +145,7 @@ async def _rescue_each(store: Pool, limit: int, since: datetime | None, look: Lo
 
 
 async def _take_back(within: Executor, claim_id: UUID) -> tuple[int, int, Sequence[UUID]]:
-    if not await within.fetch("maintenance/expired_claim", claim_id):
+    if not await _lock_expired(within, [claim_id], 1):
         return 0, 0, ()  # somebody else has it in hand
     row = await within.row("maintenance/rescue", [claim_id], DEFAULT_POLICY.max_retries)
     assert row is not None
@@ -149,7 +154,7 @@ async def _take_back(within: Executor, claim_id: UUID) -> tuple[int, int, Sequen
 
 async def _split(within: Executor, claim_id: UUID) -> list[UUID]:
     """Claims of one run each in place of one that holds several; none if it holds no more than one."""
-    if not await within.fetch("maintenance/expired_claim", claim_id):
+    if not await _lock_expired(within, [claim_id], 1):
         return []
     return [row["claim_id"] for row in await within.fetch("maintenance/split", claim_id)]
 
@@ -158,7 +163,7 @@ async def _give_up(store: Pool, claim_id: UUID, reason: str) -> tuple[list[str],
     """End a run that cannot be taken back. If not even that can be written, it is looked at again after a while."""
 
     async def end(within: Executor) -> list[Any]:
-        if not await within.fetch("maintenance/expired_claim", claim_id):
+        if not await _lock_expired(within, [claim_id], 1):
             return []
         return await within.fetch("maintenance/give_up", claim_id, reason[:500])
 

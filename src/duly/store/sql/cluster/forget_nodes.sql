@@ -19,7 +19,7 @@ named as materialized (
     union
     select node_id from duly.shards
     union
-    select worker_id from duly.claims
+    select worker_id from duly.live_claims
 ),
 old as (
     select n.node_id

@@ -4,7 +4,7 @@
 with held as materialized (
     select c.claim_id, c.job_ids, c.scheduled_ats
     from duly.claims c
-    where c.job_ids && $1::uuid[]
+    where c.claim_id = any (array(select claim_id from duly.live_claims where job_ids && $1::uuid[]))
     order by c.claim_id
     for update
 )
@@ -18,4 +18,4 @@ from (
         on asked.job_id = one.job_id and asked.scheduled_at = one.scheduled_at
     group by held.claim_id
 ) gone
-where c.claim_id = gone.claim_id
+where c.claim_id = gone.claim_id and c.claim_id = any (array(select claim_id from held))

@@ -21,18 +21,19 @@ recorded as (
     from waiting cross join clock
     on conflict do nothing
 ),
+running as materialized (
+    select held.claim_id, array_agg(one.ordinal::int) as ordinals
+    from duly.live_claims held
+    cross join unnest(held.job_ids) with ordinality as one (job_id, ordinal)
+    join job on job.job_id = one.job_id
+    where $3::boolean and not (one.ordinal = any (held.cancelled))
+    group by held.claim_id
+),
 asked as (
     update duly.claims c
-    set cancelled = c.cancelled || hit.ordinals
-    from (
-        select held.claim_id, array_agg(one.ordinal::int) as ordinals
-        from duly.claims held
-        cross join unnest(held.job_ids) with ordinality as one (job_id, ordinal)
-        join job on job.job_id = one.job_id
-        where $3::boolean and not (one.ordinal = any (held.cancelled))
-        group by held.claim_id
-    ) hit
-    where c.claim_id = hit.claim_id
+    set cancelled = c.cancelled || running.ordinals
+    from running
+    where c.claim_id = running.claim_id and c.claim_id = any (array(select claim_id from running))
     returning c.worker_id
 ),
 told as (

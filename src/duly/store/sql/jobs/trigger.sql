@@ -16,6 +16,12 @@ allowed as (
         select count(*) from duly.runs w where w.job_id = job.job_id and w.state = 'waiting'
     )
 ),
+running as materialized (
+    select held.scheduled_at
+    from duly.live_claims c
+    cross join unnest(c.job_ids, c.scheduled_ats) as held (job_id, scheduled_at)
+    where $1 = any (c.job_ids) and held.job_id = $1
+),
 free as (
     -- A run is known by its job and time: a microsecond that is no other run's, and not that of an occurrence which is
     -- yet to be fired. Almost always it is the first; a clock that stands still, as in users' tests, has many runs at once.
@@ -27,12 +33,7 @@ free as (
     where moment.at is distinct from allowed.next_run_at and moment.at is distinct from $4::timestamptz
         and not duly.has_ended(allowed.job_id, moment.at)
         and (select r.state from duly.runs r where r.job_id = allowed.job_id and r.scheduled_at = moment.at) is null
-        and (
-            select c.claim_id from duly.claims c
-            cross join unnest(c.job_ids, c.scheduled_ats) as held (job_id, scheduled_at)
-            where allowed.job_id = any (c.job_ids) and held.job_id = allowed.job_id and held.scheduled_at = moment.at
-            limit 1
-        ) is null
+        and moment.at not in (select scheduled_at from running)
     limit 1
 ),
 live as (

@@ -1,10 +1,24 @@
--- Lock claims whose lease has run out. SKIP LOCKED: one that is being completed or extended right now is not dead.
--- A statement of its own, before rescue.sql in the same transaction: rescue must look at history with a snapshot that
--- is younger than the lock, or it would put back runs whose completion committed in between.
---   $1 limit  $2 leases that ended before this are not looked at; null: all are
-select claim_id
-from duly.claims
-where lease_until < (select duly.now()) and lease_until >= coalesce($2::timestamptz, '-infinity')
-order by lease_until
-limit $1
-for update skip locked
+-- Claims to rescue: almost always none. And is there any claim at all? Also what time it is, how many dead rows lie among
+-- the claims, and how long this took here.
+--   $1 limit  $2 leases that ended before this are not looked at; null: all are  $3 read all claims instead
+-- The index of leases has the answer at once, unless claims that are gone lie in it: while somebody holds a snapshot,
+-- nobody can pass over them there. Reading all claims begins at the floor.
+with held as materialized (
+    select claim_id, lease_until from duly.live_claims where $3::boolean
+)
+select case
+        when $3::boolean then array(
+            select claim_id from held where lease_until < (select duly.now()) order by lease_until limit $1
+        )
+        else array(
+            select claim_id
+            from duly.claims
+            where lease_until < (select duly.now()) and lease_until >= coalesce($2::timestamptz, '-infinity')
+            order by lease_until
+            limit $1
+        )
+    end as expired,
+    case when $3::boolean then exists (select from held) else exists (select from duly.live_claims) end as held,
+    duly.now() as now,
+    pg_stat_get_dead_tuples('duly.claims'::regclass) as dead,
+    extract(epoch from clock_timestamp() - statement_timestamp())::float8 as took

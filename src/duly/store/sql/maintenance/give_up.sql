@@ -1,5 +1,5 @@
 -- End the runs of a claim that cannot be taken back, with the reason, and nothing of the job that could stand in the way.
---   $1 claim_id, locked by expired_claim.sql in this transaction  $2 what the database said
+--   $1 claim_id, locked by lock_expired.sql in this transaction  $2 what the database said
 with clock as materialized (
     select duly.now() as now
 ),

@@ -1,6 +1,6 @@
 -- Take back what expired claims still held: neither let go, nor in history. The crash counts as an attempt; a run that
 -- has used up its attempts ends in the dead letters, so one that kills its workers does not do so for ever.
---   $1 claim_ids, locked by expired.sql in this transaction  $2 default of max_retries
+--   $1 claim_ids, locked by lock_expired.sql in this transaction  $2 default of max_retries
 with clock as materialized (
     select duly.now() as now
 ),

@@ -1,6 +1,6 @@
 -- Put claims of one run each in the place of one that holds several, so that each can be taken back by itself. What the
 -- claim has let go stays where it went. Nothing if it holds only one.
---   $1 claim_id, locked by expired_claim.sql in this transaction
+--   $1 claim_id, locked by lock_expired.sql in this transaction
 with held as materialized (
     select c.worker_id, c.claimed_at, c.lease_until, one.*, one.ordinal = any (c.cancelled) as is_cancelled
     from duly.claims c

@@ -15,18 +15,20 @@ recorded as (
     on conflict do nothing
     returning 1
 ),
+running as materialized (
+    select held.claim_id, one.ordinal::int as ordinal
+    from duly.live_claims held
+    cross join unnest(held.job_ids, held.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
+    where one.job_id = $1 and one.scheduled_at = $2 and not (one.ordinal = any (held.released))
+        and not duly.has_ended($1, $2)
+),
 asked as (
     update duly.claims c
     set cancelled = c.cancelled || one.ordinal
-    from (
-        select held.claim_id, one.ordinal::int as ordinal
-        from duly.claims held
-        cross join unnest(held.job_ids, held.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
-        where one.job_id = $1 and one.scheduled_at = $2 and not (one.ordinal = any (held.released))
-            and not duly.has_ended($1, $2)
-    ) one
+    from running one
     -- As it is once its lock is had: a run that went back to the queue meanwhile is looked for there.
     where c.claim_id = one.claim_id and not (one.ordinal = any (c.released))
+        and c.claim_id = any (array(select claim_id from running))
     returning c.worker_id
 ),
 told as (
