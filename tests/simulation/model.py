@@ -510,6 +510,9 @@ class Model:
     def _runs_of(self, job_id: UUID) -> list[Run]:
         return [run for run in self.runs.values() if run.job_id == job_id]
 
+    def _mark_of_line(self, job_id: UUID) -> int:
+        return SERIAL if any(run.state == "waiting" for run in self._runs_of(job_id)) else 0
+
     def _in_claims(self, job_id: UUID) -> bool:
         return any(one.job_id == job_id for claim in self.claims.values() for one in claim.held)
 
@@ -687,7 +690,13 @@ class Model:
             run_at = now + timedelta(seconds=delays[number])
             self._enqueue(
                 Run(
-                    *one[:2], run_at, one.fired_at, one.epoch, one.attempt - refunds[number], one.flags, states[number]
+                    *one[:2],
+                    run_at,
+                    one.fired_at,
+                    one.epoch,
+                    one.attempt - refunds[number],
+                    one.flags | self._mark_of_line(one.job_id),
+                    states[number],
                 ),
                 was=claim.claim_id,
             )
@@ -747,7 +756,7 @@ class Model:
             if ordinal not in claim.released and (one.job_id, one.scheduled_at) not in self.history
         ]
 
-    def runs_line(self, job_ids: Sequence[UUID]) -> list[Row]:
+    def runs_line(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
         told = 0
         for job_id in job_ids:
             held = [
@@ -756,7 +765,7 @@ class Model:
                 for ordinal, one in self._unfinished(claim)
                 if one.job_id == job_id
             ]
-            standing = self._runs_of(job_id)
+            standing = self._runs_of(job_id) if whole else self._near(job_id)
             waiting = [run.scheduled_at for run in standing if run.state == "waiting"]
             active = bool(held) or len(waiting) < len(standing)
             everything = [at for *_, at in held] + [run.scheduled_at for run in standing]
@@ -781,6 +790,18 @@ class Model:
         if told:
             self._tell("duly_work", "default")
         return [Row(told=told)]
+
+    def _near(self, job_id: UUID) -> list[Run]:
+        """What a short look at the line finds."""
+        standing = sorted(self._runs_of(job_id), key=lambda run: run.scheduled_at)
+        waiting = [run.scheduled_at for run in standing if run.state == "waiting"]
+        if not waiting:
+            return standing[-1:]
+        return [
+            run for run in standing
+            if not waiting[0] < run.scheduled_at < waiting[-1]
+            or run.state == "retrying" or (run.state == "queued" and run.flags & SERIAL)
+        ]  # fmt: skip
 
     # Upkeep.
 
@@ -812,8 +833,9 @@ class Model:
                 if one.attempt <= most:
                     pause = min(30, 2 * 4 ** (one.attempt - 1)) * self._dice.random() if len(lost) > 1 else 0
                     run_at = now + timedelta(seconds=pause)
+                    flags = one.flags | self._mark_of_line(one.job_id)
                     self._enqueue(
-                        Run(*key, run_at, one.fired_at, one.epoch, one.attempt, one.flags, "queued"), was=claim_id
+                        Run(*key, run_at, one.fired_at, one.epoch, one.attempt, flags, "queued"), was=claim_id
                     )
                     requeued += 1
                 elif self._record(key, Ended("dead", claim_id, one.attempt, one.flags)):

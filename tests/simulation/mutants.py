@@ -95,7 +95,7 @@ class RequeueForgets(Model):
 class WaitersForgotten(Model):
     """The end of a run lets nobody go, and upkeep looks for nobody who waits."""
 
-    def runs_line(self, job_ids: Sequence[UUID]) -> list[Row]:
+    def runs_line(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
         return [Row(told=0)]
 
 
