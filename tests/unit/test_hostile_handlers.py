@@ -182,7 +182,7 @@ async def outcomes_of(values: Mapping[int, Any], handler: str, *, raised: bool) 
     for number in values:
         executor.start(claimed(handler, number))
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(60 + NUMBER / 20):
             await over.wait()
         await asyncio.sleep(0)
     except TimeoutError:
