@@ -173,7 +173,8 @@ class Completer(Service):
             self.succeeded += len(outcomes)
         for outcome in outcomes:
             self._leave(outcome.run)
-            if self._apart:
+        if self._apart:
+            for outcome in outcomes:
                 self._apart.forget(_key(outcome))
         if closing:
             closed = set(closing)
