@@ -127,7 +127,7 @@ MUTANTS = (
         "cancel-run-what-was-let-go",
         "a run that was put back is asked to stop where it was",
         "store/sql/runs/cancel.sql",
-        " and not (one.ordinal = any (held.released))",
+        " and not (one.ordinal = any (c.released))",
         "",
         ("store/test_claims.py::test_a_run_that_was_put_back_is_cancelled_where_it_is_and_nobody_is_told",),
     ),
