@@ -23,6 +23,12 @@ def test_a_gap_shifts_to_its_end_or_skips() -> None:
     ]
 
 
+def test_a_count_has_what_a_gap_moved_and_not_what_it_dropped() -> None:
+    after, until = utc("2026-03-28 12:00"), utc("2026-03-30 12:00")
+    assert parse("30 2 * * *", BERLIN).count(after, until, 100) == 2
+    assert parse("30 2 * * *", BERLIN, dst_gap="skip").count(after, until, 100) == 1
+
+
 def test_several_times_in_a_gap_collapse_to_one() -> None:
     assert fires("0,20,40 2 * * *", BERLIN, "2026-03-28 12:00", 2) == ["2026-03-29 01:00", "2026-03-30 00:00"]
     # 03:00 is a time of its own and the end of the gap as well: still one.

@@ -144,6 +144,13 @@ def test_the_catch_up_window_drops_what_is_older() -> None:
     assert [(drop.count, drop.reason) for drop in once.drops] == [(10, "catch_up_window"), (2, "RUN_ONCE")]
 
 
+@pytest.mark.parametrize("text", ["*/10 * * * *", "FREQ=MINUTELY;INTERVAL=10"])
+def test_what_stands_on_the_edge_of_the_window_runs(text: str) -> None:
+    policy = Policy(missed_window="RUN_ALL", catch_up_window_seconds=1500)
+    done = plan(table(text), "2026-01-01 08:00", "2026-01-01 10:05", policy)
+    assert [moment for moment, _ in done.runs] == [utc(f"2026-01-01 {t}") for t in ("09:40", "09:50", "10:00")]
+
+
 def test_a_window_that_excludes_everything() -> None:
     policy = Policy(missed_window="RUN_ALL", catch_up_window_seconds=60)
     done = plan(table("0 * * * *"), "2026-01-01 08:00", "2026-01-01 10:05", policy)
