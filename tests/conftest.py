@@ -23,7 +23,8 @@ from support import hasty_postgres
 _numbers = itertools.count(1)
 
 # Examples are judged by what they show; how long one takes is the machine's business, except where a test says so.
-hypothesis.settings.register_profile("duly", deadline=None)
+# In CI they are always the same ones (see support.drawn_seed).
+hypothesis.settings.register_profile("duly", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("duly")
 
 

@@ -24,7 +24,7 @@ from duly.model import JobRequest, Policy
 from duly.operations import Operations
 from duly.store.pool import Pool
 from servers import Servers
-from support import count, eventually
+from support import count, drawn_seed, eventually
 
 LEASE = 1.0
 JOBS = 40
@@ -88,7 +88,7 @@ async def test_nothing_is_lost_or_doubled_while_nodes_come_go_die_and_freeze(
     kind: str, servers: Servers, pool: Pool, operations: Operations, spawn: Spawn, sink: Path
 ) -> None:
     seconds = float(os.environ.get("DULY_TEST_CHURN_SECONDS", "12"))
-    seed = int(os.environ.get("DULY_TEST_SEED", str(random.randrange(2**32))))
+    seed = drawn_seed()
     print(f"seed {seed}")
     dice = random.Random(seed)
     address = servers.get(kind).address(f"churn-{uuid4().hex}") if kind in REGISTRIES else kind

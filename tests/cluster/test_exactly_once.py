@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 from pathlib import Path
 
@@ -11,14 +10,14 @@ from cluster.processes import Spawn, executions
 from duly.model import JobRequest, Policy
 from duly.operations import Operations
 from duly.store.pool import Pool
-from support import count, eventually
+from support import count, drawn_seed, eventually
 
 
 async def test_a_thousand_transactions_under_kills_leave_one_row_each(
     pool: Pool, operations: Operations, spawn: Spawn, sink: Path
 ) -> None:
     total = 1000
-    seed = int(os.environ.get("DULY_TEST_SEED", str(random.randrange(2**32))))
+    seed = drawn_seed()
     print(f"seed {seed}")
     dice = random.Random(seed)
     # No unique key: nothing but Duly keeps a second row away.

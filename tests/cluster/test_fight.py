@@ -16,7 +16,7 @@ from duly.model import to_micros
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued
-from support import count, eventually, put_now, succeeded, take
+from support import count, drawn_seed, eventually, put_now, succeeded, take
 
 SECONDS = float(os.environ.get("DULY_TEST_FIGHT_SECONDS", "12"))
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})
@@ -89,7 +89,7 @@ class Fighter:
 async def test_claim_heartbeat_rescue_complete_and_requeue_fighting_over_the_same_rows_end_every_run_once(
     pool: Pool, database_url: str, spawn: Spawn, sink: Path
 ) -> None:
-    seed = random.randrange(2**32)
+    seed = drawn_seed()
     print(f"seed {seed}")
     dice = random.Random(seed)
     accepted: Counter[str] = Counter()

@@ -18,7 +18,7 @@ from duly.operations import Operations
 from duly.store.pool import Pool
 from duly.store.statements import statement
 from proxy import Proxy
-from support import count, eventually
+from support import count, drawn_seed, eventually
 
 LEASE = 2.0
 
@@ -234,7 +234,7 @@ async def test_runs_that_were_given_up_in_an_outage_are_not_lost_when_it_ends_be
 async def test_connections_cut_all_the_time_lose_nothing_and_record_nothing_twice(
     pool: Pool, operations: Operations, spawn: Spawn, sink: Path, proxy: Proxy
 ) -> None:
-    seed = random.randrange(2**32)
+    seed = drawn_seed()
     print(f"seed {seed}")
     dice = random.Random(seed)
     total, failing = 2000, 100

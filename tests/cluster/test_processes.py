@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import signal
 import time
@@ -18,7 +17,7 @@ from duly.operations import Operations
 from duly.store import runs
 from duly.store.pool import Pool
 from duly.store.runs import ClaimedRun, Succeeded
-from support import count, eventually
+from support import count, drawn_seed, eventually
 
 
 async def submit(operations: Operations, requests: list[JobRequest]) -> None:
@@ -115,7 +114,7 @@ async def test_two_schedulers_and_four_workers_run_ten_thousand_one_offs_once_ea
 async def test_fifty_kills_of_a_scheduler_lose_no_occurrence_and_double_none(
     pool: Pool, operations: Operations, spawn: Spawn, sink: Path
 ) -> None:
-    seed = int(os.environ.get("DULY_TEST_SEED", str(random.randrange(2**32))))
+    seed = drawn_seed()
     print(f"seed {seed}")
     dice = random.Random(seed)
     spawn("worker")

@@ -12,7 +12,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -25,7 +25,7 @@ from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued
 from duly.store.statements import statement
-from support import count, due_job, fire_as_seen, fire_of, lead, put, succeeded, take
+from support import count, drawn_seed, due_job, fire_as_seen, fire_of, lead, put, succeeded, take
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -49,7 +49,8 @@ select job_id, scheduled_at, where_it_is from (
 def seeds() -> list[int]:
     if given := os.environ.get("DULY_TEST_SEED"):
         return [int(given)]
-    return [random.randrange(2**32) for _ in range(HISTORIES)]
+    first = drawn_seed()
+    return [*range(first, first + HISTORIES)]
 
 
 @pytest.fixture
@@ -79,8 +80,10 @@ class History:
 
     async def begin(self) -> None:
         policy = Policy(overlap=self.overlap, max_queued=self.max_queued, max_retries=2)
-        self.job = due_job(self.pool, START, policy=policy.to_stored())
+        self.job = due_job(self.pool, self.next, policy=policy.to_stored())
         await put(self.pool, self.job)
+        # It is there before its first occurrence, as jobs are: what began after its last change is looked at less.
+        await self.pool.query("update duly.jobs set updated_at = $1", START - SECOND)
         self.epoch = await lead(self.pool, self.job.shard)
 
     async def unfinished(self) -> dict[datetime, str]:
@@ -204,6 +207,9 @@ class History:
         drawn: Overlap = self.dice.choice(("skip", "queue", "parallel"))
         self.overlap = overlap or drawn
         await self.operations.change(str(self.job.job_id), {"overlap": self.overlap})
+        await self.pool.query(
+            "update duly.jobs set updated_at = greatest($1, last_run_at, extra_at)", self.next - SECOND
+        )
         self.log.append(f"overlap {self.overlap}")
 
     async def catch_up(self) -> None:
@@ -305,6 +311,46 @@ async def test_a_short_look_at_a_line_finds_what_a_whole_one_does(
         except AssertionError as error:
             story = "\n".join(history.log)
             raise AssertionError(f"seed {seed}, max_queued {history.max_queued}: {error}\n{story}") from None
+
+
+@pytest.mark.parametrize("overlap", ["skip", "queue"])
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("clock", ["right", "gone back"])
+async def test_runs_that_were_allowed_to_overlap_are_all_waited_for(
+    pool: Pool, operations: Operations, overlap: Overlap, many: bool, clock: str
+) -> None:
+    """An older one may outlive the last, and the last is what is looked at first."""
+    history = History(pool, operations, "parallel", random.Random(1))
+    if clock == "gone back":
+        history.next = datetime.now(UTC) + timedelta(hours=1)
+    await history.begin()
+    await history.fire()
+    await history.fire()
+    await pool.query("update duly.runs set run_at = duly.now()")
+    older, last = (await take(pool, limit=5)).runs
+    await operations.change(str(history.job.job_id), {"overlap": overlap})
+    # Of many jobs at once, only those are looked at closely that are in a claim, as this one is until both have ended.
+    others = [uuid4() for _ in range(100 if many else 0)]
+
+    async def fire(due: datetime) -> str:
+        (seen,) = await fires.due(pool, job_ids=[history.job.job_id, *others])
+        assert seen.busy
+        batch = fire_of(history.job._replace(next_run_at=due), next_run_at=due + SECOND, overlap=overlap)
+        batch.job_ids += others
+        batch.expected += [due for _ in others]
+        batch.next_run_at += [due for _ in others]
+        batch.overlap += [overlap for _ in others]
+        batch.max_queued += [100 for _ in others]
+        batch.versions = [seen.version for _ in batch.job_ids]
+        await fires.fire(pool, epochs={history.job.shard: history.epoch}, batch=batch)
+        return (await history.unfinished()).get(due, "skipped")
+
+    assert await runs.complete(pool, [succeeded(last)]) == 1
+    assert await fire(history.next) == ("skipped" if overlap == "skip" else "waiting")
+    assert await runs.complete(pool, [succeeded(older)]) == 1
+    await maintenance.free_waiting(pool)
+    now = await fire(history.next + SECOND) if overlap == "skip" else (await history.unfinished())[history.next]
+    assert now == "queued"
 
 
 @pytest.mark.parametrize("how", ["redriven", "stands", "returned", "rescued"])

@@ -4,13 +4,14 @@
 -- `place` and `version` name the very row that was seen. `busy`: an earlier run may be unfinished, and fires/fire.sql must
 -- look at it closely, unless the job's runs may overlap. One that stands in the queue is found by one probe. One that is
 -- running is in a claim, but to read all claims is worth it for many jobs only: for few, history is asked whether the last
--- runs have ended.
+-- runs have ended. That says nothing of a job whose runs may have overlapped before it was changed.
 select j.job_id, j.next_run_at, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.max_runs, j.run_count,
     j.policy, j.created_at, clock.now, greatest(j.last_run_at, j.updated_at) as since, j.ctid as place, j.xmin as version,
     case
         when j.last_run_at is null and j.extra_at is null or j.policy ->> 'overlap' = 'parallel' then false
         when (select true from duly.runs r where r.job_id = j.job_id limit 1) then true
-        when cardinality($1::uuid[]) >= 100 then j.job_id in (select duly.claimed_jobs())
+        when cardinality($1::uuid[]) >= 100 or greatest(j.last_run_at, j.extra_at) <= j.updated_at
+            then j.job_id in (select duly.claimed_jobs())
         else not ((j.last_run_at is null or duly.has_ended(j.job_id, j.last_run_at))
             and (j.extra_at is null or duly.has_ended(j.job_id, j.extra_at)))
     end as busy, j.shard

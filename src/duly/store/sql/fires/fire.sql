@@ -18,17 +18,27 @@ term as materialized (
 ),
 due as materialized (
     -- Lateral with a limit: always one probe of the primary key a job, never a walk over the shard.
-    select j.job_id, j.queue, j.priority, j.last_run_at, j.extra_at, f.next_run_at, f.overlap, f.max_queued
+    -- `unsure`: nothing has begun since the job was changed. Its runs may have been allowed to overlap before, and then
+    -- an older one may outlive the last.
+    select j.job_id, j.queue, j.priority, j.last_run_at, j.extra_at, f.next_run_at, f.overlap, f.max_queued,
+        f.overlap <> 'parallel' and greatest(j.last_run_at, j.extra_at) <= j.updated_at as unsure
     from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::text[], $7::int[], $17::xid[])
         as f (job_id, expected, next_run_at, overlap, max_queued, version)
     cross join lateral (
-        select job_id, queue, priority, last_run_at, extra_at
+        select job_id, queue, priority, last_run_at, extra_at, updated_at
         from duly.jobs
         where job_id = f.job_id and next_run_at = f.expected and shard = $1 and xmin = f.version
         limit 1
         for no key update skip locked
     ) j
     where exists (select from term)
+),
+running as materialized (
+    select d.job_id
+    from duly.live_claims c
+    cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
+    join due d on d.job_id = one.job_id
+    where d.unsure and not (one.ordinal = any (c.released)) and not duly.has_ended(one.job_id, one.scheduled_at)
 ),
 busy as materialized (
     -- An earlier run is unfinished. One that stands in the queue is found by one probe. One that is running is in a
@@ -42,6 +52,7 @@ busy as materialized (
     where d.overlap <> 'parallel' and coalesce(d.last_run_at, d.extra_at) is not null
         and case
             when (select true from duly.runs r where r.job_id = d.job_id limit 1) then true
+            when d.unsure then d.job_id in (select job_id from running)
             when cardinality($3::uuid[]) >= 100 and not (d.job_id in (select duly.claimed_jobs()))
                 then false
             when (d.last_run_at is null or duly.has_ended(d.job_id, d.last_run_at))

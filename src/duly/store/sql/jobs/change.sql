@@ -33,7 +33,11 @@ changed as (
             -- Code may give a job that was over more to do, and one that was not nothing more.
             when not $17::boolean or j.status = 'paused' then j.status when $19::timestamptz is null then 'ended' else 'active'
         end,
-        updated_at = clock.now, version = version + 1
+        -- Not before what began while runs were allowed to overlap, whichever way the clock has gone: a fire compares.
+        updated_at = case
+            when before.policy ->> 'overlap' = 'parallel' then greatest(clock.now, j.last_run_at, j.extra_at) else clock.now
+        end,
+        version = version + 1
     from before cross join clock
     where j.job_id = before.job_id
     returning j.*
