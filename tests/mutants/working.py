@@ -279,8 +279,8 @@ MUTANTS = (
         "completer-closes-the-lost",
         "a claim is closed over a run that was given up",
         "worker/completer.py",
-        "self._left.add(run.claim_id)\n        self._leave(run)",
-        "self._leave(run)",
+        "self._left.add(run.claim_id)\n        self._leave(run.claim_id, 1)",
+        "self._leave(run.claim_id, 1)",
         ("unit/test_completing.py",),
     ),
     Mutant(

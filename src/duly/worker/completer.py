@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 from uuid import UUID
 
@@ -75,7 +76,7 @@ class Completer(Service):
     def forget(self, run: ClaimedRun) -> None:
         """The run's lease is lost: there is nothing to write."""
         self._left.add(run.claim_id)
-        self._leave(run)
+        self._leave(run.claim_id, 1)
         self.lost += 1
         self._recorded(1)
 
@@ -160,6 +161,7 @@ class Completer(Service):
 
     async def _record(self, outcomes: Sequence[Outcome], *, close: bool) -> None:
         closing: list[UUID] = []
+        leaving = Counter([outcome.run.claim_id for outcome in outcomes])
         if outcomes and type(outcomes[0]) is Requeued:
             await self._write(store.requeue, [one for one in outcomes if type(one) is Requeued])
         elif outcomes and type(outcomes[0]) is Buried:
@@ -167,12 +169,12 @@ class Completer(Service):
         else:
             # What is `Recorded` was written by its own transaction; it only leaves its claim.
             succeeded = [one for one in outcomes if type(one) is Succeeded]
-            closing = self._closing(outcomes) if close else []
+            closing = self._closing(leaving) if close else []
             if succeeded or closing:
                 await self._write(store.complete, succeeded, closing)
             self.succeeded += len(outcomes)
-        for outcome in outcomes:
-            self._leave(outcome.run)
+        for claim_id, count in leaving.items():
+            self._leave(claim_id, count)
         if self._apart:
             for outcome in outcomes:
                 self._apart.forget(_key(outcome))
@@ -190,25 +192,21 @@ class Completer(Service):
             log.error("%d claims could not be closed, and are left to rescue: %s", len(refused), refused[0][1])
         self._closable = []
 
-    def _closing(self, batch: Sequence[Outcome]) -> list[UUID]:
-        """Claims that hold nothing more once this batch is written."""
-        leaving: dict[UUID, int] = {}
-        for outcome in batch:
-            claim_id = outcome.run.claim_id
-            leaving[claim_id] = leaving.get(claim_id, 0) + 1
+    def _closing(self, leaving: Mapping[UUID, int]) -> list[UUID]:
+        """Claims that hold nothing more once so many of their runs have left."""
         emptied = [claim_id for claim_id, count in leaving.items() if self._held.get(claim_id) == count]
         return [claim_id for claim_id in emptied + self._closable if claim_id not in self._left]
 
-    def _leave(self, run: ClaimedRun) -> None:
-        left = self._held.get(run.claim_id, 0) - 1
+    def _leave(self, claim_id: UUID, count: int) -> None:
+        left = self._held.get(claim_id, 0) - count
         if left > 0:
-            self._held[run.claim_id] = left
-        elif self._held.pop(run.claim_id, None) is not None:
-            if run.claim_id in self._left:
-                self._left.remove(run.claim_id)
+            self._held[claim_id] = left
+        elif self._held.pop(claim_id, None) is not None:
+            if claim_id in self._left:
+                self._left.remove(claim_id)
             else:
-                self._closable.append(run.claim_id)
-            self._emptied.append(run.claim_id)
+                self._closable.append(claim_id)
+            self._emptied.append(claim_id)
 
     async def _write(
         self, write: Callable[..., Awaitable[int]], ends: Sequence[End], close: Sequence[UUID] = ()
@@ -272,8 +270,10 @@ def _key(outcome: Outcome) -> tuple[UUID, int]:
     return outcome.run.claim_id, outcome.run.ordinal
 
 
-def _by_kind(batch: Sequence[Outcome]) -> list[list[Outcome]]:
+def _by_kind(batch: Sequence[Outcome]) -> list[Sequence[Outcome]]:
     """Each kind is a statement, in this order: what one has written the failure of the next does not send again."""
+    if set(map(type, batch)) == {Succeeded}:
+        return [batch]
     requeued: list[Outcome] = []
     buried: list[Outcome] = []
     succeeded: list[Outcome] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum
 from typing import Any
@@ -102,6 +103,7 @@ class Executor:
         self._running: set[_Running] = set()
         self._drivers = Drivers(self._take_turn)
         self._watch: asyncio.TimerHandle | None = None
+        self._time: Callable[[], float] = time.monotonic
 
     def __len__(self) -> int:
         return len(self._running)
@@ -111,7 +113,9 @@ class Executor:
         self._running.add(running)
         self._drivers.add(running)
         if self._watch is None:
-            self._watch = asyncio.get_running_loop().call_later(_WATCH_SECONDS, self._check_deadlines)
+            loop = asyncio.get_running_loop()
+            self._time = loop.time
+            self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines)
             if self._blocking is not None:
                 self._blocking.turned(busy=True)
 
@@ -219,7 +223,7 @@ class Executor:
         running.context = context = Context(run, self._host, started_us)
         if run.policy_text is not None:
             _check_policy(run)
-        self._set_deadline(running)
+        running.deadline = self._time() + _timeout(run)
         if self._ledger is not None and run.policy_text is not None and _has_own_key(run):
             await self._check_ledger(run)
         context._must_be_held()
@@ -242,12 +246,7 @@ class Executor:
     def _begins(self, running: _Running, context: Context) -> None:
         """There is a thread for it: its time begins now."""
         running.started_us = context._started_us = self._clock.now_us()
-        self._set_deadline(running)
-
-    def _set_deadline(self, running: _Running) -> None:
-        run = running.run
-        policy = DEFAULT_POLICY if run.policy_text is None else run.policy
-        running.deadline = asyncio.get_running_loop().time() + policy.timeout_seconds
+        running.deadline = self._time() + _timeout(running.run)
 
     async def _check_ledger(self, run: ClaimedRun) -> None:
         assert self._ledger is not None
@@ -335,6 +334,10 @@ class Executor:
 def _call_in_thread(task: Task, context: Context, arguments: Mapping[str, Any]) -> Any:
     context._must_be_held()  # it may have stood in line for a thread
     return task.function(context, **arguments) if task.takes_context else task.function(**arguments)
+
+
+def _timeout(run: ClaimedRun) -> float:
+    return (DEFAULT_POLICY if run.policy_text is None else run.policy).timeout_seconds
 
 
 def _is_running(running: _Running) -> bool:
