@@ -292,6 +292,26 @@ class TestErrors:
         assert [(run.scheduled_at - START) // HOUR for run in runs if run.status == "skipped"] == [2]
         assert [(run.scheduled_at - START) // HOUR for run in runs if run.status == "succeeded"] == [1, 3, 4]
 
+    async def test_what_is_due_fires_before_anything_ends(self, virtual: DulyTest) -> None:
+        """Also a job that was changed behind the fixture's back, beside one that it knows of."""
+
+        @virtual.app.task(max_retries=1, retry_delay_seconds=5400, retry_max_delay_seconds=5400)
+        def fails() -> None:
+            raise RuntimeError
+
+        @virtual.app.task()
+        def other() -> None: ...
+
+        job = await virtual.submit(fails, schedule="@hourly")
+        await virtual.submit(other, schedule="@hourly")
+        await virtual.advance(minutes=61)
+        await virtual._operations.change(job, {"schedule": f"30 {(START + 2 * HOUR).hour} * * *"})
+        await virtual.advance(hours=1)
+        await virtual.at(START + 3 * HOUR)
+        ended = [run.status for run in await virtual.drain() if str(run.job_id) == job]
+        # The last attempt of the first run, and a late occurrence that found it unfinished.
+        assert sorted(ended) == ["dead", "skipped"]
+
     async def test_a_handler_that_comes_back_for_ever_is_noticed(
         self, virtual: DulyTest, monkeypatch: pytest.MonkeyPatch
     ) -> None:

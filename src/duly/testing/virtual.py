@@ -178,7 +178,7 @@ class DulyTest:
         due, queues = await self._step(target)
         while due or queues:
             if due:
-                await self._fire()
+                await self._fire(due)
             await self._hands.work(queues)
             if raise_errors and errors:
                 raise errors[0]
@@ -189,7 +189,7 @@ class DulyTest:
                 raise DulyError(f"at {self.now.isoformat()} runs come back for ever: does a handler snooze for 0 s?")
         return await self._take_ended()
 
-    async def _step(self, target: datetime) -> tuple[bool, Sequence[str]]:
+    async def _step(self, target: datetime) -> tuple[int, Sequence[str]]:
         self._steps += 1
         if self._steps % _VACUUM_EVERY == 0:
             await self._pool.query(testing_statement("vacuum"))
@@ -197,11 +197,17 @@ class DulyTest:
         self._clock.set(now)
         return due, queues
 
-    async def _fire(self) -> None:
+    async def _fire(self, due: int) -> None:
+        """All that is due now, before anything runs: whatever ends in this moment ends after it."""
+        fired = self._firer.fired
         # The firer tells the wheel what it moved; of what others submitted, resumed or redefined only the store knows.
         if self._future.seconds_to_next() != 0:
             await self._loader.run_once()
         await self._firer.run_once()
+        if due > 1 or self._firer.fired == fired:
+            # The wheel knew of one, and perhaps not of another.
+            await self._loader.run_once()
+            await self._firer.run_once()
 
     async def _take_ended(self) -> list[Run]:
         """What has ended since this was last asked."""

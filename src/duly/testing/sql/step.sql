@@ -1,6 +1,7 @@
 -- Move the clock to what happens next, but not past $1: a job falls due, or a run may start. One statement, because a
 -- year of an hourly job is 8,760 of these steps.
--- Returns where the clock stands then, whether a job is due there, and the queues in which runs may start there.
+-- Returns where the clock stands then, how many jobs are due there (2: several), and the queues in which runs may start
+-- there.
 with due as materialized (
     select min(head.next_run_at) as moment
     from duly.shards s
@@ -19,5 +20,16 @@ startable as materialized (
 update duly.clock
 set frozen_at = greatest(frozen_at, least($1, due.moment, startable.moment))
 from due cross join startable
-returning frozen_at as now, coalesce(due.moment <= frozen_at, false) as due,
+returning frozen_at as now,
+    case when due.moment <= frozen_at then (
+        select count(*)
+        from (
+            select one.next_run_at
+            from duly.shards s
+            cross join lateral (
+                select next_run_at from duly.jobs where shard = s.shard and next_run_at <= frozen_at limit 2
+            ) one
+            limit 2
+        ) found
+    ) else 0 end as due,
     array(select distinct queue from duly.runs where run_at <= frozen_at) as queues
