@@ -44,7 +44,17 @@ T = TypeVar("T")
 
 SECONDS = float(os.environ.get("DULY_TEST_ERRORS_SECONDS", "0"))
 # Refused data are held against a job here; elsewhere they are one more error.
-BLAMING = ("fires/", "runs/complete", "runs/requeue", "runs/bury", "ledger/", "progress/", "copy", "commit")
+BLAMING = (
+    "fires/",
+    "newcomers/adopt",
+    "runs/complete",
+    "runs/requeue",
+    "runs/bury",
+    "ledger/",
+    "progress/",
+    "copy",
+    "commit",
+)
 PATIENT = Policy(max_retries=30, retry_backoff="immediate", overlap="parallel", missed_window="RUN_ALL")
 
 
@@ -152,13 +162,13 @@ class Life:
             await self._settle(lambda: operations.cancel(away), clean, away, "cancelled")
             await self._ask(operations, hourly)
 
-            await eventually(lambda: self._ended(clean), seconds=60)
+            await self._all_end(clean)
             injector.chance = chance
             letters = await insist(lambda: operations.dead_letters())
             assert [str(letter.job_id) for letter in letters.items] == [dead]
             await clean.query("delete from duly.attempts where job_id = $1", UUID(dead))
             await self._redrive(operations, clean, letters.items[0].run_id)
-            await eventually(lambda: self._ended(clean), seconds=60)
+            await self._all_end(clean)
             injector.chance = 0.0
             await eventually(lambda: self._quiet(clean), seconds=30)
         await self._check(clean)
@@ -216,6 +226,16 @@ class Life:
                     assert answer.headers["retry-after"]
                     await asyncio.sleep(0.02)
                 assert answer.status_code in (200, 404) or any(state in DATA for state in self.injector.states), path
+
+    async def _all_end(self, clean: Pool) -> None:
+        try:
+            await eventually(lambda: self._ended(clean), seconds=60)
+        except TimeoutError:
+            print(f"expected: {self.expected}")
+            for table in ("history", "runs", "claims", "catch_ups", "unplanned", "parked"):
+                for row in await clean.query(f"select * from duly.{table}"):
+                    print(table, dict(row))
+            raise
 
     async def _ended(self, clean: Pool) -> bool:
         self._stop_in_time()
