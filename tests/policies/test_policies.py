@@ -49,7 +49,7 @@ OUTAGES = (5 * SECOND, 11 * SECOND, 70 * MINUTE, 7 * HOUR, 26 * HOUR)
 class World(DulyTest):
     """Beside what a test's own parts do, waiting runs are let go as the rescuer does it, only at once."""
 
-    async def _step(self, target: datetime) -> tuple[bool, Sequence[str]]:
+    async def _step(self, target: datetime) -> tuple[int, Sequence[str]]:
         await maintenance.free_waiting(self._pool)
         return await super()._step(target)
 
