@@ -6,6 +6,26 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "put-back-overlooks-claims",
+        "where the clock has gone back, a run that is running is fired again",
+        "store/sql/jobs/put_back.sql",
+        "where one.job_id = j.job_id and not (one.ordinal = any (c.released))",
+        "where false",
+        (
+            "services/test_clocks_back.py::TestGoingOn::test_what_is_left_when_one_fired_ahead_is_taken_back_is_not_planned_again",
+        ),
+    ),
+    Mutant(
+        "put-back-overlooks-the-queue",
+        "a job that is put back forgets its run in the queue",
+        "store/sql/jobs/put_back.sql",
+        "from duly.runs r where r.job_id = j.job_id\n",
+        "from duly.runs r where false\n",
+        (
+            "services/test_clocks_back.py::TestGoingOn::test_what_is_left_when_one_fired_ahead_is_taken_back_is_not_planned_again",
+        ),
+    ),
+    Mutant(
         "retract-what-is-due",
         "a run whose time has come is taken back",
         "store/sql/jobs/retract.sql",

@@ -95,6 +95,26 @@ class TestGoingOn:
         planned = await operations.get_job(job_id)
         assert (planned.status, planned.next_run_at) == ("active", last + MINUTE)
 
+    @pytest.mark.parametrize("where", ["running", "retrying", "ended"])
+    async def test_what_is_left_when_one_fired_ahead_is_taken_back_is_not_planned_again(
+        self, scheduler: FrozenScheduler, operations: Operations, pool: Pool, job: NewJob, where: str
+    ) -> None:
+        job_id = str(job.job_id)
+        await operations.change(job_id, {"overlap": "parallel"})
+        await scheduler.step(START + MINUTE)
+        (run,) = (await take(pool)).runs
+        if where == "retrying":
+            assert await runs.requeue(pool, [Requeued(run, "retrying", 100.0, 1, 2, ERROR)]) == 1
+        elif where == "ended":
+            assert await runs.complete(pool, [succeeded(run)]) == 1
+        await scheduler.step(START + 2 * MINUTE - timedelta(seconds=0.4))
+        ahead = await count(pool, "runs", "scheduled_at = $1 and state = 'queued'", START + 2 * MINUTE)
+        assert ahead == 1
+        await scheduler.at(START + MINUTE - SECONDS_BACK * SECOND)
+        changed = await operations.change(job_id, {"schedule": "0 * * * * *"})
+        assert await count(pool, "runs", "state = 'queued'") == 0
+        assert (changed.last_run_at, changed.next_run_at) == (START + MINUTE, START + 2 * MINUTE)
+
     async def test_what_was_asked_for_by_hand_or_has_begun_is_not_taken_back(
         self, scheduler: FrozenScheduler, operations: Operations, pool: Pool, job: NewJob
     ) -> None:

@@ -6,8 +6,21 @@ with back as (
     set next_run_at = case when j.status in ('active', 'ended') then taken.first_at else j.next_run_at end,
         run_count = j.run_count - taken.count,
         status = case when j.status = 'ended' then 'active' else j.status end,
+        -- The latest of those that are left, wherever they are: where the clock has gone back the job goes on after it.
         last_run_at = (
-            select max(h.scheduled_at) from duly.history h where h.job_id = j.job_id and h.status not in ('missed', 'skipped')
+            select max(run.at)
+            from (
+                select max(h.scheduled_at) as at
+                from duly.history h
+                where h.job_id = j.job_id and h.status not in ('missed', 'skipped')
+                union all
+                select max(r.scheduled_at) from duly.runs r where r.job_id = j.job_id
+                union all
+                select max(one.scheduled_at)
+                from duly.live_claims c
+                cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
+                where one.job_id = j.job_id and not (one.ordinal = any (c.released))
+            ) run
         )
     from unnest($1::uuid[], $2::timestamptz[], $3::int[]) as taken (job_id, first_at, count)
     where j.job_id = taken.job_id
