@@ -238,9 +238,10 @@ class _Link:
         finally:
             for pump in self._pumps:
                 pump.cancel()
-            await asyncio.gather(*self._pumps, return_exceptions=True)
+            # Before anything is waited for: the proxy may be closed meanwhile, and this is cancelled.
             for writer in (self._writer, self._far_writer):
                 end(writer, reset=False)
+            await asyncio.gather(*self._pumps, return_exceptions=True)
 
     def cut(self, *, reset: bool) -> None:
         for writer in (self._writer, self._far_writer):

@@ -113,7 +113,8 @@ async def test_workers_survive_restarts_and_crashes_of_the_database_and_lose_not
 
             await eventually(all_there, seconds=60)
             for turn, how in enumerate(("fast", "immediate", "one backend")):
-                await submit(operations, batch, seconds=0.02)
+                # Two seconds of work: the look at it must not come after its end.
+                await submit(operations, batch, seconds=0.1)
                 await until_recorded(pool, turn * batch + 300)
                 before = await recorded(pool)
                 if how == "one backend":
