@@ -1,0 +1,2 @@
+-- Not written yet.
+select 1;
