@@ -10,7 +10,7 @@ help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 # Rebuilt when the dependencies change.
-$(VENV)/.ready: pyproject.toml scripts/setup
+$(VENV)/.ready: pyproject.toml requirements/locked.txt scripts/setup
 	PYTHON=$(PYTHON) ./scripts/setup $(VENV)
 	@touch $@
 
