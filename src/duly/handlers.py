@@ -61,6 +61,12 @@ def shown_target(target: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
+def is_reserved(header: str) -> bool:
+    """Whether Duly itself says this header. CGI and WSGI write `_` for `-`: to them two such names are one."""
+    name = header.lower().replace("_", "-")
+    return name in _RESERVED or name.startswith("duly-")
+
+
 def _check_http(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     _refuse_unknown(handler, {"type", "url", "method", "headers", "secret_headers"})
     url = _text(handler.get("url"), "handler.url", longest=2048)
@@ -95,7 +101,7 @@ def _check_headers(headers: object, field: str) -> dict[str, str]:
     for name, value in headers.items():
         if not isinstance(name, str) or not _TOKEN.fullmatch(name):
             raise InvalidInput(field, f"{str(name)[:40]!r} is not the name of a header")
-        if name.lower() in _RESERVED or name.lower().startswith("duly-"):
+        if is_reserved(name):
             raise InvalidInput(f"{field}.{name}", "is set by Duly itself")
         if not isinstance(value, str) or len(value) > 8192 or not _HEADER_TEXT.fullmatch(value):
             raise InvalidInput(f"{field}.{name}", "must be a text without line breaks or control characters")

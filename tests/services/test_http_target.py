@@ -28,8 +28,9 @@ from duly.model import JobRequest, Policy, Run
 from duly.node import running_worker
 from duly.operations import Operations
 from duly.store.pool import Pool
-from duly.worker.targets import making
+from duly.worker.targets import egress, making
 from duly.worker.targets.answers import retry_after
+from duly.worker.targets.connecting import is_own
 from duly.worker.targets.http import header_text
 from duly.worker.worker import Worker
 from endpoint import (
@@ -689,6 +690,32 @@ async def test_a_redirect_leads_nowhere_that_the_job_itself_may_not_go(caller: C
             )
             assert "DULY_EGRESS_ALLOW" in message
         assert inside.connections == 0
+
+
+async def test_an_address_of_the_workers_own_machine_is_not_reached_although_it_is_public(
+    caller: Caller, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Loopback plays the public address that this machine may lack.
+    monkeypatch.setattr(egress, "_refusal_of_ipv4", lambda address: None)
+    endpoint.on("/", reply())
+    url = endpoint.url("/", host="127.0.0.1")
+    message = await caller.error(url, worker={"egress_allow": ""}, max_retries=3)
+    assert "127.0.0.1, an address of the worker's own machine" in message
+    assert "DULY_EGRESS_ALLOW" in message
+    closed = await caller.error("http://127.0.0.1:9/", worker={"egress_allow": ""}, max_retries=3)
+    assert closed == message, "whether somebody listens there is not told"
+    assert endpoint.connections == 0
+    for allowed in ("127.0.0.1", "127.0.0.0/8"):
+        assert (await caller.outcome(url, worker={"egress_allow": allowed})).status == "succeeded"
+    named = await caller.outcome(endpoint.url("/", host="localhost"), worker={"egress_allow": "localhost"})
+    assert named.status == "succeeded"
+
+
+def test_whether_an_address_is_the_machines_own_is_known_for_both_families() -> None:
+    assert is_own("127.0.0.1")
+    assert is_own("::ffff:127.0.0.1")
+    assert not is_own("198.51.100.7")
+    assert not is_own("2001:db8::7")
 
 
 class Rebinding:

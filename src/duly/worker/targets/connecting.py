@@ -74,7 +74,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         """
         if self._egress.allows_host(host):
             return addresses[:_MOST_ADDRESSES]
-        refusals = [(address, self._egress.refusal(address)) for address in addresses]
+        refusals = [(address, self._refusal(address)) for address in addresses]
         if reachable := [address for address, what in refusals if what is None]:
             return reachable[:_MOST_ADDRESSES]
         address, what = refusals[0]
@@ -82,6 +82,27 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         raise EgressRefused(
             f"{leads}, {what}: HTTP targets may not reach it; the setting {SETTING} of the worker can allow it"
         )
+
+    def _refusal(self, address: str) -> str | None:
+        what = self._egress.refusal(address)
+        if what is None and not self._egress.names(address) and is_own(address):
+            # Public, and yet inside: what listens there for this machine's neighbours stands behind the outer firewall.
+            return "an address of the worker's own machine"
+        return what
+
+
+def is_own(address: str) -> bool:
+    """Whether packets to this address stay on this machine: then they come from that very address. Sends nothing.
+
+    Asked before connecting: a port that refuses and one that does not must look the same.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return bool(probe.getsockname()[0] == probe.getpeername()[0])
+    except OSError:  # no way there: connecting says so
+        return False
 
 
 async def _resolve(host: str, port: int, timeout: float | None) -> list[str]:

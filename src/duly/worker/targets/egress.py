@@ -94,10 +94,15 @@ class Egress:
         """Whether the host was allowed by its name: whoever did so vouches for what the name leads to."""
         return host.lower().rstrip(".") in self.hosts
 
+    def names(self, address: str | Address) -> bool:
+        """Whether the address itself was allowed."""
+        found = _plain(ip_address(address) if isinstance(address, str) else address)
+        return any(found in network for network in self.networks if network.version == found.version)
+
     def refusal(self, address: str | Address) -> str | None:
         """What the address is, if it may not be reached; None if it may."""
         found = _plain(ip_address(address) if isinstance(address, str) else address)
-        if any(found in network for network in self.networks if network.version == found.version):
+        if self.names(found):
             return None
         if isinstance(found, IPv4Address):
             return _refusal_of_ipv4(found)
