@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from duly.errors import InvalidInput
+from duly.masking import HIDDEN, is_secret_header
 
 METHODS = ("POST", "PUT", "PATCH", "GET", "DELETE")
 MAX_HEADERS = 50
@@ -28,8 +29,6 @@ _RESERVED = frozenset(
         "webhook-timestamp",
     }
 )  # fmt: skip
-_SECRET = frozenset({"authorization", "cookie", "proxy-authorization"})
-HIDDEN = "***"
 
 
 def check_handler(handler: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -56,7 +55,7 @@ def shown_target(target: Mapping[str, Any]) -> dict[str, Any]:
             shown[field] = dict.fromkeys(shown[field], HIDDEN)
     if "headers" in shown:
         shown["headers"] = {
-            name: HIDDEN if name.lower() in _SECRET else value for name, value in shown["headers"].items()
+            name: HIDDEN if is_secret_header(name) else value for name, value in shown["headers"].items()
         }
     return shown
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -138,6 +139,67 @@ async def test_output_that_is_no_text_is_cleaned(bench: Workbench) -> None:
     async with bench.working():
         run = await bench.end_of(job_id)
     assert run.result["stdout"] == "a\ufffdb\ufffdcü"
+
+
+SECRET = "hunter2-0123456789"
+
+
+async def everything_kept(bench: Workbench, job_id: str) -> str:
+    """All that the store has of a job and its runs but its handler, where the secret has to be."""
+    kept = []
+    for table in ("history", "attempts", "dead_letters", "progress"):
+        rows = await bench.pool.query(f"select (to_jsonb(t) - 'target')::text as row from duly.{table} t")
+        kept += [str(row["row"]) for row in rows]
+    assert any(job_id in row for row in kept)
+    return "\n".join(kept)
+
+
+async def test_a_program_that_prints_its_secrets_does_not_reveal_them(
+    bench: Workbench, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    seen = []
+    script = "echo out $TOKEN; printf %s 'in hun' >&2; sleep 0.2; printf %s\\\\n ter2-0123456789 >&2; exit $1"
+    secret: dict[str, Any] = {"secret_env": {"TOKEN": SECRET}}
+    good = await bench.command("sh", "-c", script, "sh", "0", **secret)
+    bad = await bench.command("sh", "-c", script, "sh", "1", max_retries=1, retry_backoff="immediate", **secret)
+    gone = await bench.command(f"/no/{SECRET}/program", **secret)
+    async with bench.working(observer=lambda run, outcome: seen.append(str(outcome))):
+        run = await bench.end_of(good)
+        assert (run.result["stdout"], run.result["stderr"]) == ("out ***\n", "in ***\n")
+        run = await bench.end_of(bad)
+        assert run.error is not None
+        assert run.error.message == "exit code 1\nstderr: in ***\nstdout: out ***"
+        run = await bench.end_of(gone)
+        assert run.error is not None
+        assert "'/no/***/program' cannot be started" in run.error.message
+    letter = await bench.operations.dead_letter((await bench.run_of(bad)).run_id)
+    said = capfd.readouterr()
+    for text in (
+        await everything_kept(bench, bad), caplog.text, "".join(seen), said.out + said.err,
+        str(letter.error), str(letter.attempts), str(await bench.operations.explain(bad)),
+    ):  # fmt: skip
+        assert "hunter2" not in text
+
+
+async def test_no_part_of_a_secret_is_left_where_an_output_is_cut(bench: Workbench) -> None:
+    """The last bytes of an output are kept; here the first of them are the last characters of a secret."""
+    script = 'printf %s "yyyyyyyyy$TOKEN$1"'
+    fillings = ["." * (TAIL_BYTES - left) for left in range(1, len(SECRET))]
+    jobs = [
+        await bench.command("sh", "-c", script, "sh", filling, secret_env={"TOKEN": SECRET}) for filling in fillings
+    ]
+    async with bench.working():
+        for job_id, filling in zip(jobs, fillings, strict=True):
+            assert (await bench.end_of(job_id)).result["stdout"] == "***" + filling
+
+
+async def test_no_part_of_a_secret_is_left_in_an_output_that_goes_on(bench: Workbench) -> None:
+    """A program in the background has said one half of it when the run ends."""
+    job_id = await bench.command("sh", "-c", f"printf 'so {SECRET[:9]}'; sleep 20 &", secret_env={"TOKEN": SECRET})
+    async with bench.working():
+        run = await bench.end_of(job_id)
+    assert run.result["stdout"] == "so ***"
 
 
 async def test_an_endless_output_neither_blocks_nor_fills_memory(bench: Workbench) -> None:

@@ -555,6 +555,24 @@ async def test_an_endpoint_that_echoes_its_request_does_not_reveal_what_is_secre
 # Who is not there
 
 
+@pytest.mark.parametrize("left", [1, len(SECRET) - 1])
+async def test_no_part_of_a_secret_is_left_where_an_answer_is_cut(
+    caller: Caller, endpoint: Endpoint, left: int
+) -> None:
+    """Not by the setting that says how much is read, nor by a connection that ends in the middle of it."""
+    body = b"x" * 50 + SECRET.encode() + b"y" * 50
+    url = endpoint.on("/", reply(200, body=body), reply(400, body=body))
+    for _ in range(2):
+        run = await caller.outcome(
+            url, worker={"http_response_max_bytes": 50 + left}, secret_headers={"X-Key": SECRET}, max_retries=0
+        )
+        kept = run.result["body"] if run.error is None else run.error.message
+        assert kept.endswith("x" * 50 + "***")
+    url = endpoint.on("/json", reply(200, body=json.dumps({"/": f"{SECRET}/"}).replace("/", "\\/").encode()))
+    run = await caller.outcome(url, secret_headers={"X-Key": f"{SECRET}/"})
+    assert run.result["body"] == {"/": "***"}, "however the endpoint spells it"
+
+
 async def test_an_endpoint_that_is_not_there_is_named_and_tried_again(caller: Caller) -> None:
     with socket.socket() as taken:  # bound, but nobody listens
         taken.bind(("127.0.0.1", 0))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from duly.errors import InvalidInput
-from duly.handlers import HIDDEN, MAX_ARGUMENTS, MAX_HEADERS, check_handler, shown_target
+from duly.handlers import MAX_ARGUMENTS, MAX_HEADERS, check_handler, shown_target
+from duly.masking import HIDDEN
 
 HTTP: dict[str, Any] = {"type": "http", "url": "https://example.org/hook"}
 COMMAND: dict[str, Any] = {"type": "command", "argv": ["backup", "--all"]}

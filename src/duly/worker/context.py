@@ -12,6 +12,7 @@ from duly.states import RunFlag
 from duly.timing import render_key
 
 if TYPE_CHECKING:
+    from duly.masking import Mask
     from duly.store.pool import Connection
     from duly.store.runs import ClaimedRun
 
@@ -35,7 +36,7 @@ class Host(Protocol):
 class Context:
     """The run as its handler sees it. Values are worked out when asked for: most handlers ask for few of them."""
 
-    __slots__ = ("_cancelled", "_host", "_recorded", "_run", "_started_us")
+    __slots__ = ("_cancelled", "_host", "_mask", "_recorded", "_run", "_started_us")
 
     def __init__(self, run: ClaimedRun, host: Host | None = None, started_us: int = 0) -> None:
         self._run = run
@@ -44,6 +45,8 @@ class Context:
         self._cancelled = False
         # The run was completed in a transaction of the handler's own.
         self._recorded = False
+        # Of what must not be seen in what the run leaves behind.
+        self._mask: Mask | None = None
 
     @property
     def job_id(self) -> str:
@@ -108,6 +111,8 @@ class Context:
         """Say how far this is, from 0 to 1. Cheap: what is said last is shown within a second, the rest is not."""
         if not 0 <= fraction <= 1:
             raise ValueError(f"fraction must be 0 to 1, not {fraction!r}")
+        if self._mask is not None:
+            note = self._mask.text(str(note))
         self._served_by("ctx.progress()").progress(self._run, fraction, note)
 
     def _must_be_held(self) -> None:

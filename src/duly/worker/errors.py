@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, TypeGuard, TypeVar
 
 from duly.errors import Permanent, RetryAfter, Unable
+from duly.masking import Mask
 
 ERROR_LIMIT = 16 * 1024
 RESULT_LIMIT = 256 * 1024
@@ -38,8 +39,10 @@ def cut(text: str, limit: int) -> str:
     return raw[:half].decode("utf-8", "ignore") + mark + raw[-half:].decode("utf-8", "ignore")
 
 
-def error_text(kind: str, message: str, trace: str | None = None) -> str:
+def error_text(kind: str, message: str, trace: str | None = None, *, mask: Mask | None = None) -> str:
     """An error as the store keeps it: JSON with type, message and traceback, cut at 16 KiB."""
+    if mask is not None:  # before it is cut: of half a secret it would know nothing
+        kind, message, trace = mask.text(kind), mask.text(message), None if trace is None else mask.text(trace)
     # Bounded before it is cleaned: a 50 MB message costs no more than a short one.
     message = cut(clean(message[: 4 * ERROR_LIMIT]), ERROR_LIMIT // 4)
     if trace is not None:
@@ -72,11 +75,12 @@ class Elsewhere(Unable):
     """This worker cannot run it now, but another can, or this one in a moment: the run must not wait for long."""
 
 
-def message_of(error: BaseException) -> str:
-    """What an error says of itself, whatever its class does when it is asked."""
+def message_of(error: BaseException, mask: Mask | None = None) -> str:
+    """What an error says of itself, whatever its class does when it is asked; whole, where a part of it is secret."""
     try:
         # Of the exact type: a subclass of str may do anything when it is cut.
-        return str.__getitem__(str(error), slice(None, 4 * ERROR_LIMIT))
+        said = str.__getitem__(str(error), slice(None, 4 * ERROR_LIMIT if mask is None else None))
+        return said if mask is None else mask.text(said)
     except BaseException as broken:  # noqa: BLE001 - a __str__ that raises is somebody's bug, not a reason to lose the run
         return f"(its message could not be shown: {kind_of(broken)})"
 
@@ -98,19 +102,19 @@ def kind_of(error: BaseException) -> str:
 _TRACEBACK = BaseException.__dict__["__traceback__"]
 
 
-def exception_text(error: BaseException) -> str:
+def exception_text(error: BaseException, mask: Mask | None = None) -> str:
     """An exception as the store keeps it. Never raises, whatever the exception is."""
     if isinstance_of(error, RemoteError):
-        return error_text(error.kind, message_of(error), error.trace)
+        return error_text(error.kind, message_of(error, mask), error.trace, mask=mask)
     first = _first_of_handler(_TRACEBACK.__get__(error))
     if type(error) is Permanent and _is_ours_alone(first):
         # A payload that does not fit says all in one sentence; where the check stands is of no interest.
-        return error_text("Permanent", message_of(error))
+        return error_text("Permanent", message_of(error, mask))
     try:
         trace = "".join(traceback.format_exception(type(error), error, first, limit=-40))
     except BaseException as broken:  # noqa: BLE001 - notes, causes and groups may be anything
         trace = _plain_trace(error, first, broken)
-    return error_text(kind_of(error), message_of(error), trace)
+    return error_text(kind_of(error), message_of(error, mask), trace, mask=mask)
 
 
 def isinstance_of(error: BaseException, kind: type[Error]) -> TypeGuard[Error]:
@@ -152,15 +156,15 @@ def _is_ours_alone(trace: TracebackType | None) -> bool:
     return True
 
 
-def result_text(result: Any) -> str | None:
+def result_text(result: Any, mask: Mask | None = None) -> str | None:
     """A handler's result as JSON; what JSON cannot say is kept as its text. Never raises: the handler has succeeded."""
     try:
-        return _result_text(result)
+        return _result_text(result, mask)
     except BaseException as broken:  # noqa: BLE001 - a __repr__ may raise anything
         return json.dumps(f"(a result that could not be kept: {clean(kind_of(broken))[:200]})", ensure_ascii=False)
 
 
-def _result_text(result: Any) -> str | None:
+def _result_text(result: Any, mask: Mask | None) -> str | None:
     if result is None:
         return None
     try:
@@ -169,6 +173,8 @@ def _result_text(result: Any) -> str | None:
         text = json.dumps(_plain(result, 0))
     if "\\u0000" in text or "\\ud" in text:
         text = json.dumps(_plain(result, 0), ensure_ascii=False)
+    if mask is not None:
+        text = mask.json(text)
     if len(text) > RESULT_LIMIT:
         return json.dumps({"truncated": True, "size": len(text), "head": cut(clean(text[:4096]), 2048)})
     return text

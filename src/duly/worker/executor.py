@@ -13,6 +13,7 @@ from uuid import UUID
 
 from duly.clock import Clock
 from duly.errors import LONGEST_DELAY, InvalidInput, Permanent, Snooze, StoreUnavailable, Unable
+from duly.masking import Mask, make_mask, target_secrets
 from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, policy_from_stored, to_micros
 from duly.states import RunFlag
 from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
@@ -169,7 +170,7 @@ class Executor:
             running.started_us = started_us = self._clock.now_us()
             result = await self._call(running, started_us)
             if running.stop is None or running.stop is Stop.SHUTDOWN or running.stop is Stop.CANCELLED:
-                text = None if result is None else result_text(result)
+                text = None if result is None else result_text(result, _mask_of(running))
                 outcome = Succeeded(run, running.started_us, self._clock.now_us(), text)
             else:
                 # It went on after its time was up, or after its lease was lost: what it says no longer counts.
@@ -181,7 +182,7 @@ class Executor:
         except Snooze as signal:
             outcome = self._snoozed(running, signal)
         except Unable as error:
-            outcome = self._unable(run, error)
+            outcome = self._unable(running, error)
         except _AlreadyDone:
             now_us = self._clock.now_us()
             outcome = Succeeded(run, now_us, now_us, None, int(RunFlag.DEDUPLICATED))
@@ -228,7 +229,9 @@ class Executor:
             await self._check_ledger(run)
         context._must_be_held()
         if target is not None:
-            return await target.call(context, json.loads(run.target or "{}"), run.payload)
+            called = json.loads(run.target or "{}")
+            context._mask = make_mask(target_secrets(called))
+            return await target.call(context, called, run.payload)
         assert task is not None
         arguments = task.check_payload({} if run.payload == "{}" else json.loads(run.payload))
         if task.isolation == "process":
@@ -271,18 +274,21 @@ class Executor:
             return self._failed(running, broken)
         return Requeued(running.run, "queued", delay, None, None, refund=1)
 
-    def _unable(self, run: ClaimedRun, error: Unable) -> Outcome:
+    def _unable(self, running: _Running, error: Unable) -> Outcome:
+        run = running.run
         if isinstance_of(error, Elsewhere):
             log.debug("a run of %s goes back to the queue: %s", run.name, error)
             return Requeued(run, "queued", _ELSEWHERE_SECONDS, None, None, refund=1)
-        log.info("a run of %s goes back to the queue for another worker: %s", run.name, message_of(error))
+        log.info(
+            "a run of %s goes back to the queue for another worker: %s", run.name, message_of(error, _mask_of(running))
+        )
         age = (self._clock.now_us() - to_micros(run.scheduled_at)) / 1e6
         shortest, longest = _UNABLE_SECONDS
         return Requeued(run, "queued", min(longest, max(shortest, age / 4)), None, None, refund=1)
 
     def _failed(self, running: _Running, error: BaseException) -> Outcome:
         run = running.run
-        text = exception_text(error)
+        text = exception_text(error, _mask_of(running))
         if running.stop is Stop.CANCELLED:
             # It was told to stop and did, with an error of its own: nobody wants it tried again.
             return self._cancelled(running, text)
@@ -334,6 +340,10 @@ class Executor:
 def _call_in_thread(task: Task, context: Context, arguments: Mapping[str, Any]) -> Any:
     context._must_be_held()  # it may have stood in line for a thread
     return task.function(context, **arguments) if task.takes_context else task.function(**arguments)
+
+
+def _mask_of(running: _Running) -> Mask | None:
+    return None if running.context is None else running.context._mask
 
 
 def _timeout(run: ClaimedRun) -> float:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import re
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,6 +12,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from duly.errors import Permanent
+from duly.masking import Mask
 from duly.worker.errors import RemoteError, RemoteRetryAfter
 
 # Of an answer so much is stored with the run, and so much of one that says no goes into the error.
@@ -21,9 +22,6 @@ LONGEST_RETRY_AFTER = 86_400.0
 # 4xx that another attempt can mend: request timeout, too early, too many requests.
 _RETRIED = frozenset({408, 425, 429})
 _MOVED_AND_CHANGED = frozenset({301, 302, 303})
-_HIDDEN = "***"
-# Shorter than this, a secret would blot out ordinary words.
-_SHORTEST_SECRET = 6
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
@@ -45,10 +43,10 @@ class Answer:
     whole: bool
 
 
-def judge(answer: Answer, called: str, *, secrets: Iterable[str], now: datetime) -> dict[str, Any]:
+def judge(answer: Answer, called: str, *, mask: Mask | None, now: datetime) -> dict[str, Any]:
     """The run's result, if the answer is a success. `called` is how the call is named in errors."""
     status = answer.status
-    text = _text(answer, secrets)
+    text = _text(answer, mask)
     if 200 <= status < 300:
         return _result(answer, text)
     told = f"{called} answered {status}"
@@ -107,18 +105,15 @@ def _result(answer: Answer, text: str) -> dict[str, Any]:
     return result
 
 
-def _text(answer: Answer, secrets: Iterable[str]) -> str:
+def _text(answer: Answer, mask: Mask | None) -> str:
     encoding = answer.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         # Nobody asked for it, and a kilobyte of it can be a gigabyte: it stays as it came, and is not kept.
         return f"[{len(answer.body)}{'' if answer.whole else ' or more'} bytes, compressed: {encoding[:40]}]"
-    text = answer.body.decode("utf-8", "replace")
-    for secret in secrets:
-        # An endpoint that echoes what it was sent must not make a secret visible.
-        for part in {secret, secret.rpartition(" ")[2]}:
-            if len(part) >= _SHORTEST_SECRET:
-                text = text.replace(part, _HIDDEN)
-    return text
+    # A character that the end cuts in two is left out.
+    text = codecs.getincrementaldecoder("utf-8")("replace").decode(answer.body, final=answer.whole)
+    # An endpoint that echoes what it was sent must not make a secret visible.
+    return text if mask is None else mask.text(text, ends_amid=not answer.whole)
 
 
 def _http_date(text: str) -> datetime | None:

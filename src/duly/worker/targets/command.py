@@ -7,6 +7,7 @@ The program finds the payload's JSON text on its standard input and what the run
 from __future__ import annotations
 
 import asyncio
+import codecs
 import errno
 import fcntl
 import hashlib
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from duly.config import Settings
 from duly.errors import Permanent, Unable
+from duly.masking import Mask
 from duly.worker.errors import RemoteError, clean
 from duly.worker.guard import Guard, GuardLost, Program, Refused, ending
 
@@ -60,7 +62,7 @@ class CommandTarget:
         finally:
             for output in outputs:
                 output.close()
-        stdout, stderr = (output.text() for output in outputs)
+        stdout, stderr = (output.text(context._mask) for output in outputs)
         if code != 0:
             raise _failed(code, stdout, stderr)
         return {"exit_code": 0, "stdout": stdout, "stderr": stderr}
@@ -166,6 +168,7 @@ class Output(asyncio.Protocol):
     def __init__(self) -> None:
         self.closed = asyncio.Event()
         self._tail = bytearray()
+        self._size = 0
         self._transport: asyncio.ReadTransport | None = None
 
     async def open(self) -> io.FileIO:
@@ -185,6 +188,7 @@ class Output(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
+        self._size += len(data)
         self._tail += data[-TAIL_BYTES:]
         if len(self._tail) > 8 * TAIL_BYTES:  # not each time: moving what is kept costs, too
             del self._tail[:-TAIL_BYTES]
@@ -192,11 +196,13 @@ class Output(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.closed.set()
 
-    def text(self) -> str:
+    def text(self, mask: Mask | None) -> str:
         kept = bytes(self._tail[-TAIL_BYTES:])
-        if len(self._tail) > TAIL_BYTES:
+        was_cut, ended = self._size > TAIL_BYTES, self.closed.is_set()
+        if was_cut:
             kept = kept.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
-        return clean(kept.decode("utf-8", "replace"))
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(kept, final=ended)
+        return clean(text if mask is None else mask.text(text, begins_amid=was_cut, ends_amid=not ended))
 
 
 @contextmanager

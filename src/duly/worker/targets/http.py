@@ -38,10 +38,8 @@ _MOST_REDIRECTS = 5
 # attempt, so ours are not kept as long.
 _KEEP_ALIVE_SECONDS = 1.5
 _MOST_IDLE = 100
-# A secret that the end of what is kept cuts in two is found only if it is read to its own end: 8 KiB at most.
-_HELD_BYTES = KEPT_BYTES + 8 * 1024
-# Headers that are secret wherever they stand, as in `duly.handlers`.
-_SECRET_NAMES = frozenset({"authorization", "cookie", "proxy-authorization"})
+# A little more than is kept: whether that was all of it.
+_HELD_BYTES = KEPT_BYTES + 1024
 _VISIBLE = string.ascii_letters + string.digits + string.punctuation
 
 
@@ -80,12 +78,11 @@ class HttpTarget:
         url = _parse_url(target["url"])
         headers = self._headers(context, body)
         jobs_own = {**target.get("headers", {}), **target.get("secret_headers", {})}
-        jobs_secrets = _secret_values(target)
         for _ in range(_MOST_REDIRECTS + 1):
             called = f"{method} {shown_url(str(url))}"
             answer = await self._ask(method, url, _merged(headers, jobs_own), body, called)
             if answer.status not in _SENT_ON:
-                return judge(answer, called, secrets=jobs_secrets, now=self._clock.now())
+                return judge(answer, called, mask=context._mask, now=self._clock.now())
             moved = _redirected(url, answer.headers.get("location"), called)
             if _origin(moved) != _origin(url):
                 # What the job says to one host is not for another; and not any more if that one sends it back.
@@ -192,11 +189,6 @@ def _merged(headers: Mapping[str, str], jobs_own: Mapping[str, str]) -> dict[str
     merged = {name: value for name, value in headers.items() if name.lower() not in named}
     own = {name.lower(): (name, value.strip(" \t")) for name, value in jobs_own.items()}
     return merged | dict(own.values())
-
-
-def _secret_values(target: Mapping[str, Any]) -> list[str]:
-    named = [value for name, value in target.get("headers", {}).items() if name.lower() in _SECRET_NAMES]
-    return [*target.get("secret_headers", {}).values(), *named]
 
 
 def _parse_url(text: str) -> httpx.URL:
