@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
-import signal
 import socket
-import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, TypeVar
 from uuid import uuid4
 
 from duly.cluster.coordinator import Term
@@ -27,6 +23,8 @@ from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
 from duly.maintenance.zone_keeper import ZoneKeeper
 from duly.operations.adopting import plan_newcomer
+from duly.process import Signals as Signals
+from duly.process import run as run
 from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
 from duly.scheduler.governor import Governor
@@ -39,9 +37,6 @@ from duly.worker.isolated import Children, check_isolated
 from duly.worker.targets.making import make_targets
 from duly.worker.task import Task
 from duly.worker.worker import Observer, Worker
-
-log = logging.getLogger("duly.node")
-T = TypeVar("T")
 
 # The node that leads this shard also does the upkeep.
 UPKEEP_SHARD = 0
@@ -200,40 +195,3 @@ async def running_worker(
         await worker.start()
         stack.push_async_callback(worker.stop)
         yield worker
-
-
-class Signals:
-    """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.insisted = asyncio.Event()
-
-    @asynccontextmanager
-    async def handled(self) -> AsyncIterator[Signals]:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # By the loop, not by signal.signal: uvloop hears those only when something else wakes it up.
-            loop.add_signal_handler(number, self._heard)
-        try:
-            yield self
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
-    def _heard(self) -> None:
-        if self.asked.is_set():
-            self.insisted.set()
-        self.asked.set()
-
-
-def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """`asyncio.run` on uvloop where that exists."""
-    if sys.platform != "win32":
-        try:
-            import uvloop
-        except ImportError:
-            log.debug("uvloop is not installed; using asyncio's own loop")
-        else:
-            return uvloop.run(main())
-    return asyncio.run(main())

@@ -24,22 +24,22 @@ Run = Callable[..., Ended]
 Start = Callable[..., Process]
 
 SLOW_TO_START = """
-import time
+import asyncio
 from pathlib import Path
 
-from duly.cli import up
+from duly.cli import children
 from tasks_of_test import app
 
-import_server = up._import_server
+serve = children.ApiProcess.serve
 
 
-def import_later():
+async def serve_later(self, *given):
     while not Path("go-on").exists():
-        time.sleep(0.02)
-    return import_server()
+        await asyncio.sleep(0.02)
+    return await serve(self, *given)
 
 
-up._import_server = import_later
+children.ApiProcess.serve = serve_later
 """
 
 
@@ -72,14 +72,14 @@ def answers(address: str, path: str = "/healthz", body: object = None) -> str:
         return str(response.read().decode())
 
 
-def children(pid: int) -> dict[int, str]:
-    """The worker processes of a `duly up`."""
+def children(pid: int, *, like: bytes = b"--supervised") -> dict[int, str]:
+    """The worker processes of a `duly up`, or its API."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if parent == pid and b"--supervised" in (command := (entry / "cmdline").read_bytes()):
+                if parent == pid and like in (command := (entry / "cmdline").read_bytes()):
                     found[int(entry.name)] = command.decode()
             except OSError:
                 continue
@@ -260,4 +260,79 @@ def test_serving_the_world_without_keys_is_refused(start: Start) -> None:
     up = start("up", "--host", "0.0.0.0", "--port", "0", "--app", "tasks_of_test:app")
     assert up.end() == 2
     assert "loopback" in up.output[-1]
+    assert "Traceback" not in up.said
+
+
+def api_of(pid: int) -> int:
+    (found,) = children(pid, like=b"duly.cli.api_process")
+    return found
+
+
+SECONDLY = {"name": "often", "handler": "greet", "schedule": "every 1s", "overlap": "parallel"}
+
+
+def test_the_api_is_a_process_of_its_own_and_comes_back_on_its_port(start: Start) -> None:
+    up = start("up", "--app", "tasks_of_test:app", "--port", "0")
+    address = up.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
+    answers(address, "/api/v1/jobs", SECONDLY)
+    up.wait_for("often +succeeded")
+    for _ in range(2):
+        killed = api_of(up.pid)
+        os.kill(killed, signal.SIGKILL)
+        up.wait_for(r"the API ended unexpectedly \(killed by SIGKILL\); starting another")
+        # Whoever asks meanwhile waits for the next one; and it knows the tasks of the app as the first did.
+        assert "ok" in answers(address)
+        answers(address, "/api/v1/jobs", {"name": "once", "handler": "greet"})
+        up.wait_for("once +succeeded")
+        assert api_of(up.pid) != killed
+    up.wait_for("often +succeeded")
+    assert "stepping down" not in up.said
+    up.press_ctrl_c()
+    assert up.end() == 0, up.said
+    assert "Traceback" not in up.said
+
+
+def test_an_api_that_is_stopped_keeps_nothing_from_firing(duly: Run, start: Start) -> None:
+    """For longer than the leader's lease (2 s here), as a request that takes seconds of its event loop would."""
+    up = start("up", "--app", "tasks_of_test:app", "--port", "0")
+    address = up.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
+    answers(address, "/api/v1/jobs", SECONDLY)
+    up.wait_for("often +succeeded")
+    api = api_of(up.pid)
+    before = duly("status", "--shards", "--json").document["shards"]
+    os.kill(api, signal.SIGSTOP)
+    try:
+        for _ in range(5):
+            up.wait_for("often +succeeded")
+    finally:
+        os.kill(api, signal.SIGCONT)
+    assert duly("status", "--shards", "--json").document["shards"] == before, "a shard has changed hands"
+    assert {run["status"] for run in duly("job", "runs", "often", "--json").lines} <= {"succeeded", "queued", "running"}
+    assert "ok" in answers(address)
+    # One that does not end when it is told to does not keep the rest.
+    os.kill(api, signal.SIGSTOP)
+    up.press_ctrl_c()
+    up.wait_for("stopping")
+    up.press_ctrl_c()
+    assert up.end(15) == 130, up.said
+    assert not Path(f"/proc/{api}").exists()
+
+
+def test_killing_up_leaves_no_api_behind_either(home: Path, start: Start) -> None:
+    up = start("up", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
+    up.wait_for(r"Duly is up")
+    assert api_of(up.pid) in processes_that_name(str(home))
+    up.signal(signal.SIGKILL)
+    wait_until_gone(str(home))
+
+
+def test_what_the_api_cannot_start_for_is_told_as_if_it_were_no_child(start: Start, project: Path) -> None:
+    for name in ("fastapi", "uvicorn"):
+        (project / "without" / name).mkdir(parents=True)
+        (project / "without" / name / "__init__.py").write_text(
+            f"raise ModuleNotFoundError('No module named {name}', name='{name}')\n"
+        )
+    up = start("up", "--port", "0", PYTHONPATH=str(project / "without"))
+    assert up.end() == 2, up.said
+    assert up.output[-1] == "duly: the HTTP API needs an extra: pip install 'duly[api]'"
     assert "Traceback" not in up.said

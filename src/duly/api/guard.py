@@ -10,7 +10,6 @@ names under which a server is reached are the proxy's to know. `api_hosts` narro
 
 from __future__ import annotations
 
-import ipaddress
 import logging
 import re
 from collections.abc import Collection
@@ -20,6 +19,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from duly.api.access import Access
+from duly.api.binding import is_loopback_address
 from duly.api.problems import Problem
 from duly.errors import DulyError
 
@@ -40,16 +40,6 @@ _PUBLIC = frozenset({"/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"
 _PUBLIC_FOLDER = "/static/"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:\[\]@/]+)(?::[0-9]{1,5})?")
-
-
-def is_loopback_address(text: str) -> bool:
-    try:
-        address = ipaddress.ip_address(text)
-    except ValueError:
-        return False
-    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
-        return address.ipv4_mapped.is_loopback
-    return address.is_loopback
 
 
 def is_loopback_host(header: str) -> bool:

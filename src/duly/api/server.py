@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 from collections.abc import Callable, Iterator
 
+from duly.api.binding import address_of, bind, find_address
 from duly.errors import ConfigError, MissingExtra
 from duly.operations import Operations
 
@@ -19,7 +19,7 @@ try:
 
     from duly.api import description, live, metrics, problems, routes
     from duly.api.access import Access
-    from duly.api.guard import Guard, is_loopback_address
+    from duly.api.guard import Guard
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.partition(".")[0] in _EXTRA:
         raise MissingExtra("the HTTP API", "api") from missing
@@ -29,7 +29,6 @@ except ModuleNotFoundError as missing:
 BODY_HEADROOM = 64 * 1024
 _HEAD_BYTES = 64 * 1024
 _SHUTDOWN_SECONDS = 5
-_BACKLOG = 2048
 
 
 # A request that finds no free connection for this long is answered with 503: its client has better things to do.
@@ -71,12 +70,14 @@ async def serve(
     port: int,
     started: Callable[[str], None] | None = None,
     stop: asyncio.Event,
+    listener: socket.socket | None = None,
 ) -> None:
     """Serve until `stop` is set. Raises `ConfigError` before anything is served if that cannot be done here.
 
-    Beyond loopback only with keys, and then every call needs one, whatever becomes of the keys later.
+    `listener`: one that listens there already. Beyond loopback only with keys, and then every call needs one, whatever
+    becomes of the keys later.
     """
-    family, address, loopback = await _find_address(host, port)
+    family, address, loopback = await find_address(host, port)
     if not loopback:
         access: Access = app.state.access
         if not (access.known_to_be_needed or await access.is_needed()):
@@ -85,9 +86,9 @@ async def serve(
                 "or localhost; or make a key first: duly key create"
             )
         access.require_keys()
-    listener = _listen(family, address, port)
-    address, bound_port = listener.getsockname()[:2]
-    url = f"http://[{address}]:{bound_port}" if ":" in address else f"http://{address}:{bound_port}"
+    if listener is None:
+        listener = bind(family, address, port)
+    url = address_of(listener)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -134,39 +135,3 @@ class _Server(uvicorn.Server):
 async def _exit_when(stop: asyncio.Event, server: uvicorn.Server) -> None:
     await stop.wait()
     server.should_exit = True
-
-
-def _listen(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((address, port))
-        # At once: two programs may bind a port under SO_REUSEADDR, but only one can listen on it.
-        listener.listen(_BACKLOG)
-        listener.setblocking(False)
-    except (OSError, OverflowError) as error:
-        listener.close()
-        if getattr(error, "errno", None) == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} on {address} is taken by another program: choose another, or 0 for any free one"
-            ) from error
-        raise ConfigError(f"cannot listen on {address} port {port}: {error}") from error
-    return listener
-
-
-async def _find_address(host: str, port: int) -> tuple[socket.AddressFamily, str, bool]:
-    """Where to bind, and whether only this machine reaches that: a name counts so only if all it stands for does."""
-    if not 0 <= port <= 65535:
-        raise ConfigError(f"port must be 0 to 65535, not {port}")
-    try:
-        found = await asyncio.get_running_loop().getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
-    except (OSError, UnicodeError) as error:
-        raise ConfigError(f"host {host!r} cannot be resolved: {error}") from error
-    addresses = sorted({(family, str(address[0])) for family, _, _, _, address in found})
-    if not addresses:
-        raise ConfigError(f"host {host!r} cannot be resolved: it stands for no address")
-    # AF_INET sorts first: 127.0.0.1 is what people type.
-    family, address = addresses[0]
-    return socket.AddressFamily(family), address, all(is_loopback_address(one) for _, one in addresses)

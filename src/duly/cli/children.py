@@ -1,4 +1,4 @@
-"""The worker processes that `duly up` and `duly worker --processes` keep alive.
+"""The processes that `duly up` and `duly worker --processes` keep alive: workers, and the API.
 
 Each is started again when it crashes, and ends when its supervisor ends.
 """
@@ -9,15 +9,21 @@ import asyncio
 import logging
 import os
 import signal
+import socket
+import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
+from duly.cli.api_process import answered
+from duly.errors import ConfigError, DulyError
 from duly.worker.guard import ending
 
 if TYPE_CHECKING:
+    from duly.cli.api_process import Orders
     from duly.config import Settings
 
 log = logging.getLogger("duly.cli")
@@ -92,22 +98,30 @@ class WorkerProcesses:
                 worker.kill()
 
 
-class WorkerProcess:
-    """One `duly worker` as a child process, so that a handler that blocks or crashes cannot stop the scheduler."""
+class ChildProcess(ABC):
+    """A child that is started again when it ends by itself, less and less often if it does so soon."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, patience: float) -> None:
+    def __init__(self, name: str, *, patience: float) -> None:
         self._name = name
-        # -P: a module of the user's that is called as one of ours or of the standard library must not replace it.
-        self._command = (sys.executable, "-P", "-m", "duly.cli", *arguments, "--supervised")
-        self._environment = environment
         self._patience = patience
-        self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
-    async def start(self) -> None:
-        await self._spawn()
-        self._task = asyncio.create_task(self._keep_alive(), name="duly-worker-process")
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Start the process anew."""
+
+    @abstractmethod
+    async def _ended(self) -> int:
+        """Wait until the process has ended; its exit code."""
+
+    @abstractmethod
+    def _send(self, number: signal.Signals) -> None:
+        """A signal, if there is still somebody to hear it."""
+
+    def _keep_alive(self) -> None:
+        """From now on."""
+        self._task = asyncio.create_task(self._begin_again_and_again(), name=f"duly-child-{self._name}")
 
     async def stop(self) -> None:
         """Ask it to end, and see to it that it does."""
@@ -123,7 +137,7 @@ class WorkerProcess:
                 await self._task
 
     def stop_now(self) -> None:
-        """A second word to the worker: give everything back at once."""
+        """A second word: give everything back at once."""
         self._stopping.set()
         # Not the same signal again: two of one kind that come before it looks are one.
         self._send(signal.SIGINT)
@@ -132,24 +146,12 @@ class WorkerProcess:
         self._stopping.set()
         self._send(signal.SIGKILL)
 
-    async def _spawn(self) -> None:
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            env=dict(self._environment),
-            # The lifeline: see run.py. Nothing is ever written to it.
-            stdin=asyncio.subprocess.PIPE,
-            # Ctrl-C reaches every process of the terminal's group. The worker hears of it from here instead, once:
-            # twice would mean "now".
-            start_new_session=True,
-        )
-
-    async def _keep_alive(self) -> None:
+    async def _begin_again_and_again(self) -> None:
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE
         while True:
-            assert self._process is not None
             started = loop.time()
-            code = await self._process.wait()
+            code = await self._ended()
             if self._stopping.is_set():
                 return
             if loop.time() - started >= LIVED_SECONDS:
@@ -161,11 +163,145 @@ class WorkerProcess:
             if self._stopping.is_set():
                 return
             pause = min(LONGEST_PAUSE, pause * 2)
-            await self._spawn()
+            await self._begin()
             if self._stopping.is_set():  # a stop that came while it was being made did not find it
                 self._send(signal.SIGTERM)
+
+
+class WorkerProcess(ChildProcess):
+    """One `duly worker` as a child process, so that a handler that blocks or crashes cannot stop the scheduler."""
+
+    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, patience: float) -> None:
+        super().__init__(name, patience=patience)
+        # -P: a module of the user's that is called as one of ours or of the standard library must not replace it.
+        self._command = (sys.executable, "-P", "-m", "duly.cli", *arguments, "--supervised")
+        self._environment = environment
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        await self._begin()
+        self._keep_alive()
+
+    async def _begin(self) -> None:
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            env=dict(self._environment),
+            # The lifeline: see ending.py. Nothing is ever written to it.
+            stdin=asyncio.subprocess.PIPE,
+            # Ctrl-C reaches every process of the terminal's group. The worker hears of it from here instead, once:
+            # twice would mean "now".
+            start_new_session=True,
+        )
+
+    async def _ended(self) -> int:
+        assert self._process is not None
+        return await self._process.wait()
 
     def _send(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
+
+
+class ApiProcess(ChildProcess):
+    """The API as a child process (`api_process.py`): whatever callers do to it, the scheduler goes on.
+
+    Made before there is an event loop, and ended by `with` if none ever comes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("the API", patience=STOP_MARGIN_SECONDS)
+        self._listener: socket.socket | None = None
+        self._orders = b""
+        self._insisted = 0
+        self._spawn()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        self._process.wait()
+        self._close()
+
+    async def serve(self, listener: socket.socket, orders: Orders) -> str:
+        """Let it serve; returns its address. Raises what it could not start for. From then on it is kept alive."""
+        self._listener, self._orders = listener, orders.line()
+        address = await self._give_orders()
+        self._keep_alive()
+        return address
+
+    async def stop(self) -> None:
+        self._stopping.set()
+        if self._listener is not None:
+            self._listener.close()  # who calls now is told that nobody is there, and need not wait for it
+        if self._task is None:
+            self._task = asyncio.create_task(self._seen_off())
+        await super().stop()
+        self._close()
+
+    def hasten(self) -> None:
+        """What a second signal does. Called twenty times a second, for INSISTED_SECONDS."""
+        self._insisted += 1
+        if self._insisted == 1:
+            self.stop_now()
+        elif self._insisted == 20:
+            self.kill()
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                (sys.executable, "-P", "-m", "duly.cli.api_process"),
+                stdin=theirs.fileno(),
+                # As with a worker: Ctrl-C is heard here, and passed on.
+                start_new_session=True,
+            )
+        ours.setblocking(False)
+        self._channel = ours
+
+    async def _begin(self) -> None:
+        self._close()
+        self._spawn()
+        try:
+            await self._give_orders()
+        except DulyError as error:
+            if not self._stopping.is_set():
+                log.error("the API did not start: %s", error)
+        else:
+            log.warning("the API is up again")
+
+    async def _give_orders(self) -> str:
+        """Tell the process what to do, and hear whether it could."""
+        assert self._listener is not None
+        with suppress(OSError):  # it has ended already; what it has said until then comes below
+            socket.send_fds(self._channel, [b"\n"], [self._listener.fileno()])
+            await asyncio.get_running_loop().sock_sendall(self._channel, self._orders)
+        line = b""
+        while not line.endswith(b"\n"):
+            if not (part := await self._heard()):
+                code = await self._ended()
+                raise ConfigError(f"the API ended before it answered ({ending(code)})")
+            line += part
+        return answered(line)
+
+    async def _heard(self) -> bytes:
+        """Whatever it says next; nothing: it has ended."""
+        try:
+            return await asyncio.get_running_loop().sock_recv(self._channel, 65536)
+        except OSError:
+            return b""
+
+    async def _ended(self) -> int:
+        while await self._heard():
+            pass
+        return await asyncio.to_thread(self._process.wait)
+
+    async def _seen_off(self) -> None:
+        await self._ended()
+
+    def _send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)  # which looks first whether it is still there
+
+    def _close(self) -> None:
+        self._channel.close()

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import logging
-from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from duly.cli.output import examples
-from duly.cli.run import cancelled_by, ending_at_once, exit_code
 from duly.cli.session import session_of
-
-if TYPE_CHECKING:
-    from duly.config import Settings
-
-log = logging.getLogger("duly.cli")
 
 _EXAMPLES = examples(
     "duly api",
@@ -40,27 +31,12 @@ def api(
 
     Without API keys (duly key create) only this machine is served.
     """
-    from duly import node
+    from duly.cli.api_process import serve
+    from duly.process import run
 
     settings = session_of(context).settings()
     chosen = port if port is not None else settings.port
-    raise typer.Exit(node.run(lambda: _serve(settings, host or settings.host, chosen)))
-
-
-async def _serve(settings: Settings, host: str, port: int) -> int:
-    from duly.node import Signals
-    from duly.operations import Operations
-    from duly.store.opening import open_store
-
-    server = importlib.import_module("duly.api.server")
-    signals = Signals()
-    async with ending_at_once(signals), AsyncExitStack() as stack:
-        async with cancelled_by(signals):
-            store = await stack.enter_async_context(open_store(settings))
-            operations = await Operations.open(store.pool, settings)
-        # The server lets requests that are under way finish; what follows closes the store behind them.
-        await server.serve(server.create_app(operations), host=host, port=port, started=_greet, stop=signals.asked)
-    return exit_code(signals)
+    raise typer.Exit(run(lambda: serve(settings, host=host or settings.host, port=chosen, started=_greet)))
 
 
 def _greet(address: str) -> None:

@@ -5,9 +5,7 @@ Nothing heavy is imported before a command needs it, so that `duly --help` answe
 
 from __future__ import annotations
 
-import logging
 import os
-import sys
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import typer
 
 from duly.errors import ConfigError
-from duly.logs import LINE, MOMENT
+from duly.logs import set_up_logging
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
     from duly.operations import Operations
 
 T = TypeVar("T")
-LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +94,6 @@ class Session:
 
 def session_of(context: typer.Context) -> Session:
     return context.find_object(Session) or Session()
-
-
-def set_up_logging(level: str) -> None:
-    """To stderr, one short line each: stdout is for what a command was asked for."""
-    if level.upper() not in LEVELS:
-        raise ConfigError(f"setting log_level: must be one of {', '.join(LEVELS)}, not {level[:40]!r}")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(LINE, MOMENT))
-    # `force` because a test calls several commands in one process, each with a stderr of its own.
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
-    logging.getLogger("duly").setLevel(level.upper())
 
 
 def with_operations(

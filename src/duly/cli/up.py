@@ -1,44 +1,44 @@
-"""`duly up`: everything with one command. Store, scheduler and API live in this process, the worker in a child."""
+"""`duly up`: everything with one command. The scheduler lives in this process, the API and the worker in children.
+
+Nothing that callers of the API or handlers do can then keep the scheduler from firing on time.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import logging
 import os
 import shutil
 import socket
 import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.ending import cancelled_by, ending_at_once, exit_code
 from duly.cli.output import examples
 from duly.cli.run import (
     AllowCommandsOption,
     AppOption,
     ConcurrencyOption,
     QueueOption,
-    cancelled_by,
-    ending_at_once,
-    exit_code,
     home_of,
     queues_of,
     shown_queues,
 )
-from duly.cli.session import session_of
+from duly.cli.session import Session, session_of
 from duly.errors import ConfigError
 
 if TYPE_CHECKING:
     from duly.app import Duly
+    from duly.cli.children import ApiProcess
     from duly.config import Settings
-    from duly.node import Signals
-    from duly.operations import Operations
+    from duly.process import Signals
 
 log = logging.getLogger("duly.cli")
 
@@ -75,12 +75,40 @@ def up(
 
     Shows each run as it ends. Ctrl-C stops it all; a second Ctrl-C does so at once.
     """
-    from duly import node
-    from duly.cli.loading import load_app
+    from duly.cli.children import ApiProcess
 
     if demo and app is not None:
         raise ConfigError("--demo brings an application of its own: give --demo or --app, not both")
     session = session_of(context)
+    session.refuse_url()
+    # First of all: the web framework takes half a second to import. All else is loaded and started meanwhile.
+    with ApiProcess() as api:
+        plan = _planned(
+            session,
+            demo=demo,
+            app=app,
+            host=host,
+            port=port,
+            concurrency=concurrency,
+            queue=queue,
+            allow_commands=allow_commands,
+        )
+        raise typer.Exit(_run(plan, api))
+
+
+def _planned(
+    session: Session,
+    *,
+    demo: bool,
+    app: str | None,
+    host: str | None,
+    port: int | None,
+    concurrency: int | None,
+    queue: list[str] | None,
+    allow_commands: bool,
+) -> _Plan:
+    from duly.cli.loading import load_app
+
     session.export()
     session.settings()  # logging first: an import may want to say something
     name = DEMO_APP if demo else app
@@ -89,7 +117,7 @@ def up(
     settings = session.settings_with(application)
     if allow_commands:
         settings = settings.model_copy(update={"allow_commands": True})
-    plan = _Plan(
+    return _Plan(
         settings=settings,
         application=application,
         app_name=name,
@@ -100,13 +128,18 @@ def up(
         concurrency=concurrency,
         queues=queues_of(application, queue) if application is not None else {},
     )
-    if demo and settings.database_url is None and settings.home is None and "DULY_HOME" not in os.environ:
+
+
+def _run(plan: _Plan, api: ApiProcess) -> int:
+    from duly.process import run
+
+    settings = plan.settings
+    if plan.demo and settings.database_url is None and settings.home is None and "DULY_HOME" not in os.environ:
         # The sample jobs must not be found by whoever runs an application of their own next.
         with _passing_home() as home:
             plan = dataclasses.replace(plan, settings=settings.model_copy(update={"home": home}))
-            code = node.run(lambda: _up(plan))
-        raise typer.Exit(code)
-    raise typer.Exit(node.run(lambda: _up(plan)))
+            return run(lambda: _up(plan, api))
+    return run(lambda: _up(plan, api))
 
 
 @contextmanager
@@ -134,7 +167,8 @@ class _Plan:
     queues: dict[str, int]
 
 
-async def _up(plan: _Plan) -> int:
+async def _up(plan: _Plan, api: ApiProcess) -> int:
+    from duly.cli.api_process import Orders
     from duly.cli.children import WorkerProcesses
     from duly.node import Signals, running_scheduler
     from duly.operations import Operations
@@ -143,16 +177,18 @@ async def _up(plan: _Plan) -> int:
     settings = plan.settings
     home = home_of(settings)
     signals = Signals()
-    hasten: list[Callable[[], None]] = []
-    # The web framework takes half a second to import; PostgreSQL starts meanwhile.
-    importing = asyncio.create_task(asyncio.to_thread(_import_server))
-    importing.add_done_callback(lambda task: task.cancelled() or task.exception())  # if nobody comes to ask for it
+    hasten: list[Callable[[], None]] = [api.hasten]
     async with ending_at_once(signals, hasten), AsyncExitStack() as stack:
         async with _telling_of_the_end(signals), cancelled_by(signals):
+            listener = stack.enter_context(await _listen(plan))
             if home is not None:
                 log.info("opening the embedded PostgreSQL in %s", home)
             store = await stack.enter_async_context(open_store(settings, migrating=True))
-            handlers = plan.application.tasks if plan.application is not None else ()
+            handlers = plan.application.tasks if plan.application is not None else {}
+            # Like a worker the API is a user of the embedded PostgreSQL in its own right.
+            orders = Orders(settings.model_copy(update={"home": home}), plan.host, list(handlers))
+            serving = asyncio.create_task(api.serve(listener, orders))
+            stack.push_async_callback(_end, api, serving)
             operations = await Operations.open(store.pool, settings, local_handlers=handlers)
             if plan.app_name is not None:
                 workers = WorkerProcesses.of(
@@ -162,7 +198,9 @@ async def _up(plan: _Plan) -> int:
                 stack.push_async_callback(workers.stop)
                 hasten.append(workers.hasten)
             await stack.enter_async_context(running_scheduler(store.pool, settings))
-            address = await stack.enter_async_context(_serving(await importing, operations, plan, signals))
+            address = await asyncio.shield(serving)
+            # The API is the first to end: it takes nothing more, and what it was asked is answered.
+            stack.push_async_callback(api.stop)
             _greet(plan, address, home)
             if plan.demo:
                 from duly.cli.demo import register_jobs
@@ -172,6 +210,14 @@ async def _up(plan: _Plan) -> int:
         typer.echo(_STOPPING, err=True)
     typer.echo("stopped", err=True)
     return exit_code(signals)
+
+
+async def _end(api: ApiProcess, serving: asyncio.Task[str]) -> None:
+    """However far it has come."""
+    serving.cancel()
+    await asyncio.wait([serving])
+    _ = serving.cancelled() or serving.exception()  # whoever wanted to know has been told
+    await api.stop()
 
 
 @asynccontextmanager
@@ -185,63 +231,14 @@ async def _telling_of_the_end(signals: Signals) -> AsyncIterator[None]:
         raise
 
 
-# The API
+async def _listen(plan: _Plan) -> socket.socket:
+    """Where the API is to be. Before anything is started: a port that is taken is told at once."""
+    from duly.api.binding import bind_first_free
 
-
-def _import_server() -> Any:
-    return importlib.import_module("duly.api.server")
-
-
-@asynccontextmanager
-async def _serving(server: Any, operations: Operations, plan: _Plan, signals: Signals) -> AsyncIterator[str]:
-    """The API while it answers; yields its address."""
-    port = plan.port if plan.port_is_chosen else _next_free_port(plan.host, plan.port)
-    if port != plan.port:
+    listener = await bind_first_free(plan.host, plan.port, tries=1 if plan.port_is_chosen else PORTS_TRIED)
+    if plan.port not in (0, port := listener.getsockname()[1]):
         log.warning("port %d is taken; using %d", plan.port, port)
-    stop = asyncio.Event()
-    ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-
-    def started(address: str) -> None:
-        if not ready.done():
-            ready.set_result(address)
-
-    serving: Coroutine[Any, Any, None] = server.serve(
-        server.create_app(operations), host=plan.host, port=port, started=started, stop=stop
-    )
-    task = asyncio.create_task(serving)
-    try:
-        waited_for: tuple[asyncio.Future[Any], ...] = (task, ready)
-        await asyncio.wait(waited_for, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            await task
-            raise ConfigError("the API ended before it answered")
-        # From now on a server that ends by itself ends the command; its error, if it has one, is told below.
-        task.add_done_callback(lambda _: signals.asked.set())
-        yield ready.result()
-    finally:
-        stop.set()
-        ready.cancel()
-        await task
-
-
-def _next_free_port(host: str, port: int) -> int:
-    for candidate in range(port, min(port + PORTS_TRIED, 65536)):
-        if candidate == 0 or _is_free(host, candidate):
-            return candidate
-    return port
-
-
-def _is_free(host: str, port: int) -> bool:
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        with socket.create_server(address[:2], family=family):
-            return True
-    except PermissionError:
-        return True  # not taken, but not ours either: the server will say so
-    except socket.gaierror:
-        return True
-    except OSError:
-        return False
+    return listener
 
 
 def _greet(plan: _Plan, address: str, home: Path | None) -> None:

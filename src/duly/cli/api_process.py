@@ -1,0 +1,159 @@
+"""A process that serves the API: `duly api`, and the child that `duly up` keeps alive for it (`children.py`).
+
+The child is started first of all, imports what it needs while PostgreSQL starts, and then waits for its orders. They
+come over its standard input, a socket whose other end only its parent holds: however that one ends, the kernel closes
+it, and so ends this one. Its settings come that way too, because they hold a password, and so does the listening
+socket, which stays the parent's: whoever comes after this process serves on the same port.
+
+This file imports nothing that the child does not need: it is on the way to the first answer of `duly up`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Collection
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from duly.cli.ending import cancelled_by, ending_at_once, exit_code, take_lifeline, watch_lifeline
+from duly.errors import ConfigError, DulyError, StoreMismatch, StoreUnavailable, StoreUnusable
+
+if TYPE_CHECKING:
+    from duly.config import Settings
+
+log = logging.getLogger("duly.cli")
+
+# What the child's errors are raised as in its parent; the first that fits.
+_ERRORS: tuple[type[DulyError], ...] = (StoreUnusable, StoreUnavailable, StoreMismatch, ConfigError)
+
+
+async def serve(
+    settings: Settings,
+    *,
+    host: str,
+    port: int,
+    started: Callable[[str], None],
+    handlers: Collection[str] = (),
+    listener: socket.socket | None = None,
+    lifeline: int | None = None,
+) -> int:
+    """Serve the API until a signal. `handlers`: tasks that are known before a worker has them."""
+    from duly.operations import Operations
+    from duly.process import Signals
+    from duly.store.opening import open_store
+
+    server = importlib.import_module("duly.api.server")
+    signals = Signals()
+    async with ending_at_once(signals), AsyncExitStack() as stack:
+        if lifeline is not None:
+            watch_lifeline(lifeline, signals)
+        async with cancelled_by(signals):
+            store = await stack.enter_async_context(open_store(settings))
+            operations = await Operations.open(store.pool, settings, local_handlers=handlers)
+        # The server lets requests that are under way finish; what follows closes the store behind them.
+        app = server.create_app(operations)
+        await server.serve(app, host=host, port=port, started=started, stop=signals.asked, listener=listener)
+    return exit_code(signals)
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the child is to do, with the socket to do it on."""
+
+    settings: Settings
+    host: str
+    handlers: Collection[str]
+
+    def line(self) -> bytes:
+        """As it is sent."""
+        said = {
+            "settings": self.settings.model_dump(mode="json"),
+            "host": self.host,
+            "handlers": list(self.handlers),
+        }
+        return json.dumps(said).encode() + b"\n"
+
+    @classmethod
+    def read(cls, line: bytes) -> Orders:
+        from duly.config import Settings
+
+        said = json.loads(line)
+        return cls(Settings(**said["settings"]), said["host"], said["handlers"])
+
+
+def answered(line: bytes) -> str:
+    """The address that the child serves, or the error that it ended with."""
+    said: dict[str, str] = json.loads(line)
+    if "address" in said:
+        return said["address"]
+    raise next((kind for kind in _ERRORS if kind.__name__ == said["error"]), DulyError)(said["message"])
+
+
+def main() -> int:
+    """The child's life."""
+    # Until there is an event loop that hears them, signals just end it: there is nothing yet to end in order.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    lifeline = take_lifeline()
+    try:
+        # All that takes long, before there are orders.
+        for name in ("duly.api.server", "duly.operations", "duly.store.opening", "duly.process"):
+            importlib.import_module(name)
+        found = _orders(lifeline)
+        if found is None:
+            return 0
+        return _obey(*found, lifeline)
+    except DulyError as error:
+        kind = next((kind for kind in _ERRORS if isinstance(error, kind)), ConfigError)
+        _tell(lifeline, error=kind.__name__, message=str(error))
+    except Exception as error:
+        log.exception("the API ended unexpectedly")
+        _tell(lifeline, error="", message=f"the API could not start: {type(error).__name__}")
+    return 1
+
+
+def _orders(lifeline: int) -> tuple[Orders, socket.socket] | None:
+    """None if the parent has gone before it gave any."""
+    with socket.socket(fileno=os.dup(lifeline)) as channel:
+        first, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
+        if not first or not descriptors:
+            return None
+        listener = socket.socket(fileno=descriptors[0])
+        with channel.makefile("rb") as lines:
+            line = lines.readline()
+    return (Orders.read(line), listener) if line.endswith(b"\n") else None
+
+
+def _obey(orders: Orders, listener: socket.socket, lifeline: int) -> int:
+    from duly.logs import set_up_logging
+    from duly.process import run
+
+    set_up_logging(orders.settings.log_level)
+    return run(
+        lambda: serve(
+            orders.settings,
+            host=orders.host,
+            port=listener.getsockname()[1],
+            started=lambda address: _tell(lifeline, address=address),
+            handlers=orders.handlers,
+            listener=listener,
+            lifeline=lifeline,
+        )
+    )
+
+
+def _tell(lifeline: int, **said: Any) -> None:
+    try:
+        os.write(lifeline, json.dumps(said).encode() + b"\n")
+    except OSError:
+        log.debug("nobody is left to tell")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

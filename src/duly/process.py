@@ -1,0 +1,51 @@
+"""What every process of Duly's begins with: an event loop, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+log = logging.getLogger("duly.node")
+T = TypeVar("T")
+
+
+class Signals:
+    """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+
+    @asynccontextmanager
+    async def handled(self) -> AsyncIterator[Signals]:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # By the loop, not by signal.signal: uvloop hears those only when something else wakes it up.
+            loop.add_signal_handler(number, self._heard)
+        try:
+            yield self
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+    def _heard(self) -> None:
+        if self.asked.is_set():
+            self.insisted.set()
+        self.asked.set()
+
+
+def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    """`asyncio.run` on uvloop where that exists."""
+    if sys.platform != "win32":
+        try:
+            import uvloop
+        except ImportError:
+            log.debug("uvloop is not installed; using asyncio's own loop")
+        else:
+            return uvloop.run(main())
+    return asyncio.run(main())
