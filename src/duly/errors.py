@@ -131,7 +131,12 @@ class Unauthorized(DulyError):
 
 
 class Forbidden(DulyError):
-    """The API knows the key, which may not do that."""
+    """Who asks is known and may not do that: the key's role, or what its tenant is bound to. `field` says by what."""
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message if field is None else f"{field}: {message}")
+        self.field = field
+        self.message = message
 
 
 class CoordinatorUnavailable(DulyError):

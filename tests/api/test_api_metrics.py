@@ -127,7 +127,7 @@ async def test_with_keys_only_an_admin_sees_figures_that_are_of_all_tenants(
     await eventually(is_closed)
     for role in ("read", "write"):
         refused = await client.get("/metrics", headers={"Authorization": f"Bearer {keys[role]}"})
-        assert (refused.status_code, "needs the role admin" in refused.json()["detail"]) == (403, True)
+        assert (refused.status_code, "needs the role monitor" in refused.json()["detail"]) == (403, True)
         assert "of-another" not in refused.text
     shown = await read(client, Authorization=f"Bearer {keys['admin']}")
     assert labelled(shown, "duly_queue_depth") == {"of-another": 1}

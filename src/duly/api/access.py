@@ -4,10 +4,13 @@ Without any key in the store, Duly serves its own machine only, and whoever can 
 first key on, every call under `/api/v1` needs one. What each role may do:
 
 - `read`: look at everything of its own tenant, and preview schedules
-- `write`: that, and everything about jobs, runs and dead letters
-- `admin`: that, and `GET /stats` for the whole store instead of its own tenant
+- `write`: that, and everything about jobs, runs and dead letters, but for submitting commands and changing them
+- `operator`: that too
+- `admin`: that, and figures of the whole store instead of its own tenant
+- `monitor`: those figures and nothing else
 
-Beyond those figures nobody sees another tenant's things: the tenant comes from the key and from nothing else.
+Beyond them nobody sees another tenant's things: the tenant comes from the key and from nothing else. Each route says
+what it needs (`needs`), the router asks before the route is called, and a route that says nothing cannot be added.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import math
 import re
 import time
 from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
@@ -24,12 +29,12 @@ from starlette.requests import Request
 from duly.api.problems import Problem
 from duly.model import DEFAULT_TENANT
 from duly.operations import Operations
-from duly.operations.keys import Principal, Role
+from duly.operations.keys import Principal
+from duly.operations.rights import ROLES, Role, holds
 
 #: Whoever asks a server that needs no key.
 ANYBODY = Principal(key_id="", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None)
 
-_RANKS: dict[Role, int] = {"read": 0, "write": 1, "admin": 2}
 # How long a server may go on without keys after the first one was made.
 _LOOK_SECONDS = 1.0
 # What does not look like one costs the store nothing.
@@ -126,9 +131,37 @@ def principal_of(request: Request) -> Principal:
     return principal
 
 
-def check_role(principal: Principal, needed: Role) -> Principal:
-    if _RANKS[principal.role] < _RANKS[needed]:
-        raise Problem(403, f"this API key may only {principal.role}; this call needs the role {needed}")
+Endpoint = TypeVar("Endpoint", bound=Callable[..., Any])
+_NEEDS = "duly_needs"
+
+
+def needs(*roles: Role) -> Callable[[Endpoint], Endpoint]:
+    """What a route needs: the least role, or several where they lie side by side. None: it is for all, key or not."""
+
+    def declare(endpoint: Endpoint) -> Endpoint:
+        setattr(endpoint, _NEEDS, roles)
+        return endpoint
+
+    return declare
+
+
+def needed_by(endpoint: Callable[..., Any]) -> tuple[Role, ...]:
+    """What an endpoint has declared. One that says nothing is a mistake, told when the app is made."""
+    declared: tuple[Role, ...] | None = getattr(endpoint, _NEEDS, None)
+    if declared is None:
+        raise TypeError(f"{endpoint.__qualname__} does not say who may call it: put @needs(…) above it")
+    return declared
+
+
+def allowed(needed: tuple[Role, ...]) -> list[Role]:
+    """All the roles that may call what needs one of these."""
+    return [role for role in ROLES if any(holds(role, one) for one in needed)]
+
+
+def check_role(principal: Principal, *needed: Role) -> Principal:
+    if not any(holds(principal.role, one) for one in needed):
+        wanted = " or ".join(needed)
+        raise Problem(403, f"this API key has the role {principal.role}; this call needs the role {wanted}")
     return principal
 
 

@@ -192,7 +192,7 @@ def _node_document(node: NodeStatus) -> dict[str, Any]:
     }
 
 
-def stats_document(counts: Counts, tenant: str, *, scope: str | None) -> dict[str, Any]:
+def stats_document(counts: Counts, tenant: str | None, *, scope: str | None) -> dict[str, Any]:
     """`scope` is the tenant that was counted, None: the whole store."""
     return {
         "scope": "store" if scope is None else "tenant",

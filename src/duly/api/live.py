@@ -14,7 +14,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from duly.api.access import principal_of
+from duly.api.access import needs, principal_of
+from duly.api.declared import declared_page
 from duly.api.documents import time_text
 from duly.api.problems import json_response
 from duly.errors import DulyError, StoreUnavailable
@@ -44,9 +45,11 @@ def make_routes(operations: Operations) -> list[Route]:
     """Not in the OpenAPI schema: what the page and it say to each other may change with any release."""
     live = Live(operations)
 
+    @needs()
     async def healthz(_: Request) -> Response:
         return json_response({"status": "ok"})
 
+    @needs()
     async def readyz(_: Request) -> Response:
         try:
             async with asyncio.timeout(_READY_SECONDS):
@@ -60,19 +63,21 @@ def make_routes(operations: Operations) -> list[Route]:
             raise StoreUnavailable(str(error)) from error
         return json_response({"status": "ready"})
 
+    @needs("read")
     async def show_live(request: Request) -> Response:
         return json_response(await live.document(principal_of(request)))
 
     static = files("duly.api") / "static"
     routes = [
-        Route("/healthz", healthz),
-        Route("/readyz", readyz),
-        Route("/live", show_live),
-        Route("/static/icon.svg", _file(_ICON.encode(), "image/svg+xml")),
+        declared_page("/healthz", healthz),
+        declared_page("/readyz", readyz),
+        declared_page("/live", show_live),
+        declared_page("/static/icon.svg", _file(_ICON.encode(), "image/svg+xml")),
     ]
     for name in _FILES:
         media_type = _MEDIA_TYPES["." + name.rpartition(".")[2]]
-        routes.append(Route(_PAGES.get(name, f"/static/{name}"), _file((static / name).read_bytes(), media_type)))
+        content = (static / name).read_bytes()
+        routes.append(declared_page(_PAGES.get(name, f"/static/{name}"), _file(content, media_type)))
     return routes
 
 
@@ -80,6 +85,7 @@ def _file(content: bytes, media_type: str) -> Endpoint:
     tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
 
+    @needs()
     async def send_file(request: Request) -> Response:
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)

@@ -4,9 +4,8 @@ Only gauges that one bounded statement answers, and this process's own figures. 
 once a second. A label has as many values as there are queues (the deepest, and one for the rest), live schedulers and
 shards.
 
-The figures are of the whole store, and so are the names of its queues: where there are keys, the role `admin` is
-needed, as for the figures of `GET /stats`. Prometheus gets a key of a tenant that has no jobs, which can do nothing
-else with it.
+The figures are of the whole store, and so are the names of its queues: where there are keys, the role `monitor` is
+needed, as for the whole store's figures of `GET /stats`. A key of that role can do nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +21,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from duly.api.access import check_role, principal_of
+from duly.api.access import needs
+from duly.api.declared import declared_page
 from duly.operations import Operations
 from duly.store.stores import MOST_COUNTED, Figures
 
@@ -37,11 +37,11 @@ _FRESH_SECONDS = 1.0
 def make_routes(operations: Operations) -> list[Route]:
     metrics = Metrics(operations)
 
-    async def show_metrics(request: Request) -> Response:
-        check_role(principal_of(request), "admin")
+    @needs("monitor")
+    async def show_metrics(_: Request) -> Response:
         return Response(await metrics.text(), headers={"Content-Type": MEDIA_TYPE})
 
-    return [Route("/metrics", show_metrics)]
+    return [declared_page("/metrics", show_metrics)]
 
 
 class Metrics(Collector):

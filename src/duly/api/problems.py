@@ -15,7 +15,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from duly.errors import Conflict, DulyError, InvalidInput, LimitReached, NotFound, StoreBusy, StoreUnavailable
+from duly.errors import (
+    Conflict,
+    DulyError,
+    Forbidden,
+    InvalidInput,
+    LimitReached,
+    NotFound,
+    StoreBusy,
+    StoreUnavailable,
+)
 
 log = logging.getLogger("duly.api")
 
@@ -105,6 +114,8 @@ class Problem(Exception):
             return cls(404, str(error))
         if isinstance(error, Conflict):
             return cls(409, str(error))
+        if isinstance(error, Forbidden):
+            return cls(403, str(error), errors=[FieldError(error.field, error.message)] if error.field else ())
         if isinstance(error, LimitReached):
             # Not 429: that says "later", and clients obey. This limit stays until somebody removes jobs or raises it.
             return cls(403, str(error), kind="limit-reached")

@@ -571,7 +571,7 @@ class StatsDocument(_Document):
     """Counters for people. Each is counted up to a bound, so that asking stays cheap however full the store is."""
 
     scope: Literal["store", "tenant"]
-    tenant: str
+    tenant: str | None = Field(description="the key's; null for the role `monitor`, which is of none")
     jobs: int
     jobs_estimated: bool = Field(description="whether `jobs` is an estimate: so it is with more than 10,000 jobs")
     queued: int

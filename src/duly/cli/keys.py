@@ -14,7 +14,7 @@ from duly.model import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from duly.operations import Key, Operations
-    from duly.operations.keys import Role
+    from duly.operations.rights import Role
     from duly.operations.tenants import Tenant
 
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
@@ -47,11 +47,15 @@ def create(
     role: Annotated[
         str,
         typer.Option(
-            help="read: look. write: that, and change jobs. admin: that, and the whole store's figures.",
-            metavar="read|write|admin",
+            help="read: look. write: that, and submit and change jobs, but no commands. operator: commands too; they "
+            "have the rights of the worker that runs them. admin: that, and the whole store's figures; for whoever "
+            "runs it. monitor: those figures (/metrics, /stats) and nothing else, of no tenant.",
+            metavar="read|write|operator|admin|monitor",
         ),
     ],
-    of_tenant: Annotated[str, typer.Option("--tenant", help="Whose jobs it is for.", metavar="T")] = DEFAULT_TENANT,
+    of_tenant: Annotated[
+        str | None, typer.Option("--tenant", help=f"Whose jobs it is for. [default: {DEFAULT_TENANT}]", metavar="T")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="What it is for, so that you know it again.")] = None,
     expires: Annotated[
         str | None, typer.Option(help="How long it works: 90d, 12h, P30D. Default: until revoked.", metavar="DURATION")
@@ -74,9 +78,7 @@ def create(
         return
     typer.echo(text)
     until = "until it is revoked" if made.expires_at is None else f"until {moment(made.expires_at)}"
-    typer.echo(
-        f"key {made.key_id} of tenant {made.tenant!r}, role {made.role}, good {until}; it is not shown again", err=True
-    )
+    typer.echo(f"key {made.key_id} of {_whose(made)}, role {made.role}, good {until}; it is not shown again", err=True)
 
 
 @key.command("list")
@@ -100,7 +102,7 @@ def list_keys(
                 (
                     one.key_id,
                     one.name or "",
-                    one.tenant,
+                    one.tenant or "-",
                     one.role,
                     one.status(now),
                     away(one.created_at, now),
@@ -190,7 +192,7 @@ def _duration(text: str) -> timedelta:
 
 
 def _role(text: str) -> Role:
-    from duly.operations.keys import ROLES
+    from duly.operations.rights import ROLES
 
     for role in ROLES:
         if text == role:
@@ -209,11 +211,15 @@ def _limit(value: float | None) -> str:
     return "unlimited" if value is None else f"{value:,.12g}"
 
 
+def _whose(made: Key) -> str:
+    return f"tenant {made.tenant!r}" if made.tenant else "no tenant"
+
+
 def _key_document(one: Key) -> dict[str, object]:
     return {
         "key_id": one.key_id,
         "name": one.name,
-        "tenant": one.tenant,
+        "tenant": one.tenant or None,
         "role": one.role,
         "created_at": _stamp(one.created_at),
         "last_used_at": _stamp(one.last_used_at),

@@ -7,8 +7,9 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from uuid import UUID
 
-from duly.errors import Conflict, DulyError, InvalidInput, NotFound, StoreUnavailable, UnknownHandler
+from duly.errors import Conflict, DulyError, Forbidden, InvalidInput, NotFound, StoreUnavailable, UnknownHandler
 from duly.model import Job, JobRequest
+from duly.operations.rights import EVERYTHING, Rights
 from duly.operations.submitting import RESEND_SECONDS, SUBMIT_BATCH, Submitted, Submitting
 from duly.store import ids, jobs
 from duly.store.jobs import NewJob
@@ -27,13 +28,16 @@ class Refused(Exception):
 
 
 class Batching(Submitting):
-    async def register(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> tuple[Job, bool]:
+    async def register(
+        self, request: JobRequest, *, allow_unknown_handler: bool = False, rights: Rights = EVERYTHING
+    ) -> tuple[Job, bool]:
         """Submit one job and return it whole, and whether it is new. One statement, where nothing is in the way."""
         if await self._limited({request.tenant}):
-            submitted = await self.submit(request, allow_unknown_handler=allow_unknown_handler)
+            submitted = await self.submit(request, allow_unknown_handler=allow_unknown_handler, rights=rights)
             return await self._found(submitted, request.tenant)
+        rights.check_handler(request.handler)
         if not allow_unknown_handler:
-            await self._check_handlers([request])
+            await self._check_handlers([request], rights)
         now = self._pool.clock.now()
         row = self._prepare(ids.new_job_ids(1, self._pool.clock.now_us())[0], request, now)
         try:
@@ -60,6 +64,7 @@ class Batching(Submitting):
         tenant: str,
         atomic: bool = False,
         allow_unknown_handler: bool = False,
+        rights: Rights = EVERYTHING,
     ) -> list[Submitted | DulyError]:
         """Register jobs, each by itself: what became of it, in their order.
 
@@ -77,11 +82,12 @@ class Batching(Submitting):
             if index % _TURN == _TURN - 1:
                 await asyncio.sleep(0)
             try:
+                rights.check_handler(request.handler)
                 if isinstance(request.handler, str) and (error := unknown.get(request.handler)) is not None:
                     raise error
                 rows.append(preparing.prepare(job_id, request))
                 places.append(index)
-            except InvalidInput as error:
+            except (InvalidInput, Forbidden) as error:
                 answers[index] = error
         if atomic:
             _refuse(answers)
@@ -158,7 +164,7 @@ class Batching(Submitting):
     async def _unknown_handlers(self, requests: Sequence[JobRequest]) -> dict[str, InvalidInput]:
         """The tasks that nobody has, each with its refusal."""
         try:
-            await self._check_handlers(requests)
+            await self._check_handlers(requests, EVERYTHING)
         except UnknownHandler:
             asked = {request.handler for request in requests if isinstance(request.handler, str)}
             return {

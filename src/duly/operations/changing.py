@@ -12,6 +12,7 @@ from duly.model import DEFAULT_TENANT, Job, Run, make_run_id
 from duly.operations.base import timetable_of, to_job_id
 from duly.operations.looking import Looking
 from duly.operations.revising import revise, touches_timing
+from duly.operations.rights import EVERYTHING, Rights
 from duly.states import ENDED_STATES, RunFlag
 from duly.store import jobs, runs
 from duly.store.jobs import ChangedJob
@@ -27,6 +28,7 @@ class Changing(Looking):
         *,
         tenant: str = DEFAULT_TENANT,
         expected_version: int | None = None,
+        rights: Rights = EVERYTHING,
     ) -> Job:
         """Set the fields in `changes`; any that a client may set, by their names in the job itself.
 
@@ -34,10 +36,13 @@ class Changing(Looking):
         `revising` says what becomes of what was overdue. An interval keeps its anchor unless start_at changes. Runs
         that wait in the queue follow the job's queue and priority. A paused job stays paused. With
         `expected_version`, a job that somebody else has changed since is a conflict. The job keeps its dedupe_key
-        together with the content it was submitted with, so that sending the same submit again still finds it.
+        together with the content it was submitted with, so that sending the same submit again still finds it. Of a job
+        that runs a command nothing is changed without the right to submit one: its payload, queue and keys say what it
+        does and where, as its arguments do.
         """
 
         def revised(job: Job, now: datetime) -> ChangedJob | None:
+            rights.check_handler(job.handler, doing="changing")
             if expected_version is not None and job.version != expected_version:
                 raise Conflict(f"job {job_id} was changed by others: it has version {job.version} now")
             if job.status in ("completed", "cancelled"):

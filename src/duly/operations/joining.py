@@ -15,6 +15,7 @@ from duly.clock import ManualClock
 from duly.config import Settings
 from duly.errors import InvalidInput
 from duly.model import JobRequest
+from duly.operations.rights import Rights
 from duly.operations.submitting import Submitted, Submitting
 from duly.store import stores
 from duly.store.foreign import Joined, at_once, recognise
@@ -68,8 +69,8 @@ class _Submitting(Submitting):
     async def _limited(self, asked: Collection[str]) -> set[str]:
         return set(asked) if self._facts.limited or self._settings.tenant_max_jobs is not None else set()
 
-    async def _check_handlers(self, requests: Sequence[JobRequest]) -> None:
+    async def _check_handlers(self, requests: Sequence[JobRequest], rights: Rights) -> None:
         try:
-            await super()._check_handlers(requests)
+            await super()._check_handlers(requests, rights)
         finally:
             self._handlers[self._facts.store_id] = self._store_handlers

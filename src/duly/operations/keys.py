@@ -21,21 +21,19 @@ import zlib
 from collections import OrderedDict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, get_args
+from typing import Literal
 
 from duly import checks
 from duly.config import Settings
 from duly.errors import DulyError, InvalidInput, NotFound
 from duly.model import DEFAULT_TENANT
 from duly.operations.base import Base
+from duly.operations.rights import NO_TENANT, ROLES, Rights, Role
 from duly.store import keys
 from duly.store.keys import GoodKey, StoredKey
 from duly.store.pool import Executor
 
 log = logging.getLogger("duly.operations")
-
-Role = Literal["read", "write", "admin"]
-ROLES: tuple[Role, ...] = get_args(Role)
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # 62 ** 43 is the first power of 62 above 2 ** 256, and 62 ** 6 the first above 2 ** 32.
@@ -61,6 +59,10 @@ class Principal:
     tenant: str
     role: Role
     requests_per_second: float | None
+
+    @property
+    def rights(self) -> Rights:
+        return Rights.of(self.role)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +99,20 @@ class Keys(Base):
     async def create_key(
         self,
         *,
-        tenant: str = DEFAULT_TENANT,
+        tenant: str | None = None,
         role: Role,
         name: str | None = None,
         expires_in: timedelta | None = None,
     ) -> CreatedKey:
-        checks.check_text("tenant", tenant, longest=100)
+        """Without a tenant: of the default one. A key that watches the whole store is of none."""
         if role not in ROLES:
             raise InvalidInput("role", f"must be one of {', '.join(ROLES)}, not {str(role)[:40]!r}")
+        if role == "monitor":
+            if tenant is not None:
+                raise InvalidInput("tenant", "cannot be given for the role monitor, which is of no tenant")
+            tenant = NO_TENANT
+        else:
+            tenant = checks.check_text("tenant", DEFAULT_TENANT if tenant is None else tenant, longest=100)
         if name is not None:
             checks.check_text("name", name, longest=200)
         if expires_in is not None and not timedelta() < expires_in <= _LONGEST_LIFE:

@@ -14,10 +14,11 @@ from uuid import UUID
 
 from duly import checks
 from duly.config import Settings
-from duly.errors import Conflict, InvalidInput, LimitReached, StoreBusy, StoreUnavailable, UnknownHandler
+from duly.errors import Conflict, Forbidden, InvalidInput, LimitReached, StoreBusy, StoreUnavailable, UnknownHandler
 from duly.handlers import check_handler
 from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
 from duly.operations.base import Base
+from duly.operations.rights import EVERYTHING, Rights
 from duly.store import cluster, copying, ids, jobs, tenants
 from duly.store.jobs import OWN_FIELDS, NewJob
 from duly.store.pool import Executor
@@ -44,19 +45,29 @@ class Submitted(NamedTuple):
 
 
 class Submitting(Base):
-    async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
-        return (await self.submit_many([request], allow_unknown_handler=allow_unknown_handler))[0]
+    async def submit(
+        self, request: JobRequest, *, allow_unknown_handler: bool = False, rights: Rights = EVERYTHING
+    ) -> Submitted:
+        return (await self.submit_many([request], allow_unknown_handler=allow_unknown_handler, rights=rights))[0]
 
     async def submit_many(
         self,
         requests: Sequence[JobRequest],
         *,
         allow_unknown_handler: bool = False,
+        rights: Rights = EVERYTHING,
         within: Executor | None = None,
     ) -> list[Submitted]:
         """Register jobs. All are checked before the first is stored; one that is wrong refuses them all."""
+        for index, request in enumerate(requests):
+            try:
+                rights.check_handler(request.handler)
+            except Forbidden as error:
+                if len(requests) > 1:
+                    raise Forbidden(error.message, field=f"jobs[{index}].{error.field}") from error
+                raise
         if not allow_unknown_handler:
-            await self._check_handlers(requests)
+            await self._check_handlers(requests, rights)
         now = self._pool.clock.now()
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
         preparing = self._preparing(now)
@@ -239,8 +250,11 @@ class Submitting(Base):
         except InvalidInput as error:
             raise self._whole(error, request, now) from error.__cause__
 
-    async def _check_handlers(self, requests: Sequence[JobRequest]) -> None:
-        """A misspelt task is refused while it is still on the screen of whoever misspelt it."""
+    async def _check_handlers(self, requests: Sequence[JobRequest], rights: Rights) -> None:
+        """A misspelt task is refused while it is still on the screen of whoever misspelt it.
+
+        Which tasks there are is told to those only who may know what all apps of the store have.
+        """
         asked = {request.handler for request in requests if isinstance(request.handler, str)}
         unknown = asked - set(self._local_handlers) - self._store_handlers
         if unknown:
@@ -250,9 +264,10 @@ class Submitting(Base):
         # A store that has never seen a worker knows no tasks: nothing can be told from that.
         if unknown and known:
             shown = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
+            others = f" (known: {shown})" if rights.whole_store else ""
             raise UnknownHandler(
-                f"no worker has a task {min(unknown)!r} (known: {shown}); "
-                "start a worker that has it, or allow unknown handlers"
+                f"no worker has a task {min(unknown)[:200]!r}{others}; start a worker that has it, or allow unknown "
+                "handlers"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from duly.api.declared import DeclaredRoute
 from duly.api.routes.batch import add_routes as add_batch
 from duly.api.routes.cluster import add_routes as add_cluster
 from duly.api.routes.common import PREFIX
@@ -17,7 +18,7 @@ __all__ = ["PREFIX", "make_router"]
 
 
 def make_router(operations: Operations, *, body_limit: int) -> APIRouter:
-    router = APIRouter(prefix=PREFIX)
+    router = APIRouter(prefix=PREFIX, route_class=DeclaredRoute)
     # Before the jobs: `batch` is not the id of one.
     add_batch(router, operations)
     add_jobs(router, operations, body_limit=body_limit)

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from duly.api.access import check_role, principal_of
+from duly.api.access import needs, principal_of
 from duly.api.body import JSON, NDJSON, parse_json, parse_object, read_bytes, refuse_unusable
 from duly.api.problems import FieldError, Problem, json_response
 from duly.api.routes.common import (
@@ -42,8 +42,9 @@ _MOST_NAMED = 50
 def add_routes(router: APIRouter, operations: Operations) -> None:
     limit = operations.settings.batch_max_bytes
 
+    @needs("write")
     async def submit_batch(request: Request) -> Response:
-        principal = check_role(principal_of(request), "write")
+        principal = principal_of(request)
         refuse_others(request, ("atomic", ALLOW_UNKNOWN_HANDLER))
         atomic = read_flag(request, "atomic")
         allow_unknown_handler = read_flag(request, ALLOW_UNKNOWN_HANDLER)
@@ -57,7 +58,11 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
             raise _whole(refused)
         try:
             submitted = await operations.submit_each(
-                requests, tenant=principal.tenant, atomic=atomic, allow_unknown_handler=allow_unknown_handler
+                requests,
+                tenant=principal.tenant,
+                atomic=atomic,
+                allow_unknown_handler=allow_unknown_handler,
+                rights=principal.rights,
             )
         except Refused as error:
             raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error

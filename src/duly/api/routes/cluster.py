@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from duly.api.access import needs
 from duly.api.body import read_object
 from duly.api.documents import cluster_document, forecast_document, preview_document, stats_document
 from duly.api.problems import json_response
-from duly.api.routes.common import READER, answers, only, request_body
+from duly.api.routes.common import CALLER, answers, only, request_body
 from duly.api.schemas import (
     ClusterDocument,
     ForecastDocument,
@@ -21,6 +22,7 @@ from duly.api.schemas import (
 )
 from duly.operations import Operations, Principal
 from duly.operations.forecasting import MAX_MINUTES
+from duly.operations.rights import holds
 
 
 def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
@@ -33,8 +35,9 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         dependencies=[only("minutes")],
         responses=answers(200, "The forecast", ForecastDocument),
     )
+    @needs("read")
     async def forecast(
-        who: Principal = READER,
+        who: Principal = CALLER,
         minutes: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_MINUTES})] = 60,
     ) -> Response:
         return json_response(forecast_document(await operations.forecast(minutes=minutes, tenant=who.tenant)))
@@ -49,7 +52,8 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         responses=answers(200, "The schedule as Duly reads it", PreviewDocument, 413, 415),
         openapi_extra=request_body("PreviewBody"),
     )
-    async def preview_schedule(request: Request, who: Principal = READER) -> Response:
+    @needs("read")
+    async def preview_schedule(request: Request, who: Principal = CALLER) -> Response:
         body = read_body(PreviewBody, await read_object(request, limit=body_limit))
         fields = {name: getattr(body, name) for name in PreviewBody.model_fields}
         fields["after"] = fields["after"] or operations.now()
@@ -63,18 +67,20 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         dependencies=[only()],
         responses=answers(200, "The cluster", ClusterDocument),
     )
-    async def get_cluster(who: Principal = READER) -> Response:
+    @needs("read")
+    async def get_cluster(who: Principal = CALLER) -> Response:
         return json_response(cluster_document(await operations.status()))
 
     @router.get(
         "/stats",
         operation_id="get_stats",
         summary="Counters for people",
-        description="Of the whole store for the role `admin`, else of the key's own tenant.",
+        description="Of the whole store for the roles `admin` and `monitor`, else of the key's own tenant.",
         tags=["cluster"],
         dependencies=[only()],
         responses=answers(200, "The figures", StatsDocument),
     )
-    async def get_stats(who: Principal = READER) -> Response:
-        scope = None if who.role == "admin" else who.tenant
-        return json_response(stats_document(await operations.counts(tenant=scope), who.tenant, scope=scope))
+    @needs("read", "monitor")
+    async def get_stats(who: Principal = CALLER) -> Response:
+        scope = None if holds(who.role, "monitor") else who.tenant
+        return json_response(stats_document(await operations.counts(tenant=scope), who.tenant or None, scope=scope))

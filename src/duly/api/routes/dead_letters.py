@@ -7,10 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
+from duly.api.access import needs
 from duly.api.body import read_object
 from duly.api.documents import dead_letter_document, run_document
 from duly.api.problems import json_response
-from duly.api.routes.common import READER, WRITER, answers, cursor_of, only, read_moment, request_body
+from duly.api.routes.common import CALLER, answers, cursor_of, only, read_moment, request_body
 from duly.api.routes.jobs import Limit, Text
 from duly.api.schemas import (
     DeadLetterDocument,
@@ -40,8 +41,9 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         dependencies=[only(*_FILTERS, "cursor", "limit")],
         responses=answers(200, "One page", DeadLetterList, 404),
     )
+    @needs("read")
     async def list_dead_letters(
-        who: Principal = READER,
+        who: Principal = CALLER,
         job_id: JobId = None,
         name: Text = None,
         queue: Text = None,
@@ -73,7 +75,8 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         responses=answers(200, "How many", RedriveDocument, 404, 413, 415),
         openapi_extra=request_body("DeadLetterFilterBody"),
     )
-    async def redrive_dead_letters(request: Request, who: Principal = WRITER) -> Response:
+    @needs("write")
+    async def redrive_dead_letters(request: Request, who: Principal = CALLER) -> Response:
         body = read_body(DeadLetterFilterBody, await read_object(request, limit=body_limit))
         _refuse_all_by_accident(body.all, any(getattr(body, name) is not None for name in _FILTERS))
         wanted = DeadLetterFilter(**{name: getattr(body, name) for name in _FILTERS})
@@ -97,9 +100,10 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         dependencies=[only(*_FILTERS, "all")],
         responses=answers(200, "How many", PurgeDocument, 404),
     )
+    @needs("write")
     async def purge_dead_letters(
         request: Request,
-        who: Principal = WRITER,
+        who: Principal = CALLER,
         job_id: JobId = None,
         name: Text = None,
         queue: Text = None,
@@ -128,7 +132,8 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         dependencies=[only()],
         responses=answers(200, "The dead letter", DeadLetterDocument, 404),
     )
-    async def get_dead_letter(run_id: str, who: Principal = READER) -> Response:
+    @needs("read")
+    async def get_dead_letter(run_id: str, who: Principal = CALLER) -> Response:
         return json_response(dead_letter_document(await operations.dead_letter(run_id, tenant=who.tenant)))
 
     @router.post(
@@ -139,7 +144,8 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         dependencies=[only()],
         responses=answers(200, "The run, which is live again", RunDocument, 404, 409),
     )
-    async def redrive_dead_letter(run_id: str, who: Principal = WRITER) -> Response:
+    @needs("write")
+    async def redrive_dead_letter(run_id: str, who: Principal = CALLER) -> Response:
         await operations.redrive(run_id, tenant=who.tenant)
         return json_response(run_document(await operations.get_run(run_id, tenant=who.tenant)))
 
@@ -153,7 +159,8 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         dependencies=[only()],
         responses=answers(204, "It is gone", None, 404),
     )
-    async def purge_dead_letter(run_id: str, who: Principal = WRITER) -> Response:
+    @needs("write")
+    async def purge_dead_letter(run_id: str, who: Principal = CALLER) -> Response:
         await operations.purge(run_id, tenant=who.tenant)
         return Response(status_code=204)
 

@@ -12,16 +12,15 @@ from pydantic import Field
 from starlette.responses import Response
 
 from duly import checks
-from duly.api.access import check_role, principal_of
+from duly.api.access import needs, principal_of
 from duly.api.body import read_object, read_optional_object
 from duly.api.documents import explanation_document, job_document, occurrence_document, run_document
 from duly.api.problems import FieldError, Problem, json_response
 from duly.api.routes.common import (
     ALLOW_UNKNOWN_HANDLER,
     ALLOWS_UNKNOWN_HANDLER,
+    CALLER,
     PREFIX,
-    READER,
-    WRITER,
     answers,
     cursor_of,
     only,
@@ -71,9 +70,10 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
 
 def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> None:
     # Nothing but the request, so that FastAPI has nothing to work out: this is the call that is made most.
+    @needs("write")
     async def submit_job(request: Request) -> Response:
         """The body is a job as section 2 of the specification has it; only `name` and `handler` are required."""
-        principal = check_role(principal_of(request), "write")
+        principal = principal_of(request)
         refuse_others(request, (ALLOW_UNKNOWN_HANDLER,))
         allow_unknown_handler = read_flag(request, ALLOW_UNKNOWN_HANDLER)
         body = read_job(await read_object(request, limit=body_limit))
@@ -84,6 +84,7 @@ def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> N
             job, created = await operations.register(
                 body.to_request(dedupe_key=body.dedupe_key if header is None else header, tenant=principal.tenant),
                 allow_unknown_handler=allow_unknown_handler,
+                rights=principal.rights,
             )
         except Conflict as error:
             key = "dedupe_key" if header is None else IDEMPOTENCY_KEY
@@ -98,6 +99,7 @@ def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> N
         methods=["POST"],
         operation_id="submit_job",
         summary="Submit a job",
+        description="The body is a job; only `name` and `handler` are required. A command needs the role `operator`.",
         tags=["jobs"],
         status_code=201,
         responses={
@@ -133,8 +135,9 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         dependencies=[only("status", "queue", "name", "cursor", "limit", repeated="label")],
         responses=answers(200, "One page", JobList),
     )
+    @needs("read")
     async def list_jobs(
-        who: Principal = READER,
+        who: Principal = CALLER,
         status: Annotated[str | None, Query(json_schema_extra={"enum": [*JobStatus.__args__, None]})] = None,
         queue: Text = None,
         name: Text = None,
@@ -167,7 +170,8 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         dependencies=[only()],
         responses=answers(200, "The job", JobDocument, 404, headers={"ETag": "its version, for If-Match"}),
     )
-    async def get_job(job_id: str, who: Principal = READER) -> Response:
+    @needs("read")
+    async def get_job(job_id: str, who: Principal = CALLER) -> Response:
         return _answer(await operations.get_job(job_id, tenant=who.tenant))
 
     @router.get(
@@ -178,9 +182,10 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         dependencies=[only("cursor", "limit")],
         responses=answers(200, "One page", RunList, 404),
     )
+    @needs("read")
     async def list_job_runs(
         job_id: str,
-        who: Principal = READER,
+        who: Principal = CALLER,
         cursor: Annotated[str | None, cursor_of("run")] = None,
         limit: Limit = 100,
     ) -> Response:
@@ -196,9 +201,10 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         dependencies=[only("count")],
         responses=answers(200, "They; none for a job that is paused or has ended", OccurrenceList, 404, 409),
     )
+    @needs("read")
     async def upcoming(
         job_id: str,
-        who: Principal = READER,
+        who: Principal = CALLER,
         count: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_OCCURRENCES})] = 10,
     ) -> Response:
         try:
@@ -222,10 +228,11 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         dependencies=[only("at", "from", "to", "cursor", "limit")],
         responses=answers(200, "The answer; with `from` a page of them", ExplanationAnswer, 404),
     )
+    @needs("read")
     async def explain(
         request: Request,
         job_id: str,
-        who: Principal = READER,
+        who: Principal = CALLER,
         at: Annotated[str | None, Query(description="absent: the last expected one", json_schema_extra=_TIME)] = None,
         from_: Annotated[str | None, Query(alias="from", json_schema_extra=_TIME)] = None,
         to: Annotated[str | None, Query(description="absent: now", json_schema_extra=_TIME)] = None,
@@ -253,7 +260,10 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         "/jobs/{job_id}",
         operation_id="change_job",
         summary="Change a job",
-        description="Fields that are left out stay. A changed schedule is planned anew.",
+        description=(
+            "Fields that are left out stay. A changed schedule is planned anew. A job that runs a command is changed "
+            "by the role `operator` only."
+        ),
         tags=["jobs"],
         dependencies=[only()],
         responses=answers(
@@ -279,7 +289,8 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
             **request_body("JobChange"),
         },
     )
-    async def change_job(job_id: str, request: Request, who: Principal = WRITER) -> Response:
+    @needs("write")
+    async def change_job(job_id: str, request: Request, who: Principal = CALLER) -> Response:
         versions = _read_if_match(request)
         changes = read_change(await read_object(request, limit=body_limit))
         version = None
@@ -288,7 +299,10 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
             _check_version(job, versions)
             version = job.version
         try:
-            return _answer(await operations.change(job_id, changes, tenant=who.tenant, expected_version=version))
+            changed = await operations.change(
+                job_id, changes, tenant=who.tenant, expected_version=version, rights=who.rights
+            )
+            return _answer(changed)
         except Conflict:
             if versions is not None:
                 # Somebody may have been faster since the look.
@@ -304,9 +318,10 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         dependencies=[only("running")],
         responses=answers(200, "The job, cancelled", JobDocument, 404, 409),
     )
+    @needs("write")
     async def cancel_job(
         job_id: str,
-        who: Principal = WRITER,
+        who: Principal = CALLER,
         running: Annotated[Literal["keep", "cancel"], Query(description="what becomes of running ones")] = "keep",
     ) -> Response:
         return _answer(await operations.cancel(job_id, tenant=who.tenant, running=running == "cancel"))
@@ -321,7 +336,8 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         responses=answers(200, "The job", JobDocument, 404, 409, 413, 415),
         openapi_extra=request_body("PauseBody", required=False),
     )
-    async def pause_job(job_id: str, request: Request, who: Principal = WRITER) -> Response:
+    @needs("write")
+    async def pause_job(job_id: str, request: Request, who: Principal = CALLER) -> Response:
         body = read_body(PauseBody, await read_optional_object(request, limit=body_limit))
         if body.reason is not None:
             checks.check_text("reason", body.reason, longest=500)
@@ -336,7 +352,8 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         dependencies=[only()],
         responses=answers(200, "The job", JobDocument, 404, 409),
     )
-    async def resume_job(job_id: str, who: Principal = WRITER) -> Response:
+    @needs("write")
+    async def resume_job(job_id: str, who: Principal = CALLER) -> Response:
         return _answer(await operations.resume(job_id, tenant=who.tenant))
 
     @router.post(
@@ -348,7 +365,8 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         dependencies=[only()],
         responses=answers(201, "The run", RunDocument, 404, 409, headers={"Location": "where the run is"}),
     )
-    async def trigger_job(job_id: str, who: Principal = WRITER) -> Response:
+    @needs("write")
+    async def trigger_job(job_id: str, who: Principal = CALLER) -> Response:
         run_id = await operations.trigger(job_id, tenant=who.tenant)
         run = await operations.get_run(run_id, tenant=who.tenant)
         return json_response(run_document(run), status=201, headers={"Location": f"{PREFIX}/runs/{run_id}"})

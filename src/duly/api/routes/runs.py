@@ -5,9 +5,10 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from duly.api.access import needs
 from duly.api.documents import run_document
 from duly.api.problems import json_response
-from duly.api.routes.common import READER, WRITER, answers, only
+from duly.api.routes.common import CALLER, answers, only
 from duly.api.schemas import RunDocument
 from duly.operations import Operations, Principal
 
@@ -21,7 +22,8 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
         dependencies=[only()],
         responses=answers(200, "The run", RunDocument, 404),
     )
-    async def get_run(run_id: str, who: Principal = READER) -> Response:
+    @needs("read")
+    async def get_run(run_id: str, who: Principal = CALLER) -> Response:
         return json_response(run_document(await operations.get_run(run_id, tenant=who.tenant)))
 
     @router.post(
@@ -33,5 +35,6 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
         dependencies=[only()],
         responses=answers(200, "The run", RunDocument, 404, 409),
     )
-    async def cancel_run(run_id: str, who: Principal = WRITER) -> Response:
+    @needs("write")
+    async def cancel_run(run_id: str, who: Principal = CALLER) -> Response:
         return json_response(run_document(await operations.cancel_run(run_id, tenant=who.tenant)))

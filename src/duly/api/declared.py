@@ -1,0 +1,49 @@
+"""Routes that say who may call them, and are called by nobody else: the one place where roles are enforced.
+
+The check stands before everything else that a route does with its request, so that who may not call it learns nothing
+from how it answers. What needs commands is in the body, and `operations` judges that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from fastapi.routing import APIRoute
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from duly.api.access import allowed, check_role, needed_by, principal_of
+
+#: In the description: the roles that may make this call.
+ROLES_FIELD = "x-duly-roles"
+
+
+class DeclaredRoute(APIRoute):
+    """A route of the API whose endpoint has said what it needs."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Any], **fields: Any) -> None:
+        extra = {**(fields.pop("openapi_extra", None) or {}), ROLES_FIELD: allowed(needed_by(endpoint))}
+        super().__init__(path, endpoint, openapi_extra=extra, **fields)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        needed, handle = needed_by(self.endpoint), super().get_route_handler()
+
+        async def handle_allowed(request: Request) -> Response:
+            check_role(principal_of(request), *needed)
+            return await handle(request)
+
+        return handle_allowed
+
+
+def declared_page(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    """A route beside the API, for which the same holds. One that needs no role is for all."""
+    if not (needed := needed_by(endpoint)):
+        return Route(path, endpoint)
+
+    async def call_allowed(request: Request) -> Response:
+        check_role(principal_of(request), *needed)
+        return await endpoint(request)
+
+    return Route(path, call_allowed)

@@ -1,0 +1,59 @@
+"""What a role allows, and what a tenant is bound to. No I/O: whoever asks gives what is known, and is told.
+
+Roles are of keys. `read` looks. `write` also changes jobs, runs and dead letters, and may trigger, pause and end a
+command that an operator has submitted, but brings none in and changes none. `operator` may: a command has the rights
+of the worker that runs it, which is more than a tenant has. `admin` belongs to whoever runs the store. `monitor` is
+outside all tenants: it reads figures of the whole store, and nothing that belongs to anybody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+from duly.errors import Forbidden
+
+Role = Literal["read", "write", "operator", "admin", "monitor"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+#: What a key of the role `monitor` has in place of a tenant: nothing that is stored can have it.
+NO_TENANT = ""
+
+# The roles that each has in it.
+_HOLDS: dict[Role, frozenset[Role]] = {
+    "read": frozenset({"read"}),
+    "write": frozenset({"read", "write"}),
+    "operator": frozenset({"read", "write", "operator"}),
+    "admin": frozenset(ROLES),
+    "monitor": frozenset({"monitor"}),
+}
+
+
+def holds(role: Role, needed: Role) -> bool:
+    return needed in _HOLDS[role]
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """What whoever asks may do beyond changing what is there. By default all: so may who can open the store itself."""
+
+    commands: bool = True
+    """Submit commands, and change jobs that run one."""
+    whole_store: bool = True
+    """Be told what others have: which tasks there are."""
+
+    @classmethod
+    def of(cls, role: Role) -> Rights:
+        return cls(commands=holds(role, "operator"), whole_store=role == "admin")
+
+    def check_handler(self, handler: str | Mapping[str, Any], *, doing: str = "submitting") -> None:
+        if not self.commands and is_command(handler):
+            raise Forbidden(f"{doing} a command needs the role operator", field="handler")
+
+
+EVERYTHING = Rights()
+
+
+def is_command(handler: object) -> bool:
+    return isinstance(handler, Mapping) and handler.get("type") == "command"
