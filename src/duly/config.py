@@ -80,7 +80,8 @@ class Settings(BaseSettings):
     )
     webhook_secret: str | None = Field(
         None,
-        description="signs calls of HTTP targets (whsec_…; several by commas while rotating); default: the store's",
+        description="what tenants' secrets for signing HTTP calls are derived from (whsec_…; several by commas while "
+        "rotating); default: the store's. See: duly webhook-secret",
     )
 
     tenant_max_jobs: int | None = Field(

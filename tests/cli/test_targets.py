@@ -85,18 +85,27 @@ def test_what_cannot_be_called_is_refused_in_one_sentence_without_secrets(
     assert duly("job", "list", "--json").out == ""
 
 
-def test_the_signing_secret_is_the_stores_own_and_stays_the_same(duly: Run) -> None:
+def test_each_tenant_has_a_signing_secret_of_its_own_which_stays_the_same(duly: Run) -> None:
     ended = duly("webhook-secret")
     assert ended.code == 0, ended.err
     secret = ended.out.strip()
     assert len(base64.b64decode(secret.removeprefix("whsec_"), validate=True)) == 32
-    assert duly("webhook-secret").out.strip() == secret
+    assert duly("webhook-secret", "--tenant", "default").out.strip() == secret
+    others = {duly("webhook-secret", "--tenant", tenant).out.strip() for tenant in ("a", "b")}
+    assert len(others - {secret}) == 2
+    refused = duly("webhook-secret", "--tenant", "")
+    assert (refused.code, "tenant" in refused.err) == (2, True)
 
 
-def test_the_signing_secrets_that_are_configured_are_shown_instead(duly: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_signing_secrets_that_are_configured_are_what_tenants_have_theirs_from(
+    duly: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = ("whsec_" + base64.b64encode(bytes([n]) * 24).decode() for n in (1, 2))
     monkeypatch.setenv("DULY_WEBHOOK_SECRET", f"{one}, {other}")
-    assert duly("webhook-secret").out.splitlines() == [one, other]
+    both = duly("webhook-secret").out.splitlines()
+    assert len({one, other, *both}) == 4
+    monkeypatch.setenv("DULY_WEBHOOK_SECRET", other)
+    assert duly("webhook-secret").out.splitlines() == both[1:]
     monkeypatch.setenv("DULY_WEBHOOK_SECRET", "hunter2")
     refused = duly("webhook-secret")
     assert refused.code == 2

@@ -14,6 +14,22 @@ MUTANTS = (
         ("store/test_claims.py::test_a_run_that_somebody_keeps_locked_holds_up_no_other",),
     ),
     Mutant(
+        "one-webhook-secret-for-all",
+        "whoever can check one tenant's calls can forge all others'",
+        "worker/targets/http.py",
+        "tenant_secret(secret, tenant) for secret",
+        "secret for secret",
+        ("services/test_http_target.py::test_a_tenants_secret_confirms_its_own_calls_and_no_other_tenants",),
+    ),
+    Mutant(
+        "claim-tells-no-tenant",
+        "every call is signed as the default tenant's",
+        "store/sql/runs/claim.sql",
+        "case when j.target is not null then j.tenant end as tenant",
+        "null::text as tenant",
+        ("services/test_http_target.py::test_a_tenants_secret_confirms_its_own_calls_and_no_other_tenants",),
+    ),
+    Mutant(
         "claim-before-its-time",
         "a run starts before it may",
         "store/sql/runs/claim.sql",

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -23,7 +24,7 @@ from uuid import UUID
 import pytest
 
 from duly.config import Settings
-from duly.errors import ConfigError
+from duly.errors import ConfigError, InvalidInput
 from duly.model import JobRequest, Policy, Run
 from duly.node import running_worker
 from duly.operations import Operations
@@ -67,7 +68,7 @@ class Caller:
     async def submit(self, url: str, payload: Any = None, **options: Any) -> str:
         fields: tuple[str, ...] = ("method", "headers", "secret_headers")
         target = {key: options.pop(key) for key in fields if key in options}
-        job = {key: options.pop(key) for key in ("name", "payload_ref") if key in options}
+        job = {key: options.pop(key) for key in ("name", "payload_ref", "tenant") if key in options}
         request = JobRequest(
             handler={"type": "http", "url": url, **target},
             payload={} if payload is None else payload,
@@ -76,8 +77,11 @@ class Caller:
         )
         return str((await self.operations.submit(request)).job_id)
 
-    async def run_of(self, job_id: str) -> Run:
-        return (await self.operations.job_runs(job_id)).items[0]
+    async def run_of(self, job_id: str, tenant: str = "default") -> Run:
+        return (await self.operations.job_runs(job_id, tenant=tenant)).items[0]
+
+    async def has_succeeded(self, job_id: str, tenant: str) -> bool:
+        return (await self.run_of(job_id, tenant)).status == "succeeded"
 
     async def reaches(self, job_id: str, *statuses: str) -> Run:
         async def there() -> bool:
@@ -135,9 +139,17 @@ def assert_signed(call: Call, secret: str) -> None:
     assert abs(int(call.headers["webhook-timestamp"]) - time.time()) < 300
 
 
-async def store_secret(pool: Pool) -> str:
+async def store_secret(pool: Pool, tenant: str = "default") -> str:
+    """What receivers of the tenant's calls are given."""
     rows = await pool.query("select encode(webhook_secret, 'base64') as text from duly.store")
-    return "whsec_" + str(rows[0]["text"])
+    return derived("whsec_" + str(rows[0]["text"]), tenant)
+
+
+def derived(secret: str, tenant: str = "default") -> str:
+    """A tenant's secret from the store's, by the steps of RFC 5869."""
+    key = hmac.new(bytes(32), base64.b64decode(secret.split("_", 1)[1]), hashlib.sha256).digest()
+    info = f"duly webhook of tenant {tenant}".encode()
+    return "whsec_" + base64.b64encode(hmac.new(key, info + b"\x01", hashlib.sha256).digest()).decode()
 
 
 # What is sent
@@ -175,6 +187,7 @@ async def test_a_call_brings_the_payload_and_says_which_run_it_is(caller: Caller
         "webhook-id": run.run_id,
         "duly-run-id": run.run_id,
         "duly-job-id": job_id,
+        "duly-tenant": "default",
         "duly-attempt": "1",
         "duly-scheduled-at": run.scheduled_at.isoformat().replace("+00:00", "Z"),
         "duly-payload-ref": "s3://bucket/a%20b/%C3%BC",
@@ -210,10 +223,34 @@ async def test_while_secrets_rotate_receivers_of_the_old_and_the_new_one_are_con
     old, new = ("whsec_" + base64.b64encode(bytes([n]) * 32).decode() for n in (1, 2))
     await caller.outcome(endpoint.on("/", reply()), worker={"webhook_secret": f"{new},{old}"})
     (call,) = endpoint.calls
-    assert_signed(call, old)
-    assert_signed(call, new)
+    assert_signed(call, derived(old))
+    assert_signed(call, derived(new))
     with pytest.raises(AssertionError):
         assert_signed(call, await store_secret(caller.pool))
+
+
+async def test_a_tenants_secret_confirms_its_own_calls_and_no_other_tenants(caller: Caller, endpoint: Endpoint) -> None:
+    """A job of tenant a that calls b's hook, with a body of its choice, does not pass for one of b."""
+    url = endpoint.on("/hook-of-b", reply())
+    tenants = ("a", "b", "default", "Zoë / 100%")
+    job_ids = {tenant: await caller.submit(url, {"of": "b"}, tenant=tenant) for tenant in tenants}
+    async with caller.working():
+        for tenant, job_id in job_ids.items():
+            await eventually(partial(caller.has_succeeded, job_id, tenant), seconds=30)
+    calls = {unquote(call.headers["duly-tenant"]): call for call in endpoint.calls}
+    assert set(calls) == set(tenants)
+    for tenant, call in calls.items():
+        assert_signed(call, await store_secret(caller.pool, tenant))
+        for other in {*tenants} - {tenant}:
+            with pytest.raises(AssertionError):
+                assert_signed(call, await store_secret(caller.pool, other))
+
+
+@pytest.mark.parametrize("name", ["Duly-Tenant", "duly_tenant", "DULY-Tenant"])
+async def test_no_job_says_itself_whose_it_is(caller: Caller, name: str) -> None:
+    for field in ("headers", "secret_headers"):
+        with pytest.raises(InvalidInput, match="set by Duly itself"):
+            await caller.submit("https://example.org/", **{field: {name: "b"}})
 
 
 async def test_all_attempts_have_one_key_and_a_fencing_token_that_grows(caller: Caller, endpoint: Endpoint) -> None:

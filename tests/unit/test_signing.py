@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import base64
+import hashlib
+import hmac
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.errors import ConfigError
-from duly.worker.targets.signing import parse_secrets, show_secret, sign
+from duly.worker.targets.signing import parse_secrets, show_secret, sign, tenant_secret
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
 OTHER = "whsec_" + base64.b64encode(bytes(range(100, 124))).decode()
@@ -63,3 +65,19 @@ def test_a_bad_secret_is_refused_with_the_name_of_the_setting_and_is_not_repeate
 @given(st.binary(min_size=24, max_size=64))
 def test_a_secret_that_is_shown_can_be_configured(secret: bytes) -> None:
     assert parse_secrets(show_secret(secret)) == (secret,)
+
+
+def test_a_tenants_secret_is_what_any_hkdf_makes_of_the_stores() -> None:
+    """By the steps of RFC 5869: receivers who hold the store's secret can derive it with a library of their own."""
+    secret = bytes(range(32))
+    extracted = hmac.new(bytes(32), secret, hashlib.sha256).digest()
+    expanded = hmac.new(extracted, "duly webhook of tenant Zoë".encode() + b"\x01", hashlib.sha256).digest()
+    assert tenant_secret(secret, "Zoë") == expanded
+
+
+def test_each_tenant_has_another_secret_and_none_has_the_stores() -> None:
+    tenants = ["default", "a", "b", "a ", "A", "", "ab", "\x01"]
+    derived = {tenant_secret(secret, tenant) for tenant in tenants for secret in (bytes(32), bytes(24), b"\x01" * 32)}
+    assert len(derived) == 3 * len(tenants)
+    assert bytes(32) not in derived
+    assert all(len(secret) == 32 for secret in derived)

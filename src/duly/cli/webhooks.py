@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duly.cli.session import session_of
+from duly.model import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from duly.config import Settings
@@ -16,19 +17,23 @@ def register(app: typer.Typer) -> None:
     app.command("webhook-secret")(webhook_secret)
 
 
-def webhook_secret(context: typer.Context) -> None:
-    """Show the secret that calls of HTTP endpoints are signed with.
+def webhook_secret(
+    context: typer.Context,
+    tenant: Annotated[str, typer.Option(help="Whose calls it is for.", metavar="T")] = DEFAULT_TENANT,
+) -> None:
+    """Show the secret that a tenant's calls of HTTP endpoints are signed with.
 
-    Give it to whoever receives the calls: with it, any Standard Webhooks library can tell that a call comes from here
-    and is whole and new. It is the store's own, made with it, unless DULY_WEBHOOK_SECRET is set; then those are shown,
-    one a line.
+    Give it to whoever receives the calls: with it, any Standard Webhooks library can tell that a call comes from this
+    tenant and is whole and new. Each tenant has its own, and none says anything about another's. They are derived from
+    a secret of the store, or from those in DULY_WEBHOOK_SECRET; then there is one for each of them, one a line.
     """
-    from duly import node
-    from duly.worker.targets.signing import show_secret
+    from duly import checks, node
+    from duly.worker.targets.signing import show_secret, tenant_secret
 
     settings = session_of(context).settings()
+    checks.check_text("tenant", tenant, longest=100)
     for secret in node.run(lambda: _secrets(settings)):
-        typer.echo(show_secret(secret))
+        typer.echo(show_secret(tenant_secret(secret, tenant)))
 
 
 async def _secrets(settings: Settings) -> tuple[bytes, ...]:

@@ -27,7 +27,7 @@ class ClaimedRun:
 
     __slots__ = (
         "attempt", "claim_id", "flags", "handler", "job_id", "name", "ordinal", "payload", "payload_ref",
-        "policy_text", "scheduled_at", "target", "timezone",
+        "policy_text", "scheduled_at", "target", "tenant", "timezone",
     )  # fmt: skip
 
     claim_id: UUID
@@ -43,6 +43,8 @@ class ClaimedRun:
     payload_ref: str | None
     timezone: str
     policy_text: str | None
+    tenant: str | None
+    """Of the job, if that calls an endpoint or a command; None for a task, which is not told."""
 
     @property
     def policy(self) -> Policy:
@@ -140,7 +142,8 @@ async def claim(
         run = ClaimedRun()
         (
             claim_of_row, run.ordinal, run.job_id, run.scheduled_at, run.attempt, run.flags, run.name, run.handler,
-            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, ahead, now, took,
+            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, run.tenant,
+            ahead, now, took,
         ) = row  # fmt: skip
         if claim_of_row is None:
             break  # the last row

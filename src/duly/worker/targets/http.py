@@ -22,10 +22,11 @@ import httpx
 
 from duly.clock import Clock
 from duly.errors import Permanent
+from duly.model import DEFAULT_TENANT
 from duly.worker.targets.answers import KEPT_BYTES, Answer, CallFailed, judge, shown_url
 from duly.worker.targets.connecting import EgressRefused, GuardedBackend
 from duly.worker.targets.egress import Egress
-from duly.worker.targets.signing import sign
+from duly.worker.targets.signing import sign, tenant_secret
 
 if TYPE_CHECKING:
     from duly.worker.context import Context
@@ -40,6 +41,8 @@ _KEEP_ALIVE_SECONDS = 1.5
 _MOST_IDLE = 100
 # A little more than is kept: whether that was all of it.
 _HELD_BYTES = KEPT_BYTES + 1024
+# Tenants whose secrets are kept at hand.
+_MOST_TENANTS = 1_000
 _VISIBLE = string.ascii_letters + string.digits + string.punctuation
 
 
@@ -57,6 +60,7 @@ class HttpTarget:
         version: str,
     ) -> None:
         self._secrets = secrets
+        self._of_tenants: dict[str, Sequence[bytes]] = {}
         self._clock = clock
         self._connect_timeout = connect_timeout
         self._response_max_bytes = response_max_bytes
@@ -144,7 +148,7 @@ class HttpTarget:
 
     def _headers(self, context: Context, body: bytes | None) -> dict[str, str]:
         """What Duly says with every call, the same on every hop of it."""
-        run_id = context.run_id
+        run_id, tenant = context.run_id, context._run.tenant or DEFAULT_TENANT
         headers = {
             "User-Agent": self._agent,
             "Accept": "*/*",
@@ -152,12 +156,13 @@ class HttpTarget:
             "Idempotency-Key": header_text(context.idempotency_key),
             "Duly-Run-Id": run_id,
             "Duly-Job-Id": context.job_id,
+            "Duly-Tenant": header_text(tenant),
             "Duly-Attempt": str(context.attempt),
             "Duly-Fencing-Token": context.fencing_token,
             "Duly-Scheduled-At": context.scheduled_at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
             "traceparent": f"00-{context.trace_id}-{randomness.token_hex(8)}-01",
             **sign(
-                self._secrets,
+                self._secrets_of(tenant),
                 message_id=run_id,
                 timestamp=self._clock.now_us() // 1_000_000,
                 body=body or b"",
@@ -169,6 +174,13 @@ class HttpTarget:
         if body is not None:
             headers["Content-Type"] = "application/json"
         return headers
+
+    def _secrets_of(self, tenant: str) -> Sequence[bytes]:
+        if (secrets := self._of_tenants.get(tenant)) is None:
+            if len(self._of_tenants) >= _MOST_TENANTS:
+                self._of_tenants.clear()
+            secrets = self._of_tenants[tenant] = [tenant_secret(secret, tenant) for secret in self._secrets]
+        return secrets
 
 
 def header_text(text: str) -> str:

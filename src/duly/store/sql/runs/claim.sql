@@ -59,20 +59,22 @@ claim as (
 select claim.claim_id, n.ordinal::int as ordinal, n.job_id, n.scheduled_at, n.attempt,
     -- A retry that was on its way back when its job was cancelled: the worker ends it unbegun.
     case when j.status = 'cancelled' then n.flags | 32 else n.flags end as flags,
-    j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy, null::timestamptz as next_run_at,
+    j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy,
+    -- Of tasks nobody asks for it.
+    case when j.target is not null then j.tenant end as tenant, null::timestamptz as next_run_at,
     null::timestamptz as now, null::interval as took
 from numbered n
 cross join claim
 -- Lateral with a limit: always one index probe a run, however few jobs the planner believes there are.
 cross join lateral (
-    select name, handler, target, payload, payload_ref, timezone, policy, status
+    select name, handler, target, payload, payload_ref, timezone, policy, tenant, status
     from duly.jobs
     where job_id = n.job_id
     limit 1
 ) j
 union all
 select null, (select lane from reached), null, (select at from reached), null, null, null, null, null, null, null, null,
-    null, min(ahead.run_at), (select now from clock), clock_timestamp() - statement_timestamp()
+    null, null, min(ahead.run_at), (select now from clock), clock_timestamp() - statement_timestamp()
 from unnest($4::text[], $5::smallint[]) as lane (queue, priority)
 cross join lateral (
     select r.run_at
