@@ -67,6 +67,12 @@ class Settings(BaseSettings):
         None, ge=1, le=1000, description="handlers with isolation='process' that run at once; default: one a core"
     )
     allow_commands: bool = Field(False, description="whether this worker runs jobs whose handler is a command")
+    pass_env: str = Field(
+        "", description="environment variables that commands get of the worker's besides PATH, HOME and the like"
+    )
+    command_user: str | None = Field(
+        None, description="the account that commands run as (USER or USER:GROUP; needs root); default: the worker's"
+    )
     ledger_retention_seconds: int = Field(
         7 * 86400, ge=0, description="how long a completed idempotency key of one's own is remembered"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import logging
 import signal
 import sys
@@ -12,6 +13,8 @@ from typing import Any, TypeVar
 
 log = logging.getLogger("duly.node")
 T = TypeVar("T")
+
+_PR_SET_DUMPABLE = 4
 
 
 class Signals:
@@ -37,6 +40,20 @@ class Signals:
         if self.asked.is_set():
             self.insisted.set()
         self.asked.set()
+
+
+def conceal() -> None:
+    """Let no other process of this account look into this one: its memory, its open files, its environment.
+
+    A program that a worker runs under its own account could otherwise read the store's password there. Root still can,
+    and on other systems than Linux there is no such thing.
+    """
+    if sys.platform.startswith("linux"):
+        try:
+            nothing = ctypes.c_ulong(0)
+            ctypes.CDLL(None).prctl(ctypes.c_int(_PR_SET_DUMPABLE), nothing, nothing, nothing, nothing)
+        except (OSError, AttributeError) as error:
+            log.debug("this process cannot be concealed: %s", error)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,13 @@ class Ended:
 class Process:
     """A `duly` command as a real process. What it writes is read as it comes."""
 
-    def __init__(self, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path) -> None:
+    def __init__(
+        self, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path, *, by: Sequence[str] = ()
+    ) -> None:
+        """`by`: a program that starts it, with its arguments."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "duly.cli", *arguments],
+            [*by, sys.executable, "-m", "duly.cli", *arguments],
             env={**clean, **environment},
             cwd=folder,
             stdin=subprocess.DEVNULL,

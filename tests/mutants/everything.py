@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import cluster, edges, firing, jobs, timing, upkeep, working
+from mutants import cluster, edges, firing, jobs, rights, timing, upkeep, working
 from mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -13,4 +13,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *cluster.MUTANTS,
     *edges.MUTANTS,
     *timing.MUTANTS,
+    *rights.MUTANTS,
 )

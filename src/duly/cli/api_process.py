@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code, take_lifeline, watch_lifeline
 from duly.errors import ConfigError, DulyError, StoreMismatch, StoreUnavailable, StoreUnusable
+from duly.process import conceal, run
 
 if TYPE_CHECKING:
     from duly.config import Settings
@@ -99,11 +100,12 @@ def answered(line: bytes) -> str:
 def main() -> int:
     """The child's life."""
     # Until there is an event loop that hears them, signals just end it: there is nothing yet to end in order.
+    conceal()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     lifeline = take_lifeline()
     try:
         # All that takes long, before there are orders.
-        for name in ("duly.api.server", "duly.operations", "duly.store.opening", "duly.process"):
+        for name in ("duly.api.server", "duly.operations", "duly.store.opening"):
             importlib.import_module(name)
         found = _orders(lifeline)
         if found is None:
@@ -132,7 +134,6 @@ def _orders(lifeline: int) -> tuple[Orders, socket.socket] | None:
 
 def _obey(orders: Orders, listener: socket.socket, lifeline: int) -> int:
     from duly.logs import set_up_logging
-    from duly.process import run
 
     set_up_logging(orders.settings.log_level)
     return run(

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Self
 
 from duly.cli.api_process import answered
 from duly.errors import ConfigError, DulyError
+from duly.worker.account import passed_names
 from duly.worker.guard import ending
 
 if TYPE_CHECKING:
@@ -75,6 +76,10 @@ class WorkerProcesses:
             arguments += ["--concurrency", str(concurrency)]
         if settings.allow_commands:
             arguments.append("--allow-commands")
+        if settings.command_user is not None:
+            arguments += ["--command-user", settings.command_user]
+        for name in sorted(passed_names(settings.pass_env)):
+            arguments += ["--pass-env", name]
         if quiet:
             arguments.append("--quiet")
         patience = settings.shutdown_grace_seconds + settings.worker_lease_seconds + STOP_MARGIN_SECONDS

@@ -46,7 +46,27 @@ ConcurrencyOption = Annotated[
 AllowCommandsOption = Annotated[
     bool,
     typer.Option(
-        "--allow-commands", help="Run jobs whose handler is a command, as this account (DULY_ALLOW_COMMANDS)."
+        "--allow-commands",
+        help="Run jobs whose handler is a command, as this account or the one of --command-user (DULY_ALLOW_COMMANDS).",
+    ),
+]
+CommandUserOption = Annotated[
+    str | None,
+    typer.Option(
+        "--command-user",
+        help="The account that commands run as: names or numbers, without any further groups. Only root can do that. "
+        "Without it a command has this worker's own account, and can do what that can (DULY_COMMAND_USER).",
+        metavar="USER[:GROUP]",
+    ),
+]
+PassEnvOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pass-env",
+        help="An environment variable of this worker's that commands get as well; repeat for several. Without it they "
+        "get PATH, HOME, LANG, LC_*, TZ, USER, LOGNAME, SHELL and TMPDIR, and what their job gives them "
+        "(DULY_PASS_ENV, by commas).",
+        metavar="NAME",
     ),
 ]
 MAX_PROCESSES = 256
@@ -61,7 +81,9 @@ def register(app: typer.Typer) -> None:
 def scheduler(context: typer.Context) -> None:
     """Run a scheduler node: it leads its share of the shards and fires what is due. Start as many as you like."""
     from duly import node
+    from duly.process import conceal
 
+    conceal()
     settings = session_of(context).settings()
     raise typer.Exit(node.run(lambda: _schedule(settings)))
 
@@ -69,7 +91,7 @@ def scheduler(context: typer.Context) -> None:
 _WORKER_EXAMPLES = examples(
     "duly worker --app myproject.jobs:app",
     "duly worker --app myproject.jobs:app --queue reports=3 --queue default --concurrency 20",
-    "duly worker --app myproject.jobs:app --processes 4 --allow-commands",
+    "duly worker --app myproject.jobs:app --processes 4 --allow-commands --command-user batch",
 )
 
 
@@ -89,6 +111,8 @@ def worker(
         ),
     ] = None,
     allow_commands: AllowCommandsOption = False,
+    command_user: CommandUserOption = None,
+    pass_env: PassEnvOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="No line for each run that ends.")] = False,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
@@ -98,7 +122,9 @@ def worker(
     """
     from duly import node
     from duly.cli.loading import load_app
+    from duly.process import conceal
 
+    conceal()
     lifeline = take_lifeline() if supervised else None
     session = session_of(context)
     session.export()
@@ -110,8 +136,7 @@ def worker(
         settings = application.settings.model_copy(update=found)
     else:
         settings = session.settings_with(application)
-    if allow_commands:
-        settings = settings.model_copy(update={"allow_commands": True})
+    settings = with_commands(settings, allowed=allow_commands, user=command_user, passed=pass_env)
     queues = queues_of(application, queue)
     if processes is not None:
         workers = _workers(settings, app, application, queues, concurrency, processes=processes, quiet=quiet)
@@ -119,6 +144,20 @@ def worker(
     code = node.run(lambda: _work(settings, application, queues, concurrency, quiet=quiet, lifeline=lifeline))
     _leave_threads_behind(code)
     raise typer.Exit(code)
+
+
+def with_commands(settings: Settings, *, allowed: bool, user: str | None, passed: Sequence[str] | None) -> Settings:
+    """The settings with what the flags say of commands. A mistake is told here, before anything is started."""
+    from duly.worker.targets.making import check_commands
+
+    said: dict[str, object] = {"allow_commands": True} if allowed else {}
+    if user is not None:
+        said["command_user"] = user
+    if passed:
+        said["pass_env"] = ",".join(passed)
+    settings = settings.model_copy(update=said)
+    check_commands(settings)
+    return settings
 
 
 def queues_of(application: Duly, chosen: Sequence[str] | None) -> dict[str, int]:

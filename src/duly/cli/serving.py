@@ -32,8 +32,9 @@ def api(
     Without API keys (duly key create) only this machine is served.
     """
     from duly.cli.api_process import serve
-    from duly.process import run
+    from duly.process import conceal, run
 
+    conceal()
     settings = session_of(context).settings()
     chosen = port if port is not None else settings.port
     raise typer.Exit(run(lambda: serve(settings, host=host or settings.host, port=chosen, started=_greet)))

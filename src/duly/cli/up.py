@@ -25,11 +25,14 @@ from duly.cli.output import examples
 from duly.cli.run import (
     AllowCommandsOption,
     AppOption,
+    CommandUserOption,
     ConcurrencyOption,
+    PassEnvOption,
     QueueOption,
     home_of,
     queues_of,
     shown_queues,
+    with_commands,
 )
 from duly.cli.session import Session, session_of
 from duly.errors import ConfigError
@@ -70,13 +73,17 @@ def up(
     concurrency: ConcurrencyOption = None,
     queue: QueueOption = None,
     allow_commands: AllowCommandsOption = False,
+    command_user: CommandUserOption = None,
+    pass_env: PassEnvOption = None,
 ) -> None:
     """Run everything: PostgreSQL if you have none, a scheduler, the API and a worker for your application.
 
     Shows each run as it ends. Ctrl-C stops it all; a second Ctrl-C does so at once.
     """
     from duly.cli.children import ApiProcess
+    from duly.process import conceal
 
+    conceal()
     if demo and app is not None:
         raise ConfigError("--demo brings an application of its own: give --demo or --app, not both")
     session = session_of(context)
@@ -91,7 +98,9 @@ def up(
             port=port,
             concurrency=concurrency,
             queue=queue,
-            allow_commands=allow_commands,
+            with_flags=lambda settings: with_commands(
+                settings, allowed=allow_commands, user=command_user, passed=pass_env
+            ),
         )
         raise typer.Exit(_run(plan, api))
 
@@ -105,7 +114,7 @@ def _planned(
     port: int | None,
     concurrency: int | None,
     queue: list[str] | None,
-    allow_commands: bool,
+    with_flags: Callable[[Settings], Settings],
 ) -> _Plan:
     from duly.cli.loading import load_app
 
@@ -114,9 +123,7 @@ def _planned(
     name = DEMO_APP if demo else app
     # Here as well as in the worker: a mistake is told at once, and submits through the API know the tasks.
     application = load_app(name) if name is not None else None
-    settings = session.settings_with(application)
-    if allow_commands:
-        settings = settings.model_copy(update={"allow_commands": True})
+    settings = with_flags(session.settings_with(application))
     return _Plan(
         settings=settings,
         application=application,

@@ -131,6 +131,14 @@ def running_url(home: Path) -> str | None:
     return place.url if _ask(place) == "ready" else None
 
 
+def owner(home: Path) -> int | None:
+    """The account that the server of `home` runs as, by number; None while there is no server."""
+    try:
+        return _Place(home).data.stat().st_uid
+    except OSError:
+        return None
+
+
 class _Place:
     """Where everything of one home lies. Processes that name the same home compute the same place."""
 

@@ -36,7 +36,7 @@ class GuardLost(DulyError):
 
 
 class Refused(DulyError):
-    """A program could not be started. `what` is the part that was wrong: `argv`, `cwd`, or `fork`."""
+    """A program could not be started. `what` is the part that was wrong: `argv`, `cwd`, `account` or `fork`."""
 
     def __init__(self, number: int, what: str, why: str) -> None:
         super().__init__(why)
@@ -154,12 +154,16 @@ class Guard:
         stdin: int,
         stdout: int,
         stderr: int,
+        account: tuple[int, int] | None = None,
     ) -> Program:
-        """Start a program with these descriptors, which stay the caller's. Raises `Refused` or `GuardLost`."""
+        """Start a program with these descriptors, which stay the caller's. Raises `Refused` or `GuardLost`.
+
+        `account`: the user and the group that it runs as; None: as the worker.
+        """
         if self._connection is None or self._connection.lost:
             self._connection = _Connection()
         return await self._connection.start(
-            {"start": list(argv), "env": dict(env), "cwd": cwd}, (stdin, stdout, stderr)
+            {"start": list(argv), "env": dict(env), "cwd": cwd, "as": account}, (stdin, stdout, stderr)
         )
 
     async def close(self) -> None:
@@ -182,10 +186,12 @@ class _Connection:
         self._socket, theirs = socket.socketpair()
         with theirs:
             # -I -S: nothing of the user's environment or site takes part. A session of its own: Ctrl-C is not for it.
+            # The environment is what its programs could read in /proc: of the worker's only what Python needs to start.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_PROGRAM), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
+                env={name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ},
                 start_new_session=True,
             )
         self._socket.setblocking(False)

@@ -1,23 +1,25 @@
 """The guard: a small process beside a worker that starts programs for it and sees to it that they end.
 
 Run by its path (`python -I -S …/guard_process.py DESCRIPTOR WORKER`), with nothing but the standard library, so that
-no code of the user's lives in it. It has one thread and never blocks. That makes three things possible that a worker,
+no code of the user's lives in it. It has one thread and never blocks. That makes four things possible that a worker,
 with its threads and its handlers, cannot do:
 
 - between fork and exec it can safely ask the kernel to kill the program when the guard dies;
 - it learns that the worker is gone, however that went: the kernel closes the worker's end of the socket. What was
   started and has not ended is killed then, so that no run goes on while its lease is another's;
+- nothing of the worker's is in its memory or its environment, for the program to find in `/proc`;
 - orphans of a program become its children (Linux), so it reaps them and knows when a whole process group has ended.
 
 A process that leaves its group on purpose (a daemon, `setsid`) is not followed, and what a program left running when
 it ended by itself is left alone, as cron does.
 
 The worker says, as length-prefixed JSON:
-    {"id", "start": [argv], "env": {…}, "cwd"}, with descriptors for standard input, output and error
+    {"id", "start": [argv], "env": {…}, "cwd", "as": null | [uid, gid]}, with descriptors for standard input, output
+                                                and error
     {"id", "stop": seconds}                     SIGTERM to the group, SIGKILL when it is still there after that long
     {"id", "forget": true}                      the program has ended; what it left running is nobody's concern
 The guard answers, as lines of JSON:
-    {"id", "started": pid} or {"id", "refused": errno, "what": "cwd" | "argv" | "fork", "why"}
+    {"id", "started": pid} or {"id", "refused": errno, "what": "cwd" | "argv" | "fork" | "account", "why"}
     {"id", "ended": code}                       the program itself; negative: by that signal
     {"id", "gone": true}                        after a stop: nobody of the group is left
 """
@@ -35,6 +37,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 HEADER = struct.Struct(">IB")
 DESCRIPTORS = 3
@@ -42,7 +45,7 @@ DESCRIPTORS = 3
 LOOK_SECONDS = 0.02
 # After SIGKILL only a process that hangs inside the kernel is left. Nobody waits longer for that one.
 KILLED_SECONDS = 1.0
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 # What Python ignores, or the guard does, a program should find as it would find it anywhere.
 _RESTORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 
@@ -107,6 +110,8 @@ class Guard:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
         if self._prctl is not None:
+            # What it was told holds other jobs' secrets. Its programs are like any others again: exec sees to that.
+            self._prctl(_PR_SET_DUMPABLE, 0)
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
             # A handler that forked may hold the worker's end of the socket open; then a signal tells.
             self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP))
@@ -151,7 +156,7 @@ class Guard:
             del self._received[:end]
             given, self._descriptors = self._descriptors[:count], self._descriptors[count:]
             if "start" in message:
-                self._start(message["id"], message["start"], message["env"], message["cwd"], given)
+                self._start(message, given)
                 for descriptor in given:
                     os.close(descriptor)
             elif "stop" in message:
@@ -177,7 +182,8 @@ class Guard:
 
     # Starting
 
-    def _start(self, number: int, argv: list[str], env: dict[str, str], cwd: str | None, given: list[int]) -> None:
+    def _start(self, message: dict[str, Any], given: list[int]) -> None:
+        number = message["id"]
         status, told = os.pipe()
         guard = os.getpid()
         try:
@@ -188,20 +194,31 @@ class Guard:
             self._tell(number, refused=error.errno, what="fork", why=str(error.strerror))
             return
         if pid == 0:
-            self._become(guard, argv, env, cwd, given, told)
+            self._become(guard, message["start"], message["env"], message["cwd"], message["as"], given, told)
         os.close(told)
         os.set_blocking(status, False)
         group = self._groups[number] = Group(number, pid, status)
         self._selector.register(status, selectors.EVENT_READ, lambda: self._read_status(group))
 
     def _become(
-        self, guard: int, argv: list[str], env: dict[str, str], cwd: str | None, given: list[int], told: int
+        self,
+        guard: int,
+        argv: list[str],
+        env: dict[str, str],
+        cwd: str | None,
+        account: list[int] | None,
+        given: list[int],
+        told: int,
     ) -> None:
         """In the child: turn into the program. Never returns."""
         what = "argv"
         try:
             os.setsid()
-            if self._prctl is not None:
+            if account is not None:
+                what = "account"
+                _turn_into(account[0], account[1], given)
+                what = "argv"
+            if self._prctl is not None:  # after the account: the kernel forgets this when that changes
                 self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
                 if os.getppid() != guard:  # it died before the kernel was asked
                     os._exit(1)
@@ -214,6 +231,8 @@ class Guard:
                 what = "cwd"
                 os.chdir(cwd)
                 what = "argv"
+            elif account is not None:
+                _go_home(env.get("HOME", "/"))
             os.execvpe(argv[0], argv, env)  # noqa: S606 - that is what a command is: a program and no shell
         except OSError as error:
             _say_refused(told, error.errno or 0, what, str(error.strerror))
@@ -287,6 +306,24 @@ class Guard:
 
     def _patience(self) -> float | None:
         return LOOK_SECONDS if any(group.stopping for group in self._groups.values()) else None
+
+
+def _turn_into(uid: int, gid: int, given: list[int]) -> None:
+    """Be another account, for good."""
+    for descriptor in given:
+        with suppress(OSError):  # so that `/dev/stderr` and its like, which are opened anew, are the program's own
+            os.fchown(descriptor, uid, gid)
+    os.setgroups([])
+    os.setresgid(gid, gid, gid)
+    os.setresuid(uid, uid, uid)
+
+
+def _go_home(home: str) -> None:
+    """Not where the worker is: from there a program could reach what lies below a folder that is closed to it."""
+    try:
+        os.chdir(home)
+    except OSError:
+        os.chdir("/")
 
 
 def _say_refused(told: int, number: int, what: str, why: str) -> None:

@@ -29,6 +29,7 @@ from uuid import UUID
 
 from duly.errors import Permanent, RetryAfter, Snooze, Unable
 from duly.logs import LINE, MOMENT
+from duly.process import conceal
 from duly.store.runs import ClaimedRun
 from duly.worker.context import Context
 from duly.worker.errors import exception_text, isinstance_of, result_text
@@ -226,6 +227,7 @@ def _run_from(told: Mapping[str, Any]) -> ClaimedRun:
 
 
 def main() -> None:
+    conceal()
     requests, answers = os.dup(0), os.dup(1)  # not inherited by what handlers start
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)

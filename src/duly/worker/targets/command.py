@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from duly.config import Settings
 from duly.errors import Permanent, Unable
 from duly.masking import Mask
+from duly.worker.account import Account, clean_environment, passed_names
 from duly.worker.errors import RemoteError, clean
 from duly.worker.guard import Guard, GuardLost, Program, Refused, ending
 
@@ -49,6 +50,8 @@ _HOPELESS = frozenset(
 class CommandTarget:
     def __init__(self, settings: Settings) -> None:
         self._allowed = settings.allow_commands
+        self._passed = passed_names(settings.pass_env)
+        self._account = None if settings.command_user is None else Account.parse(settings.command_user)
         self._guard = Guard()
 
     async def call(self, context: Context, target: Mapping[str, Any], payload: str) -> dict[str, Any]:
@@ -76,16 +79,24 @@ class CommandTarget:
             try:
                 return await self._guard.start(
                     target["argv"],
-                    env=environment(context, target),
+                    env=self._environment(context, target),
                     cwd=target.get("cwd"),
                     stdin=stdin,
                     stdout=stdout.fileno(),
                     stderr=stderr.fileno(),
+                    account=None if self._account is None else (self._account.uid, self._account.gid),
                 )
             except Refused as refused:
                 raise _not_started(target, refused) from None
             except GuardLost as lost:
                 raise RemoteError("CommandFailed", str(lost)) from None
+
+    def _environment(self, context: Context, target: Mapping[str, Any]) -> dict[str, str]:
+        """Of the worker's own variables what is on a list; then the job's; then the run's."""
+        variables = clean_environment(os.environ, passed=self._passed, account=self._account)
+        variables |= target.get("env", {})
+        variables |= target.get("secret_env", {})
+        return variables | _of_run(context)
 
     async def close(self) -> None:
         await self._guard.close()
@@ -108,12 +119,8 @@ async def _end_of(program: Program, outputs: tuple[Output, Output]) -> int:
     return code
 
 
-def environment(context: Context, target: Mapping[str, Any]) -> dict[str, str]:
-    """The worker's own without its settings, which hold the store's password; then the job's; then the run's."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
-    variables |= target.get("env", {})
-    variables |= target.get("secret_env", {})
-    variables |= {
+def _of_run(context: Context) -> dict[str, str]:
+    variables = {
         "DULY_RUN_ID": context.run_id,
         "DULY_JOB_ID": context.job_id,
         "DULY_ATTEMPT": str(context.attempt),
@@ -139,6 +146,8 @@ def _traceparent(context: Context) -> str:
 def _not_started(target: Mapping[str, Any], refused: Refused) -> Exception:
     if refused.what == "cwd":
         told = f"the folder {target['cwd']!r} cannot be entered: {refused}"
+    elif refused.what == "account":
+        told = f"the account of the worker's --command-user cannot be taken on: {refused}"
     else:
         told = f"the command {target['argv'][0]!r} cannot be started: {refused}"
         if refused.errno == errno.ENOENT:

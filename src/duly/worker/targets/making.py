@@ -6,8 +6,10 @@ import logging
 from importlib.util import find_spec
 
 from duly.config import Settings
-from duly.store import stores
+from duly.errors import ConfigError
+from duly.store import embedded, stores
 from duly.store.pool import Pool
+from duly.worker.account import Account, passed_names
 from duly.worker.targets import Target
 from duly.worker.targets.egress import Egress
 from duly.worker.targets.signing import parse_secrets
@@ -35,8 +37,22 @@ async def make_targets(settings: Settings, pool: Pool, *, version: str) -> dict[
             response_max_bytes=settings.http_response_max_bytes,
             version=version,
         )
+    check_commands(settings)
     if settings.allow_commands:
         from duly.worker.targets.command import CommandTarget
 
         targets["command"] = CommandTarget(settings)
     return targets
+
+
+def check_commands(settings: Settings) -> None:
+    """Refuse settings about commands that cannot be kept, whether this worker runs any or not."""
+    passed_names(settings.pass_env)
+    if settings.command_user is None:
+        return
+    account = Account.parse(settings.command_user)
+    if settings.database_url is None and account.uid == embedded.owner(settings.home or embedded.default_home()):
+        raise ConfigError(
+            f"setting command_user (--command-user): the embedded PostgreSQL runs as {account.name!r}, so a command of "
+            "that account could read and change the whole store: choose another account"
+        )

@@ -1,0 +1,58 @@
+"""Who may do what: commands, tenants, workers."""
+
+from __future__ import annotations
+
+from mutants.mutant import Mutant
+
+_COMMANDS = "services/test_command_rights.py::"
+
+MUTANTS = (
+    Mutant(
+        "worker-can-be-looked-into",
+        "a command of the worker's account reads the store's password in /proc",
+        "cli/run.py",
+        "    conceal()\n    lifeline",
+        "    lifeline",
+        (f"{_COMMANDS}test_a_command_of_the_workers_own_account_cannot_look_into_worker_or_guard",),
+    ),
+    Mutant(
+        "guard-can-be-looked-into",
+        "a command reads other jobs' secrets in the memory of the process that starts them",
+        "worker/guard_process.py",
+        "self._prctl(_PR_SET_DUMPABLE, 0)",
+        "self._prctl(_PR_SET_DUMPABLE, 1)",
+        (f"{_COMMANDS}test_a_command_of_the_workers_own_account_cannot_look_into_worker_or_guard",),
+    ),
+    Mutant(
+        "guard-inherits-everything",
+        "a command reads the worker's environment in its parent's",
+        "worker/guard.py",
+        'for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ',
+        "for name in os.environ",
+        (f"{_COMMANDS}test_the_process_that_starts_commands_has_none_of_the_workers_environment",),
+    ),
+    Mutant(
+        "command-inherits-everything",
+        "PGPASSWORD and keys of a cloud reach every command",
+        "worker/account.py",
+        'if name in names or name.startswith("LC_")',
+        'if not name.startswith("DULY_")',
+        (f"{_COMMANDS}test_a_command_gets_the_variables_on_the_list_and_its_jobs_own",),
+    ),
+    Mutant(
+        "command-keeps-groups",
+        "a command of another account keeps root's groups",
+        "worker/guard_process.py",
+        "    os.setgroups([])\n",
+        "    os.setgroups([0])\n",
+        (f"{_COMMANDS}test_a_command_runs_as_the_account_it_is_given",),
+    ),
+    Mutant(
+        "command-begins-where-the-worker-is",
+        "a command of another account reads below folders that are closed to it",
+        "worker/guard_process.py",
+        "elif account is not None:\n                _go_home",
+        "elif account == []:\n                _go_home",
+        (f"{_COMMANDS}test_a_command_runs_as_the_account_it_is_given",),
+    ),
+)
