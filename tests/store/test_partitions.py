@@ -299,6 +299,7 @@ class TestHasEnded:
         await record(pool, now := pool.clock.now(), job_id=(job_id := uuid4()))
         async with pool.transaction() as transaction:
             connection = transaction.connection
-            await connection.execute(f"create role {role}; grant usage on schema duly to {role}; set role {role}")
+            await connection.execute(f"create role {role}; grant usage on schema duly to {role}")
+            await connection.execute(f"grant execute on function duly.has_ended to {role}; set role {role}")
             assert await connection.fetchval("select duly.has_ended($1, $2)", job_id, now)
             await connection.execute(f"reset role; drop owned by {role}; drop role {role}")

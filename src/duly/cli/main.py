@@ -12,7 +12,22 @@ from typing import Annotated
 
 import typer
 
-from duly.cli import dead, doctor, importing, jobs, keys, measuring, run, serving, store, submit, times, up, webhooks
+from duly.cli import (
+    dead,
+    doctor,
+    importing,
+    jobs,
+    keys,
+    measuring,
+    run,
+    serving,
+    store,
+    submit,
+    submitters,
+    times,
+    up,
+    webhooks,
+)
 from duly.cli.output import examples
 from duly.cli.session import Session
 from duly.errors import (
@@ -117,6 +132,7 @@ submit.register(app)
 jobs.register(app)
 dead.register(app)
 keys.register(app)
+submitters.register(app)
 times.register(app)
 importing.register(app)
 store.register(app)

@@ -8,6 +8,7 @@ from duly.operations.forecasting import Forecast, Forecasting
 from duly.operations.keys import CreatedKey, Key, Keys, Principal
 from duly.operations.looking import ClusterStatus, Page
 from duly.operations.previewing import Preview, preview
+from duly.operations.submitters import Submitters
 from duly.operations.submitting import Submitted
 from duly.operations.tenants import Tenant, Tenants
 from duly.operations.verdicts import Explanation, Verdict
@@ -32,7 +33,7 @@ __all__ = [
 ]
 
 
-class Operations(Batching, Declaring, DeadLetters, Explaining, Forecasting, Keys, Tenants):
+class Operations(Batching, Declaring, DeadLetters, Explaining, Forecasting, Keys, Submitters, Tenants):
     """Everything a client can do with the jobs of one store."""
 
     # It needs no store; here for those who have one.

@@ -13,12 +13,12 @@ from uuid import UUID
 
 from duly.clock import ManualClock
 from duly.config import Settings
-from duly.errors import InvalidInput
+from duly.errors import Forbidden, InvalidInput
 from duly.model import JobRequest
 from duly.operations.rights import Rights
 from duly.operations.submitting import Submitted, Submitting
 from duly.store import stores
-from duly.store.foreign import Joined, at_once, recognise
+from duly.store.foreign import Joined, at_once, lacks_rights, recognise
 from duly.store.migrate import check_newest
 from duly.store.pool import Pool
 
@@ -43,10 +43,22 @@ class Joining:
         self, connection: object, requests: Sequence[JobRequest], *, allow_unknown_handler: bool
     ) -> list[Submitted]:
         joined = Joined(recognise(connection))
-        facts = await stores.joining(joined, tenants={request.tenant for request in requests})
+        facts = await self._facts(joined, {request.tenant for request in requests})
         check_newest(facts.version)
         submitting = _Submitting(joined, facts, self._settings, self._local_handlers, self._handlers)
         return await submitting.submit_many(requests, allow_unknown_handler=allow_unknown_handler, within=joined)
+
+    async def _facts(self, joined: Joined, tenants: Collection[str]) -> stores.Joining:
+        try:
+            return await stores.joining(joined, tenants=tenants)
+        except Exception as error:
+            if lacks_rights(error):
+                raise Forbidden(
+                    "the role of this connection may not write Duly's tables: let it call duly.submit instead, which "
+                    "needs one right only, or grant it what docs/sql.md says under Rights",
+                    field="connection",
+                ) from error
+            raise
 
 
 class _Submitting(Submitting):

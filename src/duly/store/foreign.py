@@ -97,6 +97,12 @@ class Joined:
         await InTransaction(self._foreign.connection).copy(table, columns, pieces)
 
 
+def lacks_rights(error: BaseException) -> bool:
+    """Whether a driver says that the connection's role may not do that. Some wrap what another one has said."""
+    told = (error, getattr(error, "orig", None), error.__cause__)
+    return any(getattr(one, name, None) == "42501" for one in told for name in ("sqlstate", "pgcode"))
+
+
 def at_once(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine that waits for nothing, in this very thread: the drivers it calls block by themselves.
 

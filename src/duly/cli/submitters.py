@@ -1,0 +1,94 @@
+"""`duly submitter …`: which roles of PostgreSQL's may submit by SQL, and for which tenant."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from duly.cli.output import away, examples, print_json_lines, print_table
+from duly.cli.session import with_store
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from duly.operations import Operations
+    from duly.store.submitters import Submitter
+
+submitter = typer.Typer(
+    help="Say which roles of PostgreSQL may call duly.submit, and for which tenant.",
+    epilog=examples(
+        "duly submitter add shop --tenant shop",
+        "duly submitter list",
+        "duly submitter remove shop",
+    ),
+    no_args_is_help=True,
+)
+
+RoleArgument = Annotated[str, typer.Argument(help="A role of PostgreSQL's, by its name.", metavar="ROLE")]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(submitter, name="submitter")
+
+
+@submitter.command()
+def add(
+    context: typer.Context,
+    role: RoleArgument,
+    tenant: Annotated[str, typer.Option(help="The tenant it submits for. Asking for another is refused.", metavar="T")],
+    commands: Annotated[
+        bool,
+        typer.Option(
+            "--commands", help="Commands too. They have the rights of the worker that runs them. Default: refused."
+        ),
+    ] = False,
+) -> None:
+    """Let a role submit jobs by SQL, for one tenant, and do nothing else in the store.
+
+    It is granted the use of the schema and of the function duly.submit. A role that may write the store's tables is
+    refused, because it could submit for anybody; the message says what to revoke. Members of the role may submit too.
+    Given again, the tenant and the right to commands are changed.
+    """
+    with_store(context, lambda operations: operations.add_submitter(role, tenant=tenant, commands=commands))
+    typer.echo(f"role {role} submits for tenant {tenant}{', commands too' if commands else ''}")
+
+
+@submitter.command()
+def remove(context: typer.Context, role: RoleArgument) -> None:
+    """Take that right back. Jobs that were submitted stay."""
+    with_store(context, lambda operations: operations.remove_submitter(role))
+    typer.echo(f"role {role} submits no longer")
+
+
+@submitter.command("list")
+def list_submitters(
+    context: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+) -> None:
+    """List the roles that are bound to a tenant. (Those that may write the store's tables are bound to none.)"""
+
+    async def look(operations: Operations) -> tuple[list[Submitter], datetime]:
+        return await operations.list_submitters(), operations.now()
+
+    found, now = with_store(context, look)
+    if as_json:
+        from duly.api.documents import time_text
+
+        print_json_lines(
+            {
+                "role": one.role,
+                "tenant": one.tenant,
+                "commands": one.commands,
+                "created_at": time_text(one.created_at),
+            }
+            for one in found
+        )
+    elif found:
+        print_table(
+            ("ROLE", "TENANT", "COMMANDS", "CREATED"),
+            [(one.role, one.tenant, "yes" if one.commands else "no", away(one.created_at, now)) for one in found],
+            whole=("ROLE",),
+        )
+    else:
+        typer.echo("no role is bound to a tenant; see: duly submitter add --help", err=True)

@@ -1,0 +1,37 @@
+"""Who may submit by SQL: roles of PostgreSQL's, each bound to one tenant. See docs/sql.md."""
+
+from __future__ import annotations
+
+from duly import checks
+from duly.errors import DataRefused, InvalidInput, NotFound
+from duly.operations.base import Base
+from duly.store import submitters
+from duly.store.submitters import Submitter
+
+# PostgreSQL cuts longer names, and then it would be another role's.
+_LONGEST_NAME = 63
+
+
+class Submitters(Base):
+    async def add_submitter(self, role: str, *, tenant: str, commands: bool = False) -> None:
+        """Let a role submit for this tenant, by `duly.submit` and in no other way. Again: what it may do is changed."""
+        _check_role(role)
+        checks.check_text("tenant", tenant, longest=100)
+        try:
+            await submitters.allow(self._pool, role=role, tenant=tenant, commands=commands)
+        except DataRefused as error:
+            raise InvalidInput("role", str(error).removeprefix("duly.allow_submit: role: ")) from error
+
+    async def remove_submitter(self, role: str) -> None:
+        _check_role(role)
+        if not await submitters.disallow(self._pool, role=role):
+            raise NotFound(f"role {role!r} is bound to no tenant; see: duly submitter list")
+
+    async def list_submitters(self) -> list[Submitter]:
+        return await submitters.list_all(self._pool)
+
+
+def _check_role(role: str) -> None:
+    checks.check_text("role", role, longest=_LONGEST_NAME)
+    if len(role.encode()) > _LONGEST_NAME:
+        raise InvalidInput("role", f"must have at most {_LONGEST_NAME} bytes")

@@ -1,0 +1,1 @@
+select role::text as role, tenant, commands, created_at from duly.submitters order by role

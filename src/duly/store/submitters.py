@@ -1,0 +1,30 @@
+"""Roles of PostgreSQL's that submit by SQL, each for one tenant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from duly.store.pool import Executor
+
+
+@dataclass(frozen=True, slots=True)
+class Submitter:
+    role: str
+    tenant: str
+    commands: bool
+    created_at: datetime
+
+
+async def allow(store: Executor, *, role: str, tenant: str, commands: bool) -> None:
+    await store.row("submitters/allow", role, tenant, commands)
+
+
+async def disallow(store: Executor, *, role: str) -> bool:
+    """False: it was not one of them."""
+    row = await store.row("submitters/disallow", role)
+    return row is not None and bool(row["was_there"])
+
+
+async def list_all(store: Executor) -> list[Submitter]:
+    return [Submitter(**row) for row in await store.fetch("submitters/list")]
