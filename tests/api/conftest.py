@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import pytest
 
+from duly.api.connections import Limits
 from duly.api.server import create_app, serve
 from duly.operations import Operations
 
@@ -15,11 +17,13 @@ Serving = Callable[..., AbstractAsyncContextManager[str]]
 
 
 @asynccontextmanager
-async def _serving(operations: Operations, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def _serving(
+    operations: Operations, host: str = "127.0.0.1", *, app: Any = None, limits: Limits | None = None
+) -> AsyncIterator[str]:
     stop = asyncio.Event()
     started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(
-        serve(create_app(operations), host=host, port=0, started=started.set_result, stop=stop)
+        serve(app or create_app(operations), host=host, port=0, started=started.set_result, stop=stop, limits=limits)
     )
     server.add_done_callback(lambda ended: None if started.done() else started.cancel())
     try:

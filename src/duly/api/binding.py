@@ -9,7 +9,7 @@ import socket
 
 from duly.errors import ConfigError
 
-_BACKLOG = 2048
+BACKLOG = 2048
 
 
 def is_loopback_address(text: str) -> bool:
@@ -48,7 +48,7 @@ def bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         # At once: two programs may bind a port under SO_REUSEADDR, but only one can listen on it.
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
         listener.setblocking(False)
     except (OSError, OverflowError) as error:
         listener.close()

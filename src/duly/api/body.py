@@ -1,13 +1,20 @@
-"""Reading a request's body: bounded in size, in depth and in the numbers it holds, before anything else sees it."""
+"""Reading a request's body: bounded in size, in depth and in the numbers it holds, before anything else sees it.
+
+Nothing here takes longer than in proportion to what was sent, and what takes long gives others a turn. A body of many
+documents is read one at a time: how many there are and how large each is, is known before the next one is parsed.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import codecs
 import json
 import math
 import re
+import time
 import zlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 from fastapi import Request
@@ -22,9 +29,37 @@ MAX_DEPTH = 200
 # would destroy the answer before it is read.
 _LINGER_BYTES = 16 * 1024 * 1024
 _LINGER_SECONDS = 5
+# Who has worked for so long lets others have the event loop.
+_TURN_SECONDS = 0.005
+# A few kilobytes of gzip can stand for any number of megabytes: so much is unpacked, or counted, at a time.
+_STEP_BYTES = 256 * 1024
+# What the documents of one body may come to in memory, about: three bytes of JSON can become a list of 64.
+_MOST_HELD_BYTES = 128 * 1024 * 1024
+_CONTAINER_BYTES, _KEY_BYTES, _VALUE_BYTES = 200, 120, 40
+# However dense it is, JSON comes to less than this many times its length.
+_DENSEST = 100
 
 # A string (an unterminated one runs to the end, so that no position is looked at twice) or a bracket.
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
+_STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
+# Up and down as signed bytes, and all that is neither.
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_SPACES = re.compile(r"[ \t\n\r]*")
+_BLANK = re.compile(rb"\s*")
+
+
+class Turns:
+    """Lets others have the event loop after a few milliseconds of work, however much or little was done in them."""
+
+    def __init__(self, seconds: float = _TURN_SECONDS) -> None:
+        self._seconds = seconds
+        self._until = time.monotonic() + seconds
+
+    async def give(self) -> None:
+        if time.monotonic() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.monotonic() + self._seconds
 
 
 class _Unusable:
@@ -41,7 +76,7 @@ NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
 
 async def read_object(request: Request, *, limit: int) -> dict[str, Any]:
     """The JSON object that a request carries, or a `Problem`."""
-    return parse_object((await read_bytes(request, limit=limit))[1])
+    return Parser().document((await read_bytes(request, limit=limit))[1])
 
 
 async def read_optional_object(request: Request, *, limit: int) -> dict[str, Any]:
@@ -52,79 +87,275 @@ async def read_optional_object(request: Request, *, limit: int) -> dict[str, Any
                 raise Problem(415, "the body must be JSON in UTF-8: Content-Type: application/json")
         return {}
     body = (await read_bytes(request, limit=limit))[1]
-    return parse_object(body) if body.strip() else {}
+    return Parser().document(body) if body.strip() else {}
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
-    _check_depth(body)
-    value, clean = parse_json(body)
-    if not isinstance(value, dict):
-        raise _invalid("body", "must be a JSON object")
-    if not clean:
-        refuse_unusable(value)
-    return value
+class Parser:
+    """Reads JSON documents, one or many. A number that cannot be kept is refused by the field that holds it."""
 
+    def __init__(self) -> None:
+        self._clean = True
+        self._decode = json.JSONDecoder(
+            parse_int=self._integer, parse_float=self._number, parse_constant=self._constant
+        ).raw_decode
 
-def parse_json(body: bytes) -> tuple[Any, bool]:
-    """What the bytes say, and whether all of it can be kept; if not, `refuse_unusable` names the field.
+    def document(self, body: bytes) -> dict[str, Any]:
+        """The one object that these bytes are, or a `Problem`."""
+        if _is_deep(body):
+            raise _too_deep(_deep_field(body))
+        try:
+            text = body.decode()
+            value, end = self.value(text, _SPACES.match(text).end())  # type: ignore[union-attr]
+            if (end := _SPACES.match(text, end).end()) != len(text):  # type: ignore[union-attr]
+                raise json.JSONDecodeError("Extra data", text, end)
+        except json.JSONDecodeError as error:
+            if not body.strip():
+                raise _invalid("body", "is empty and must be JSON") from error
+            raise _invalid("body", f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}") from error
+        except UnicodeDecodeError as error:
+            raise _invalid("body", "is not JSON: it is not UTF-8") from error
+        except RecursionError as error:
+            raise _too_deep(_deep_field(body)) from error
+        return self.checked(value)
 
-    As deep as it may be: a parser that runs out of stack says so, and what is deeper than a payload may be is refused
-    with the payload.
-    """
-    clean = True
+    def value(self, text: str, start: int) -> tuple[Any, int]:
+        """The value that begins there, and where it ends.
 
-    def integer(text: str) -> int | _Unusable:
-        nonlocal clean
+        As deep as it may be: a parser that runs out of stack says so, and what is deeper than a payload may be is
+        refused with the payload.
+        """
+        self._clean = True
+        try:
+            return self._decode(text, start)
+        except json.JSONDecodeError:
+            raise
+        except ValueError as error:
+            raise _invalid("body", "is not JSON that can be read") from error
+
+    def checked(self, value: object) -> dict[str, Any]:
+        """The value that was read last, if it is an object of which all can be kept."""
+        if not isinstance(value, dict):
+            raise _invalid("body", "must be a JSON object")
+        if not self._clean:
+            for field, content in value.items():
+                if (unusable := _find_unusable(content)) is not None:
+                    raise _invalid(field, unusable.message)
+        return value
+
+    def _integer(self, text: str) -> int | _Unusable:
         try:
             return int(text)
         except ValueError:
-            clean = False
+            self._clean = False
             return _Unusable("holds a number with too many digits")
 
-    def number(text: str) -> float | _Unusable:
-        nonlocal clean
+    def _number(self, text: str) -> float | _Unusable:
         value = float(text)
         if math.isfinite(value):
             return value
-        clean = False
+        self._clean = False
         return _Unusable("holds a number that is too large")
 
-    def constant(text: str) -> _Unusable:
-        nonlocal clean
-        clean = False
+    def _constant(self, text: str) -> _Unusable:
+        self._clean = False
         return _Unusable(f"must be JSON: {text} is not")
 
+
+#: A document that can be read, or why it cannot.
+Read = dict[str, Any] | Problem
+
+
+async def read_array(body: bytes, *, most: int, each: int) -> list[Read]:
+    """The objects of a JSON array, at most so many and each at most so large.
+
+    Nothing after the first that is too many or too large is parsed, and the whole is never text at once.
+    """
+    parser, turns, window = Parser(), Turns(), _Window(body, each)
+    room = await _Room.for_all_of(body, turns)
+    read: list[Read] = []
     try:
-        value = json.loads(body.decode(), parse_int=integer, parse_float=number, parse_constant=constant)
+        if not window.skip_spaces():
+            raise _invalid("body", "is empty and must be JSON")
+        if not window.take("["):
+            raise _invalid("body", "must be a JSON array of jobs")
+        if window.skip_spaces() and window.take("]"):
+            window.end()
+            return read
+        while True:
+            check_number(len(read) + 1, most)
+            value, text = window.element(parser)
+            room.hold(text)
+            try:
+                read.append(parser.checked(value))
+            except Problem as problem:
+                read.append(problem)
+            await turns.give()
+            if window.take("]"):
+                window.end()
+                return read
+            window.take(",")
     except json.JSONDecodeError as error:
-        if not body.strip():
-            raise _invalid("body", "is empty and must be JSON") from error
-        raise _invalid("body", f"is not JSON: {error.msg}, line {error.lineno} column {error.colno}") from error
+        raise _invalid("body", f"is not JSON: {error.msg}, at job {len(read)} of the array") from error
     except UnicodeDecodeError as error:
         raise _invalid("body", "is not JSON: it is not UTF-8") from error
     except RecursionError as error:
-        raise _invalid("body", f"is nested too deeply: at most {MAX_DEPTH} levels") from error
-    except ValueError as error:
-        raise _invalid("body", "is not JSON that can be read") from error
-    return value, clean
+        raise _too_deep("body") from error
 
 
-def refuse_unusable(document: dict[str, Any]) -> None:
-    for field, content in document.items():
-        if (unusable := _find_unusable(content)) is not None:
-            raise _invalid(field, unusable.message)
+async def read_lines(body: bytes, *, most: int, each: int) -> list[Read]:
+    """Each line by itself: one that cannot be read, such as the last of a stream that was cut off, spoils no other."""
+    parser, turns = Parser(), Turns()
+    room = await _Room.for_all_of(body, turns)
+    read: list[Read] = []
+    for start, end in _lines(body):
+        check_number(len(read) + 1, most)
+        if end - start > each:
+            read.append(_invalid("body", f"must be at most {each} bytes, this line is {end - start}"))
+            continue
+        line = body[start:end]
+        room.hold(line)
+        try:
+            read.append(parser.document(line))
+        except Problem as problem:
+            read.append(problem)
+        await turns.give()
+    return read
+
+
+def _lines(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where the lines are that hold anything."""
+    start = 0
+    while (start := _BLANK.match(body, start).end()) < len(body):  # type: ignore[union-attr]
+        end = body.find(b"\n", start)
+        end = len(body) if end < 0 else end
+        yield start, end
+        start = end
+
+
+def check_number(jobs: int, most: int) -> None:
+    if jobs > most:
+        message = f"must be at most {most} jobs"
+        raise Problem(413, f"body: {message}", errors=[FieldError("body", message)])
+
+
+class _Window:
+    """A part of a long JSON array as text: enough for the element that is read, and little more.
+
+    What ends where the window ends may go on after it, a number for one, so it is read again with more in sight.
+    """
+
+    def __init__(self, body: bytes, each: int) -> None:
+        self._body = body
+        self._each = each
+        self._taken = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        self._text = ""
+        self._at = 0
+
+    def _more(self) -> bool:
+        """Let go of what was read and take in as much again as an element may be."""
+        if self._taken >= len(self._body):
+            return False
+        chunk = self._body[self._taken : self._taken + self._each]
+        self._taken += len(chunk)
+        self._text = self._text[self._at :] + self._decoder.decode(chunk, final=self._taken >= len(self._body))
+        self._at = 0
+        return True
+
+    def skip_spaces(self) -> bool:
+        """Whether anything follows."""
+        while True:
+            self._at = _SPACES.match(self._text, self._at).end()  # type: ignore[union-attr]
+            if self._at < len(self._text):
+                return True
+            if not self._more():
+                return False
+
+    def take(self, character: str) -> bool:
+        if self._at < len(self._text) and self._text[self._at] == character:
+            self._at += 1
+            return True
+        return False
+
+    def end(self) -> None:
+        if self.skip_spaces():
+            raise json.JSONDecodeError("Extra data", "", 0)
+
+    def element(self, parser: Parser) -> tuple[Any, str]:
+        """The next value and its text, with the comma or bracket after it in sight."""
+        self.skip_spaces()
+        while True:
+            try:
+                value, end = parser.value(self._text, self._at)
+                after = _SPACES.match(self._text, end).end()  # type: ignore[union-attr]
+                if self._text[after : after + 1] not in (",", "]"):
+                    raise json.JSONDecodeError("Expecting ',' delimiter", "", 0)
+            except json.JSONDecodeError:
+                if len(self._text) - self._at <= self._each and self._more():
+                    continue
+                self._refuse_large(len(self._text) - self._at if self._taken < len(self._body) else 0)
+                raise
+            self._refuse_large(end - self._at)
+            text = self._text[self._at : end]
+            self._at = after
+            return value, text
+
+    def _refuse_large(self, size: int) -> None:
+        if size > self._each:
+            message = f"must be at most {self._each} bytes for each job"
+            raise Problem(413, f"body: {message}", errors=[FieldError("body", message)])
+
+
+class _Room:
+    """How much memory the documents of one body take, as far as their text tells."""
+
+    def __init__(self, *, counts: bool) -> None:
+        self._counts = counts
+        self._left = _MOST_HELD_BYTES
+
+    @classmethod
+    async def for_all_of(cls, body: bytes, turns: Turns) -> _Room:
+        """Most bodies are short, or hold few values for their length: their documents need no look each."""
+        if len(body) * _DENSEST <= _MOST_HELD_BYTES:
+            return cls(counts=False)
+        held = len(body)
+        for start in range(0, len(body), _STEP_BYTES):
+            held += _structure_bytes(body[start : start + _STEP_BYTES])
+            await turns.give()
+        return cls(counts=held > _MOST_HELD_BYTES)
+
+    def hold(self, text: str | bytes) -> None:
+        if not self._counts:
+            return
+        if isinstance(text, str):
+            text = text.encode()
+        # What stands within strings is no structure.
+        self._left -= _structure_bytes(_STRINGS.sub(b"", text)) + len(text)
+        if self._left < 0:
+            message = "holds too many values for one body: send them in several"
+            raise Problem(413, f"body: {message}", errors=[FieldError("body", message)])
+
+
+def _structure_bytes(text: bytes) -> int:
+    return (
+        (text.count(b"[") + text.count(b"{")) * _CONTAINER_BYTES
+        + text.count(b":") * _KEY_BYTES
+        + text.count(b",") * _VALUE_BYTES
+    )
 
 
 def _invalid(field: str, message: str) -> Problem:
     return Problem.invalid([FieldError(field, message)])
 
 
+def _too_deep(field: str) -> Problem:
+    return _invalid(field, f"is nested too deeply: at most {MAX_DEPTH} levels")
+
+
 async def read_bytes(request: Request, *, limit: int, media_types: Sequence[str] = JSON) -> tuple[str, bytes]:
     """The whole body and its media type, which must be one of these."""
-    media_type, _, parameters = request.headers.get("content-type", "").partition(";")
-    media_type = media_type.strip().lower()
-    charset = re.fullmatch(r'\s*charset\s*=\s*"?([^";]*)"?\s*', parameters.lower())
-    if media_type not in media_types or (charset and charset[1].strip() not in ("utf-8", "utf8")):
+    media_type, charset = read_content_type(request.headers.get("content-type", ""))
+    if media_type not in media_types or charset not in ("utf-8", "utf8"):
         raise Problem(415, f"the body must be JSON in UTF-8: Content-Type: {' or '.join(media_types[:2])}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
@@ -136,23 +367,69 @@ async def read_bytes(request: Request, *, limit: int, media_types: Sequence[str]
     waits_for_leave = request.headers.get("expect", "").lower() == "100-continue"
     if waits_for_leave and re.fullmatch("[0-9]+", declared) and (len(declared) > 18 or int(declared) > limit):
         raise too_large
-    unpack = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+    unpack = _Inflating(limit) if encoding == "gzip" else None
     received = 0
     body = bytearray()
     stream = aiter(request.stream())
     try:
         async for chunk in stream:
             received += len(chunk)
-            # One byte more than allowed is all that is ever unpacked.
-            body += chunk if unpack is None else unpack.decompress(chunk, limit + 1 - len(body))
+            if unpack is None:
+                body += chunk
+            else:
+                await unpack.add(chunk, body)
             if received > limit or len(body) > limit:
                 await _linger(stream)
                 raise too_large
     except zlib.error as error:
         raise _invalid("body", "is not gzip, though Content-Encoding says so") from error
-    if unpack is not None and (not unpack.eof or unpack.unused_data):
+    if unpack is not None and not unpack.is_whole:
         raise _invalid("body", "is not one whole gzip stream")
     return media_type, bytes(body)
+
+
+def read_content_type(header: str) -> tuple[str, str]:
+    """The media type and the charset, which is UTF-8 where none is named.
+
+    By cuts, not by a pattern: one that matches spaces in several places tries them all, and a header may be full of
+    them.
+    """
+    media_type, *parameters = header.lower().split(";")
+    charset = "utf-8"
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        if name.strip() == "charset":
+            charset = value.strip().strip('"').strip()
+    return media_type.strip(), charset
+
+
+class _Inflating:
+    """Unpacks gzip in steps, up to one byte more than allowed."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._turns = Turns()
+        self._has_more = False
+        self._stream = zlib.decompressobj(wbits=31)
+
+    async def add(self, chunk: bytes, body: bytearray) -> None:
+        if self._stream.eof:
+            # What follows the end is not kept: the whole is refused for it.
+            self._has_more = self._has_more or bool(chunk)
+            return
+        while (room := self._limit + 1 - len(body)) > 0:
+            step = min(room, _STEP_BYTES)
+            inflated = self._stream.decompress(chunk, step)
+            body += inflated
+            chunk = self._stream.unconsumed_tail
+            # A full step may have more behind it even where all of the chunk is used.
+            if not chunk and len(inflated) < step:
+                return
+            await self._turns.give()
+
+    @property
+    def is_whole(self) -> bool:
+        return self._stream.eof and not self._stream.unused_data and not self._has_more
 
 
 async def _linger(stream: AsyncIterator[bytes]) -> None:
@@ -167,10 +444,16 @@ async def _linger(stream: AsyncIterator[bytes]) -> None:
         return
 
 
-def _check_depth(body: bytes) -> None:
-    """Count brackets before parsing: a parser that recurses would be out of stack before it could name the field."""
+def _is_deep(body: bytes) -> bool:
+    """By counting brackets: a parser that recurses would be out of stack before it could name the field."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
-        return
+        return False
+    steps = _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS)
+    return max(accumulate(memoryview(steps).cast("b")), default=0) > MAX_DEPTH
+
+
+def _deep_field(body: bytes) -> str:
+    """The field of a body that is nested too deeply."""
     depth = 0
     field = b"body"
     for token in _STRUCTURE.finditer(body):
@@ -181,9 +464,10 @@ def _check_depth(body: bytes) -> None:
         elif first in b"[{":
             depth += 1
             if depth > MAX_DEPTH:
-                raise _invalid(field.decode(errors="replace"), f"is nested too deeply: at most {MAX_DEPTH} levels")
+                break
         else:
             depth -= 1
+    return field.decode(errors="replace")
 
 
 def _find_unusable(value: Any) -> _Unusable | None:

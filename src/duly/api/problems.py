@@ -31,7 +31,7 @@ log = logging.getLogger("duly.api")
 MEDIA_TYPE = "application/problem+json"
 # Names come from the client, who may send a million of them, each a megabyte long.
 _LONGEST_NAME = 200
-_MOST_ERRORS = 50
+MOST_ERRORS = 50
 
 _TITLES = {
     400: ("bad-request", "The request cannot be read"),
@@ -39,6 +39,7 @@ _TITLES = {
     403: ("forbidden", "Not allowed"),
     404: ("not-found", "Not found"),
     405: ("method-not-allowed", "Method not allowed"),
+    408: ("timeout", "The request came too slowly"),
     409: ("conflict", "Conflict with what is stored"),
     412: ("precondition-failed", "Changed since it was read"),
     413: ("too-large", "Request body too large"),
@@ -46,6 +47,7 @@ _TITLES = {
     421: ("misdirected", "Not a host that is served here"),
     422: ("invalid-input", "Invalid input"),
     429: ("too-many-requests", "Too many requests"),
+    431: ("head-too-large", "The request's head is too large"),
     500: ("internal", "Internal error"),
     503: ("store-unavailable", "The store cannot be reached"),
 }
@@ -90,20 +92,24 @@ class Problem(Exception):
         errors: Sequence[FieldError] = (),
         headers: Mapping[str, str] | None = None,
         kind: str | None = None,
+        omitted: int = 0,
     ) -> None:
+        """`omitted`: how many fields are wrong besides those in `errors`."""
         super().__init__(detail)
         self.status = status
         self.kind = kind
         self.detail = detail
         self.errors = errors
         self.headers = headers
+        self.omitted = omitted
 
     @classmethod
-    def invalid(cls, errors: Sequence[FieldError]) -> Problem:
+    def invalid(cls, errors: Sequence[FieldError], *, omitted: int = 0) -> Problem:
         """422 for one or more fields."""
         first = f"{errors[0].field[:_LONGEST_NAME]}: {errors[0].message}"
-        more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
-        return cls(422, first + more, errors=errors)
+        others = len(errors) - 1 + omitted
+        more = f" (and {others} more)" if others else ""
+        return cls(422, first + more, errors=errors, omitted=omitted)
 
     @classmethod
     def of(cls, error: DulyError) -> Problem:
@@ -129,7 +135,8 @@ class Problem(Exception):
         log.error("a request failed: %s", error, exc_info=error)
         return cls(500, "the request failed for a reason on this side; the server's log says which")
 
-    def document(self) -> dict[str, Any]:
+    def document(self, *, most: int = MOST_ERRORS) -> dict[str, Any]:
+        """With so many of the fields that are wrong; `detail` says how many there are."""
         kind, title = _TITLES.get(self.status) or (str(self.status), HTTPStatus(self.status).phrase)
         if self.kind is not None:
             kind, title = self.kind, _KINDS[self.kind]
@@ -142,7 +149,7 @@ class Problem(Exception):
         if self.errors:
             document["field"] = self.errors[0].field[:_LONGEST_NAME]
             document["errors"] = [
-                {"field": error.field[:_LONGEST_NAME], "message": error.message} for error in self.errors[:_MOST_ERRORS]
+                {"field": error.field[:_LONGEST_NAME], "message": error.message} for error in self.errors[:most]
             ]
         return document
 

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import ErrorDetails
 
 from duly import checks
-from duly.api.problems import FieldError, Problem, type_message
+from duly.api.problems import MOST_ERRORS, FieldError, Problem, type_message
 from duly.handlers import MAX_ARGUMENTS, MAX_HEADERS, METHODS
 from duly.model import (
     DEFAULT_POLICY,
@@ -599,7 +599,7 @@ def read_job(document: Mapping[str, Any]) -> JobBody:
         # Fields of the right type may break a rule; whoever corrects the others should not have to come twice.
         named = {error.field.partition(".")[0] for error in problem.errors}
         errors = [*problem.errors, *(error for error in _broken_rules(document, named) if error.field not in named)]
-        raise Problem.invalid(errors) from None
+        raise Problem.invalid(errors, omitted=problem.omitted) from None
 
 
 def _broken_rules(document: Mapping[str, Any], wrong: Collection[str]) -> list[FieldError]:
@@ -622,13 +622,22 @@ def read_change(document: Mapping[str, Any]) -> dict[str, Any]:
 def read_body(model: type[Body], document: Mapping[str, Any], *, also: Sequence[FieldError] = ()) -> Body:
     """The fields of a request as `model` has them; whatever is wrong is refused at once, with what was found before."""
     known = model.model_fields
-    errors = [*also, *(FieldError(field, _refused(model, field)) for field in document if field not in known)]
+    fields = {field: value for field, value in document.items() if field in known}
+    errors = list(also)
+    # Whoever sends ten thousand fields that are none is told of some, and how many there are.
+    unknown = [field for field in document if field not in known]
+    errors += (FieldError(field, _refused(model, field)) for field in unknown[:MOST_ERRORS])
+    if isinstance(labels := fields.get("labels"), dict) and len(labels) > checks.MAX_LABELS:
+        # Not one by one: each that is no text would be an error of its own.
+        errors.append(FieldError("labels", f"must be at most {checks.MAX_LABELS}, these are {len(labels)}"))
+        del fields["labels"]
+    body: Body | None = None
     try:
-        body = model.model_validate({field: value for field, value in document.items() if field in known})
+        body = model.model_validate(fields)
     except ValidationError as error:
         errors += _field_errors(error.errors(include_url=False, include_input=False))
-    if errors:
-        raise Problem.invalid(errors)
+    if errors or body is None:
+        raise Problem.invalid(errors, omitted=max(0, len(unknown) - MOST_ERRORS))
     return body
 
 

@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
-from duly.api.binding import address_of, bind, find_address
+from duly.api.binding import BACKLOG, address_of, bind, find_address
 from duly.errors import ConfigError, MissingExtra
 from duly.operations import Operations
 
@@ -19,6 +19,7 @@ try:
 
     from duly.api import description, live, metrics, problems, routes
     from duly.api.access import Access
+    from duly.api.connections import ACCEPTED_AT_ONCE, Crowd, Limits, protocol_for
     from duly.api.guard import Guard
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.partition(".")[0] in _EXTRA:
@@ -27,7 +28,6 @@ except ModuleNotFoundError as missing:
 
 # A body may be this much larger than the largest payload: the other fields, and the spaces between them.
 BODY_HEADROOM = 64 * 1024
-_HEAD_BYTES = 64 * 1024
 _SHUTDOWN_SECONDS = 5
 
 
@@ -71,11 +71,12 @@ async def serve(
     started: Callable[[str], None] | None = None,
     stop: asyncio.Event,
     listener: socket.socket | None = None,
+    limits: Limits | None = None,
 ) -> None:
     """Serve until `stop` is set. Raises `ConfigError` before anything is served if that cannot be done here.
 
     `listener`: one that listens there already. Beyond loopback only with keys, and then every call needs one, whatever
-    becomes of the keys later.
+    becomes of the keys later. `limits`: what clients may do to their connections, if not the usual.
     """
     family, address, loopback = await find_address(host, port)
     if not loopback:
@@ -89,6 +90,8 @@ async def serve(
     if listener is None:
         listener = bind(family, address, port)
     url = address_of(listener)
+    limits = limits or Limits()
+    crowd = Crowd(limits)
     config = uvicorn.Config(
         app,
         log_config=None,
@@ -97,14 +100,15 @@ async def serve(
         lifespan="off",
         # Not whatever is installed. httptools takes a fifth less time for a submit (760 instead of 950 µs, measured),
         # but with it uvicorn puts no bound on a request's head: whoever can connect could fill the memory, key or not.
-        http="h11",
-        h11_max_incomplete_event_size=_HEAD_BYTES,
+        http=protocol_for(crowd),  # type: ignore[arg-type]
+        timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type]
+        backlog=ACCEPTED_AT_ONCE,
         ws="none",
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
     )
-    server = _Server(config, lambda: started(url) if started is not None else None)
+    server = _Server(config, crowd, lambda: started(url) if started is not None else None)
     stopping = asyncio.create_task(_exit_when(stop, server))
     try:
         await server.serve(sockets=[listener])
@@ -117,10 +121,11 @@ async def serve(
 
 
 class _Server(uvicorn.Server):
-    """Says when it accepts connections, and leaves signals to whoever runs the event loop."""
+    """Says when it accepts connections, looks after them, and leaves signals to whoever runs the event loop."""
 
-    def __init__(self, config: uvicorn.Config, accepting: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, crowd: Crowd, accepting: Callable[[], None]) -> None:
         super().__init__(config)
+        self._crowd = crowd
         self._accepting = accepting
 
     @contextlib.contextmanager
@@ -129,7 +134,14 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
+        for listener in sockets or ():
+            # uvicorn has one number for how many wait in line and how many are accepted at once.
+            listener.listen(BACKLOG)
         self._accepting()
+
+    async def on_tick(self, counter: int) -> bool:
+        self._crowd.look()
+        return await super().on_tick(counter)
 
 
 async def _exit_when(stop: asyncio.Event, server: uvicorn.Server) -> None:

@@ -20,7 +20,7 @@ __all__ = ["PREFIX", "make_router"]
 def make_router(operations: Operations, *, body_limit: int) -> APIRouter:
     router = APIRouter(prefix=PREFIX, route_class=DeclaredRoute)
     # Before the jobs: `batch` is not the id of one.
-    add_batch(router, operations)
+    add_batch(router, operations, body_limit=body_limit)
     add_jobs(router, operations, body_limit=body_limit)
     add_runs(router, operations)
     add_dead_letters(router, operations, body_limit=body_limit)

@@ -7,7 +7,6 @@ model costs; whatever is unusual goes the models' way, which also words all refu
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -17,7 +16,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from duly.api.access import needs, principal_of
-from duly.api.body import JSON, NDJSON, parse_json, parse_object, read_bytes, refuse_unusable
+from duly.api.body import JSON, NDJSON, Read, Turns, read_array, read_bytes, read_lines
 from duly.api.problems import FieldError, Problem, json_response
 from duly.api.routes.common import (
     ALLOW_UNKNOWN_HANDLER,
@@ -34,12 +33,13 @@ from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
 from duly.operations import Operations, Refused, Submitted
 
 MAX_JOBS = 10_000
-# After so many jobs others get a turn on the event loop: a few milliseconds.
-_TURN = 500
 _MOST_NAMED = 50
+# An answer names a few wrong fields of each of the first jobs that are wrong, and of all others the first.
+_MOST_WITH_ERRORS = 100
+_MOST_ERRORS_EACH = 3
 
 
-def add_routes(router: APIRouter, operations: Operations) -> None:
+def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
     limit = operations.settings.batch_max_bytes
 
     @needs("write")
@@ -51,9 +51,10 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
         if IDEMPOTENCY_KEY in request.headers:
             raise InvalidInput(IDEMPOTENCY_KEY, "is for one job: give each job of a batch a dedupe_key of its own")
         media_type, body = await read_bytes(request, limit=limit, media_types=(*JSON, *NDJSON))
-        read = await (_read_array(body) if media_type in JSON else _read_lines(body))
+        read = await (read_array if media_type in JSON else read_lines)(body, most=MAX_JOBS, each=body_limit)
+        del body
         requests, refused = await _to_requests(read, principal.tenant)
-        del body, read
+        del read
         if atomic and refused:
             raise _whole(refused)
         try:
@@ -66,7 +67,7 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
             )
         except Refused as error:
             raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error
-        return _answer(submitted, refused)
+        return await _answer(submitted, refused)
 
     router.add_api_route(
         "/jobs/batch",
@@ -105,56 +106,12 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
     )
 
 
-# A job that can be read, or why it cannot.
-_Read = dict[str, Any] | Problem
-
-
-async def _read_array(body: bytes) -> list[_Read]:
-    value, clean = parse_json(body)
-    if not isinstance(value, list):
-        raise Problem.invalid([FieldError("body", "must be a JSON array of jobs")])
-    _check_number(len(value))
-    return [_checked(item, clean) for item in value]
-
-
-def _checked(item: object, clean: bool) -> _Read:
-    if not isinstance(item, dict):
-        return Problem.invalid([FieldError("body", "must be a JSON object")])
-    if not clean:
-        try:
-            refuse_unusable(item)
-        except Problem as problem:
-            return problem
-    return item
-
-
-async def _read_lines(body: bytes) -> list[_Read]:
-    """Each line by itself: one that cannot be read, such as the last of a stream that was cut off, spoils no other."""
-    lines = [line for line in body.split(b"\n") if line and not line.isspace()]
-    _check_number(len(lines))
-    read: list[_Read] = []
-    for number, line in enumerate(lines, start=1):
-        if number % _TURN == 0:
-            await asyncio.sleep(0)
-        try:
-            read.append(parse_object(line))
-        except Problem as problem:
-            read.append(problem)
-    return read
-
-
-def _check_number(jobs: int) -> None:
-    if jobs > MAX_JOBS:
-        message = f"must be at most {MAX_JOBS} jobs, these are {jobs}"
-        raise Problem(413, f"body: {message}", errors=[FieldError("body", message)])
-
-
-async def _to_requests(read: Sequence[_Read], tenant: str) -> tuple[list[JobRequest], dict[int, Problem]]:
+async def _to_requests(read: Sequence[Read], tenant: str) -> tuple[list[JobRequest], dict[int, Problem]]:
     requests: list[JobRequest] = []
     refused: dict[int, Problem] = {}
+    turns = Turns()
     for index, document in enumerate(read):
-        if index % _TURN == _TURN - 1:
-            await asyncio.sleep(0)
+        await turns.give()
         try:
             if isinstance(document, Problem):
                 raise document
@@ -223,23 +180,29 @@ def _whole(refused: dict[int, Problem]) -> Problem:
     errors = [
         FieldError(f"jobs[{index}].{error.field}", error.message)
         for index, problem in list(refused.items())[:_MOST_NAMED]
-        for error in problem.errors
+        for error in problem.errors[:_MOST_NAMED]
     ]
-    problem = Problem.invalid(errors)
+    omitted = sum(len(problem.errors) + problem.omitted for problem in refused.values()) - len(errors)
+    problem = Problem.invalid(errors, omitted=omitted)
     return Problem(first.status, f"nothing was stored: {problem.detail}", errors=errors)
 
 
-def _answer(submitted: Sequence[Submitted | DulyError], refused: dict[int, Problem]) -> Response:
+async def _answer(submitted: Sequence[Submitted | DulyError], refused: dict[int, Problem]) -> Response:
     items: list[str] = []
     others = iter(submitted)
+    turns = Turns()
+    wrong = 0
     for index in range(len(submitted) + len(refused)):
         one = refused.get(index) or next(others)
         if isinstance(one, Submitted):
             # An id and a number need no encoder, and there are thousands.
             items.append(f'{{"status":{201 if one.created else 200},"job_id":"{one.job_id}"}}')
         else:
+            wrong += 1
             problem = one if isinstance(one, Problem) else _problem(one)
-            items.append(json_response({"status": problem.status, "error": problem.document()}).body.decode())  # type: ignore[union-attr]
+            document = problem.document(most=_MOST_ERRORS_EACH if wrong <= _MOST_WITH_ERRORS else 1)
+            items.append(json_response({"status": problem.status, "error": document}).body.decode())  # type: ignore[union-attr]
+        await turns.give()
     return Response('{"items":[' + ",".join(items) + "]}", media_type="application/json")
 
 
