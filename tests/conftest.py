@@ -84,11 +84,16 @@ async def pool(database_url: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def settings(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """Short leases, so that tests of expiry do not take long. No duly.toml of the developer's is read."""
+    """Short leases, so that tests of expiry do not take long, and an API that needs no key while a test makes none.
+
+    No duly.toml of the developer's is read.
+    """
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("DULY_") and not name.startswith("DULY_TEST_")]:
         monkeypatch.delenv(name)
-    return load_settings(database_url=database_url, worker_lease_seconds=3, leader_lease_seconds=2, poll_seconds=0.2)
+    return load_settings(
+        database_url=database_url, open_api=True, worker_lease_seconds=3, leader_lease_seconds=2, poll_seconds=0.2
+    )
 
 
 @pytest.fixture

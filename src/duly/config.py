@@ -98,11 +98,23 @@ class Settings(BaseSettings):
     )
     payload_max_bytes: int = Field(256 * 1024, ge=1, description="largest payload")
     batch_max_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest body of a bulk submit")
-    require_keys: bool = Field(False, description="the API needs keys even while there are none, and on loopback")
+    require_keys: bool = Field(False, description="the API takes keys of the store only, and no local key")
+    open_api: bool = Field(
+        False, description="the API needs no key while the store has none: everybody on this machine may use it"
+    )
     api_hosts: str = Field("", description="names the API is reached by, by commas, where keys are needed; empty: any")
     host: str = Field("127.0.0.1", description="address the API binds to")
     port: int = Field(8080, ge=0, le=65535, description="port the API binds to; 0: any free one")
     log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+
+    def changed(self, **changes: Any) -> Settings:
+        """With what flags of a command say."""
+        changed = self.model_copy(update={name: value for name, value in changes.items() if value is not None})
+        try:
+            changed._check_open_api()
+        except ValueError as error:
+            raise ConfigError(f"settings: {error}") from error
+        return changed
 
     @property
     def heartbeat_interval(self) -> float:
@@ -117,9 +129,19 @@ class Settings(BaseSettings):
                 f"worker_lease_seconds ({self.worker_lease_seconds:g})"
             )
         self._check_coordinator()
+        self._check_open_api()
         if self.dispatch != "postgres":
             raise ValueError(f"dispatch {self.dispatch!r} is not available: use postgres")
         return self
+
+    def _check_open_api(self) -> None:
+        if self.open_api and self.allow_commands:
+            raise ValueError(
+                "an open API (--open, DULY_OPEN_API) and commands (--allow-commands, DULY_ALLOW_COMMANDS) do not go "
+                "together: everybody who reaches the port could run programs as you. Leave one of them away"
+            )
+        if self.open_api and self.require_keys:
+            raise ValueError("open_api (DULY_OPEN_API) and require_keys (DULY_REQUIRE_KEYS) contradict each other")
 
     def _check_coordinator(self) -> None:
         try:

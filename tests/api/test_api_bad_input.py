@@ -24,8 +24,9 @@ MINIMAL: dict[str, Any] = {"name": "Weekly report", "handler": "send_report"}
 
 @pytest.fixture
 async def client(operations: Operations) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {(await operations.create_key(role='admin')).text}"}
     transport = httpx.ASGITransport(app=create_app(operations))
-    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         yield client
 
 

@@ -150,7 +150,7 @@ async def test_a_batch_of_ten_thousand_is_taken_and_one_more_is_413(client: http
 
 
 async def test_a_body_larger_than_the_setting_is_413_with_a_length_or_without(pool: Pool, database_url: str) -> None:
-    settings = load_settings(database_url=database_url, batch_max_bytes=100_000)
+    settings = load_settings(database_url=database_url, open_api=True, batch_max_bytes=100_000)
     transport = httpx.ASGITransport(app=create_app(await Operations.open(pool, settings)))
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -200,7 +200,9 @@ async def test_what_cannot_be_kept_is_refused_by_name_alone_or_with_all(client: 
 
 
 async def test_an_unknown_handler_refuses_only_its_own_job(pool: Pool, database_url: str) -> None:
-    operations = await Operations.open(pool, load_settings(database_url=database_url), local_handlers=["send_report"])
+    operations = await Operations.open(
+        pool, load_settings(database_url=database_url, open_api=True), local_handlers=["send_report"]
+    )
     transport = httpx.ASGITransport(app=create_app(operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         jobs = [MINIMAL, MINIMAL | {"handler": "send_reprot"}, MINIMAL]

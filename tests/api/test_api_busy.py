@@ -84,7 +84,7 @@ async def test_only_the_tenants_lock_is_waited_for_so_briefly(pool: Pool) -> Non
 
 async def test_a_request_that_finds_no_free_connection_is_told_so(pool: Pool, database_url: str) -> None:
     one = await Pool.connect(database_url, size=1)
-    operations = await Operations.open(one, load_settings(database_url=database_url))
+    operations = await Operations.open(one, load_settings(database_url=database_url, open_api=True))
     transport = httpx.ASGITransport(app=create_app(operations))
     assert one.acquire_seconds == server.CONNECTION_SECONDS
     operations.bound_waiting(0.2)

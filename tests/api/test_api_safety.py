@@ -170,7 +170,10 @@ async def test_a_failure_on_our_side_is_a_500_that_tells_no_internals(
         assert "secret detail" in caplog.text
 
 
-async def test_what_is_secret_in_a_handler_is_taken_and_never_shown(client: httpx.AsyncClient) -> None:
+async def test_what_is_secret_in_a_handler_is_taken_and_never_shown(
+    client: httpx.AsyncClient, operations: Operations
+) -> None:
+    client.headers["Authorization"] = f"Bearer {(await operations.create_key(role='admin')).text}"
     secret = "sEcReT-0123456789"
     handler = {
         "type": "http",
@@ -354,7 +357,7 @@ def test_without_fastapi_the_error_names_the_extra() -> None:
 
 
 async def test_a_larger_payload_setting_makes_room_for_larger_bodies(pool: Pool, database_url: str) -> None:
-    settings = load_settings(database_url=database_url, payload_max_bytes=1_000_000)
+    settings = load_settings(database_url=database_url, open_api=True, payload_max_bytes=1_000_000)
     app = create_app(await Operations.open(pool, settings))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://[::1]") as client:
         response = await client.post(JOBS, json=MINIMAL | {"payload": "x" * 900_000})

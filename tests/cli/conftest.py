@@ -75,11 +75,12 @@ def weekly() -> None:
 
 
 @pytest.fixture
-def environment(settings: Settings) -> dict[str, str]:
+def environment(settings: Settings, tmp_path: Path) -> dict[str, str]:
     """What a command needs to find this test's store, with leases short enough to wait for."""
     assert settings.database_url is not None
     return {
         "DULY_DATABASE_URL": settings.database_url,
+        "DULY_HOME": str(tmp_path / "home"),
         "DULY_WORKER_LEASE_SECONDS": "3",
         "DULY_LEADER_LEASE_SECONDS": "2",
         "DULY_POLL_SECONDS": "0.2",

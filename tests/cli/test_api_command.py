@@ -14,6 +14,7 @@ from collections.abc import Callable
 import pytest
 
 from cli.commands import Process
+from duly.local_keys import key_for
 
 Start = Callable[..., Process]
 
@@ -23,7 +24,10 @@ def test_the_api_is_served_until_a_signal_and_nothing_else_is(start: Start) -> N
     url = process.wait_for(r"(http://127\.0\.0\.1:\d+)/api/v1")[1]
     with urllib.request.urlopen(f"{url}/readyz", timeout=30) as answer:
         assert answer.status == 200
-    with urllib.request.urlopen(f"{url}/api/v1/cluster", timeout=30) as answer:
+    found = key_for(url)
+    assert found is not None
+    asked = urllib.request.Request(f"{url}/api/v1/cluster", headers={"Authorization": f"Bearer {found[1]}"})
+    with urllib.request.urlopen(asked, timeout=30) as answer:
         cluster = json.load(answer)
     assert (cluster["nodes"], cluster["workers"]) == ([], [])
     process.signal(signal.SIGTERM)

@@ -19,6 +19,7 @@ from tempfile import mkdtemp
 import pytest
 
 from cli.commands import Ended, Process, processes_that_name, wait_until_gone
+from duly.local_keys import key_for
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]
@@ -65,8 +66,12 @@ def taken(port: int) -> Iterator[None]:
 
 
 def answers(address: str, path: str = "/healthz", body: object = None) -> str:
+    """As a client of the user who started it is answered, with the local key."""
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"} if data else {})
+    headers = {"Content-Type": "application/json"} if data else {}
+    if (found := key_for(address)) is not None:
+        headers["Authorization"] = f"Bearer {found[1]}"
+    request = urllib.request.Request(address + path, data, headers)
     with urllib.request.urlopen(request, timeout=10) as response:
         assert response.status in (200, 201)
         return str(response.read().decode())
@@ -242,7 +247,7 @@ def test_a_taken_port_is_stepped_over_unless_it_was_asked_for(start: Start) -> N
     with taken(8080):
         up = start("up")
         told = up.wait_for(r"port 8080 is taken; using (\d+)")[1]
-        address = up.wait_for(r"Duly is up: (http://\S+)")[1]
+        address = up.wait_for(r"Duly is up: (http://\S+)/#key=")[1]
         up.wait_for("worker: none; give --app")
         assert address == f"http://127.0.0.1:{told}"
         assert "ok" in answers(address)

@@ -165,7 +165,10 @@ async def test_times_are_taken_from_any_zone_and_refused_without_one(call: Calls
         await call("submit", "report", run_at=at, schedule="every 5m")
 
 
-async def test_a_target_without_a_name_gets_the_name_that_the_library_gives_it(call: Calls) -> None:
+async def test_a_target_without_a_name_gets_the_name_that_the_library_gives_it(
+    caller: Caller, url: str, operations: Operations
+) -> None:
+    call = caller.at(url, (await operations.create_key(role="operator")).text)
     job = await call("submit", {"type": "command", "argv": ["/usr/bin/backup", "--all"], "secret_env": {"PIN": "1234"}})
     assert job.name == "backup"
     assert job.handler == {"type": "command", "argv": ["/usr/bin/backup", "--all"], "secret_env": {"PIN": "***"}}

@@ -26,6 +26,7 @@ import asyncpg
 import pytest
 
 from duly.errors import ConfigError, MissingExtra, StoreUnavailable
+from duly.homes import default_home
 from duly.store import embedded
 
 AS_ROOT = os.geteuid() == 0
@@ -656,12 +657,12 @@ def test_default_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert embedded.default_home() == Path("/var/lib/duly")
+    assert default_home() == Path("/var/lib/duly")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert embedded.default_home() == Path("/home/ada/.local/share/duly")
+    assert default_home() == Path("/home/ada/.local/share/duly")
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
-    assert embedded.default_home() == Path("/home/ada/.local/share/duly")
+    assert default_home() == Path("/home/ada/.local/share/duly")
     monkeypatch.setenv("XDG_DATA_HOME", "/data")
-    assert embedded.default_home() == Path("/data/duly")
+    assert default_home() == Path("/data/duly")
     monkeypatch.setenv("DULY_HOME", "~/here")
-    assert embedded.default_home() == Path("/home/ada/here")
+    assert default_home() == Path("/home/ada/here")

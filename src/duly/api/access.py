@@ -1,7 +1,9 @@
 """Who asks: API keys, the tenant and role they stand for, and how often each may ask.
 
-Without any key in the store, Duly serves its own machine only, and whoever can reach it may do everything. From the
-first key on, every call under `/api/v1` needs one. What each role may do:
+Every call under `/api/v1` needs a key: one of the store, or the local key (`local_keys.py`), which stands for the user
+who started this server and counts as `admin` of the default tenant. No address is a proof: behind a proxy everybody
+comes from loopback. An API that was opened on purpose (`open_api`) needs none while the store has none; it takes no
+commands. What each role may do:
 
 - `read`: look at everything of its own tenant, and preview schedules
 - `write`: that, and everything about jobs, runs and dead letters, but for submitting commands and changing them
@@ -27,13 +29,16 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from duly.api.problems import Problem
+from duly.local_keys import LocalKey
 from duly.model import DEFAULT_TENANT
 from duly.operations import Operations
 from duly.operations.keys import Principal
 from duly.operations.rights import ROLES, Role, holds
 
-#: Whoever asks a server that needs no key.
-ANYBODY = Principal(key_id="", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None)
+#: Whoever asks an open server.
+ANYBODY = Principal(key_id="", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None, anybody=True)
+#: Whoever has read the local key.
+ITS_USER = Principal(key_id="local", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None)
 
 # How long a server may go on without keys after the first one was made.
 _LOOK_SECONDS = 1.0
@@ -45,46 +50,72 @@ _MOST_BUCKETS = 10_000
 class Access:
     """One server's door."""
 
-    def __init__(self, operations: Operations, *, require_keys: bool = False) -> None:
+    def __init__(
+        self,
+        operations: Operations,
+        *,
+        local_key: LocalKey | None = None,
+        open_to_all: bool = False,
+        require_keys: bool = False,
+    ) -> None:
+        """`open_to_all`: no key is needed until the store has one. `require_keys`: keys of the store only."""
         self._operations = operations
-        self._needed = require_keys
+        self._local_key = None if require_keys else local_key
+        self._open = open_to_all and not require_keys
+        self._keyed = require_keys
         self._look_again_at = 0.0
         self._looking = asyncio.Lock()
         self._buckets: OrderedDict[str, Bucket] = OrderedDict()
 
     @property
     def known_to_be_needed(self) -> bool:
-        """Whether keys are needed as far as is known without asking the store."""
-        return self._needed
+        """Whether a key is needed, of whatever kind, as far as is known without asking the store."""
+        return self._keyed or not self._open
+
+    @property
+    def known_to_have_keys(self) -> bool:
+        """Whether the store has keys, as far as is known without asking it."""
+        return self._keyed
 
     def require_keys(self) -> None:
-        """From now on, whatever the store says."""
-        self._needed = True
+        """From now on only keys of the store count, whatever it says."""
+        self._keyed = True
+        self._local_key = None
 
-    async def is_needed(self) -> bool:
-        """Whether keys are needed. Once they are, they stay so: revoking the last key must not open the door."""
-        if self._needed or time.monotonic() < self._look_again_at:
-            return self._needed
+    async def has_keys(self) -> bool:
+        """Whether the store has keys. Once it has, that stays so: revoking the last key must not open the door."""
+        if self._keyed or time.monotonic() < self._look_again_at:
+            return self._keyed
         async with self._looking:
             # Another may have looked while this one waited.
             if time.monotonic() >= self._look_again_at:
-                self._needed = await self._operations.has_keys()
+                self._keyed = await self._operations.has_keys()
                 self._look_again_at = time.monotonic() + _LOOK_SECONDS
-        return self._needed
+        return self._keyed
 
     async def admit(self, headers: Headers) -> Principal:
         """Who this is, or a `Problem`."""
-        if not await self.is_needed():
+        if self._open and not await self.has_keys():
             return ANYBODY
         given = headers.getlist("authorization")
         if not given:
-            raise _refused("give an API key: Authorization: Bearer KEY (made by: duly key create)")
+            raise _refused(f"give an API key: Authorization: Bearer KEY ({self._how_to_get_one()})")
         match = _TOKEN.fullmatch(given[0]) if len(given) == 1 else None
+        if match is not None and self._local_key is not None and self._local_key.opens(match[1]):
+            return ITS_USER
         principal = await self._operations.authenticate(match[1]) if match is not None else None
         if principal is None:
             raise _refused("this API key is unknown or revoked", error="invalid_token")
         self._count(principal)
         return principal
+
+    def _how_to_get_one(self) -> str:
+        if self._local_key is None:
+            return "made by: duly key create"
+        return (
+            "DULY_API_KEY, made by: duly key create; or run it as the user who started this server, for whom clients "
+            "find the local key, and the page opens by the link that was printed"
+        )
 
     def _count(self, principal: Principal) -> None:
         rate = principal.requests_per_second

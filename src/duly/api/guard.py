@@ -1,11 +1,12 @@
 """What stands before every route: who may ask, and the headers that every answer carries.
 
-Duly serves loopback without authentication, so the one stranger who can reach it is a web page in the user's own
-browser. Two doors are closed to it. A page whose host name was made to resolve to 127.0.0.1 (DNS rebinding) is told
-by its `Host`; a page that sends requests across sites is told by its `Origin`.
+While the store has no keys, Duly serves its own machine only, where pages in the user's browser can reach it too. Two
+doors are closed to them, whether a key is needed (`access.py`) or not. A page whose host name was made to resolve to
+127.0.0.1 (DNS rebinding) is told by its `Host`; a page that sends requests across sites is told by its `Origin`.
+Neither says who somebody is: a proxy sends whatever it is told to.
 
-Where keys are needed neither is looked at: a browser does not send a key by itself, so a foreign page has none, and the
-names under which a server is reached are the proxy's to know. `api_hosts` narrows them for those who want that.
+Where the store has keys neither is looked at: a browser does not send a key by itself, so a foreign page has none, and
+the names under which a server is reached are the proxy's to know. `api_hosts` narrows them for those who want that.
 """
 
 from __future__ import annotations
@@ -126,12 +127,12 @@ class Guard:
         headers = Headers(scope=scope)
         path = scope["path"]
         private = path not in _PUBLIC and not path.startswith(_PUBLIC_FOLDER)
-        # Probes and pages must answer without the store.
-        needed = await self._access.is_needed() if private else self._access.known_to_be_needed
-        if not needed:
-            if (refusal := _refusal(scope, headers)) is not None:
+        if not self._access.known_to_have_keys:
+            # Only who would be refused is worth a look into the store: probes and pages must answer without it.
+            refusal = _refusal(scope, headers)
+            if refusal is not None and not await self._access.has_keys():
                 raise refusal
-        elif self._hosts and not _is_named(headers, self._hosts):
+        if self._access.known_to_have_keys and self._hosts and not _is_named(headers, self._hosts):
             raise Problem(421, "this name is not served here; the setting api_hosts says which are")
         if private:
             scope["duly.principal"] = await self._access.admit(headers)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from duly.api.binding import BACKLOG, address_of, bind, find_address
 from duly.errors import ConfigError, MissingExtra
+from duly.local_keys import LocalKey
 from duly.operations import Operations
 
 _EXTRA = ("fastapi", "starlette", "uvicorn", "prometheus_client")
@@ -35,8 +36,11 @@ _SHUTDOWN_SECONDS = 5
 CONNECTION_SECONDS = 10.0
 
 
-def create_app(operations: Operations) -> FastAPI:
-    """Everything that Duly serves over HTTP, on top of one store's operations."""
+def create_app(operations: Operations, *, local_key: LocalKey | None = None) -> FastAPI:
+    """Everything that Duly serves over HTTP, on top of one store's operations.
+
+    `local_key`: accepted beside the keys of the store, while only loopback is served.
+    """
     app = FastAPI(
         title="Duly",
         version="1",
@@ -49,7 +53,9 @@ def create_app(operations: Operations) -> FastAPI:
     )
     settings = operations.settings
     operations.bound_waiting(CONNECTION_SECONDS)
-    access = app.state.access = Access(operations, require_keys=settings.require_keys)
+    access = app.state.access = Access(
+        operations, local_key=local_key, open_to_all=settings.open_api, require_keys=settings.require_keys
+    )
     description.install(app, access)
     app.add_middleware(
         Guard, access=access, hosts=[host.strip() for host in settings.api_hosts.split(",") if host.strip()]
@@ -75,13 +81,16 @@ async def serve(
 ) -> None:
     """Serve until `stop` is set. Raises `ConfigError` before anything is served if that cannot be done here.
 
-    `listener`: one that listens there already. Beyond loopback only with keys, and then every call needs one, whatever
-    becomes of the keys later. `limits`: what clients may do to their connections, if not the usual.
+    `listener`: one that listens there already. Beyond loopback only with keys in the store, and then every call needs
+    one of those, whatever becomes of them later: the local key is for users of this machine. `limits`: what clients may
+    do to their connections, if not the usual.
     """
     family, address, loopback = await find_address(host, port)
+    access: Access | None = getattr(app.state, "access", None)
+    # Asked at the start: a balancer's first probe comes by a public name, which is served only where there are keys.
+    keyed = access is not None and await access.has_keys()
     if not loopback:
-        access: Access = app.state.access
-        if not (access.known_to_be_needed or await access.is_needed()):
+        if access is None or not keyed:
             raise ConfigError(
                 f"without API keys Duly serves loopback only: {host!r} could be reached by others. Use 127.0.0.1, ::1 "
                 "or localhost; or make a key first: duly key create"

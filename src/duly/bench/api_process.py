@@ -42,7 +42,6 @@ async def bare(url: str, connections: int) -> AsyncIterator[FastAPI]:
     insert = bench_statement("api_insert")
     app = FastAPI(openapi_url=None)
 
-    # Not `async with app.state`: serve() asks for it before it binds beyond loopback, which this never does.
     @app.post("/items", status_code=201)
     async def create(item: Item) -> dict[str, str]:
         item_id = uuid4()

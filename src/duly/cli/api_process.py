@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Collection
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code, take_lifeline, watch_lifeline
@@ -28,6 +29,9 @@ from duly.process import conceal, run
 
 if TYPE_CHECKING:
     from duly.config import Settings
+    from duly.local_keys import LocalKey
+    from duly.operations import Operations
+    from duly.store.opening import OpenStore
 
 log = logging.getLogger("duly.cli")
 
@@ -35,17 +39,34 @@ log = logging.getLogger("duly.cli")
 _ERRORS: tuple[type[DulyError], ...] = (StoreUnusable, StoreUnavailable, StoreMismatch, ConfigError)
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """Where the API is, and the file with the key of the user who started it, if it takes that."""
+
+    address: str
+    key_file: Path | None = None
+
+    @property
+    def link(self) -> str:
+        """The live page, which opens by itself where there is a local key. For people's eyes: never for a log."""
+        from duly.local_keys import link, read_key
+
+        key = read_key(self.key_file) if self.key_file is not None else None
+        return link(self.address, key) if key is not None else f"{self.address}/"
+
+
 async def serve(
     settings: Settings,
     *,
     host: str,
     port: int,
-    started: Callable[[str], None],
+    started: Callable[[Served], None],
     handlers: Collection[str] = (),
     listener: socket.socket | None = None,
     lifeline: int | None = None,
 ) -> int:
     """Serve the API until a signal. `handlers`: tasks that are known before a worker has them."""
+    from duly.local_keys import announced
     from duly.operations import Operations
     from duly.process import Signals
     from duly.store.opening import open_store
@@ -58,10 +79,44 @@ async def serve(
         async with cancelled_by(signals):
             store = await stack.enter_async_context(open_store(settings))
             operations = await Operations.open(store.pool, settings, local_handlers=handlers)
+            local_key = await _local_key(operations, store, host=host, port=port)
+
+        def accepting(address: str) -> None:
+            served = Served(address, local_key.path if local_key is not None else None)
+            if lifeline is None:  # else the listening socket is the parent's, and so is telling clients of it
+                stack.enter_context(announced(served.address, served.key_file))
+            started(served)
+
         # The server lets requests that are under way finish; what follows closes the store behind them.
-        app = server.create_app(operations)
-        await server.serve(app, host=host, port=port, started=started, stop=signals.asked, listener=listener)
+        app = server.create_app(operations, local_key=local_key)
+        await server.serve(app, host=host, port=port, started=accepting, stop=signals.asked, listener=listener)
     return exit_code(signals)
+
+
+async def _local_key(operations: Operations, store: OpenStore, *, host: str, port: int) -> LocalKey | None:
+    """Made where the store has no keys; one that is there goes on beside them. Only for users of this machine."""
+    from duly.api.binding import find_address
+    from duly.homes import default_home
+    from duly.local_keys import LocalKey, key_file, obtain_key
+    from duly.store import stores
+
+    settings = operations.settings
+    loopback = (await find_address(host, port))[2]
+    if settings.require_keys or not loopback:
+        return None
+    keyed = await operations.has_keys()
+    if settings.open_api:
+        if keyed:
+            log.warning("the API is not open: the store has keys, so every call needs one")
+        else:
+            log.warning("the API is open: everybody on this machine, and behind any proxy on it, may use it")
+        return None
+    home = settings.home or default_home()
+    path = key_file(home, None if store.embedded else (await stores.joining(store.pool, tenants=())).store_id)
+    if keyed and not os.path.lexists(path):
+        return None
+    obtain_key(path)
+    return LocalKey(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +144,11 @@ class Orders:
         return cls(Settings(**said["settings"]), said["host"], said["handlers"])
 
 
-def answered(line: bytes) -> str:
-    """The address that the child serves, or the error that it ended with."""
+def answered(line: bytes) -> Served:
+    """What the child serves, or the error that it ended with."""
     said: dict[str, str] = json.loads(line)
     if "address" in said:
-        return said["address"]
+        return Served(said["address"], Path(said["key_file"]) if said["key_file"] else None)
     raise next((kind for kind in _ERRORS if kind.__name__ == said["error"]), DulyError)(said["message"])
 
 
@@ -141,7 +196,9 @@ def _obey(orders: Orders, listener: socket.socket, lifeline: int) -> int:
             orders.settings,
             host=orders.host,
             port=listener.getsockname()[1],
-            started=lambda address: _tell(lifeline, address=address),
+            started=lambda served: _tell(
+                lifeline, address=served.address, key_file=str(served.key_file) if served.key_file else None
+            ),
             handlers=orders.handlers,
             listener=listener,
             lifeline=lifeline,

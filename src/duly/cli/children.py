@@ -24,7 +24,7 @@ from duly.worker.account import passed_names
 from duly.worker.guard import ending
 
 if TYPE_CHECKING:
-    from duly.cli.api_process import Orders
+    from duly.cli.api_process import Orders, Served
     from duly.config import Settings
 
 log = logging.getLogger("duly.cli")
@@ -229,12 +229,12 @@ class ApiProcess(ChildProcess):
         self._process.wait()
         self._close()
 
-    async def serve(self, listener: socket.socket, orders: Orders) -> str:
-        """Let it serve; returns its address. Raises what it could not start for. From then on it is kept alive."""
+    async def serve(self, listener: socket.socket, orders: Orders) -> Served:
+        """Let it serve; returns where. Raises what it could not start for. From then on it is kept alive."""
         self._listener, self._orders = listener, orders.line()
-        address = await self._give_orders()
+        served = await self._give_orders()
         self._keep_alive()
-        return address
+        return served
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -276,7 +276,7 @@ class ApiProcess(ChildProcess):
         else:
             log.warning("the API is up again")
 
-    async def _give_orders(self) -> str:
+    async def _give_orders(self) -> Served:
         """Tell the process what to do, and hear whether it could."""
         assert self._listener is not None
         with suppress(OSError):  # it has ended already; what it has said until then comes below

@@ -217,9 +217,9 @@ def _workers(
 
 def home_of(settings: Settings) -> Path | None:
     """The folder of the embedded PostgreSQL, if that is the one in use."""
-    from duly.store import embedded
+    from duly.homes import default_home
 
-    return None if settings.database_url is not None else settings.home or embedded.default_home()
+    return None if settings.database_url is not None else settings.home or default_home()
 
 
 async def _supervise(workers: WorkerProcesses, count: int) -> int:

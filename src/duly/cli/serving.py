@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from duly.cli.output import examples
 from duly.cli.session import session_of
+
+if TYPE_CHECKING:
+    from duly.cli.api_process import Served
+
+OpenOption = Annotated[
+    bool,
+    typer.Option(
+        "--open",
+        help="Need no key while the store has none (DULY_OPEN_API): every user of this machine, and whoever a proxy on "
+        "it lets through, may then do everything but submit commands. Not together with --allow-commands.",
+    ),
+]
 
 _EXAMPLES = examples(
     "duly api",
@@ -26,19 +38,21 @@ def api(
         int | None,
         typer.Option(help="Port to serve on (DULY_PORT); 0: any free one.", min=0, max=65535, metavar="PORT"),
     ] = None,
+    open_to_all: OpenOption = False,
 ) -> None:
     """Serve the REST API and the live page, and nothing else. Start as many as you like.
 
-    Without API keys (duly key create) only this machine is served.
+    Every call needs a key. Without any in the store (duly key create) one is made for the user who starts this: the
+    printed link opens the page, and duly --url and the SDK find it. Only this machine is served then.
     """
     from duly.cli.api_process import serve
     from duly.process import conceal, run
 
     conceal()
-    settings = session_of(context).settings()
+    settings = session_of(context).settings().changed(open_api=open_to_all or None)
     chosen = port if port is not None else settings.port
     raise typer.Exit(run(lambda: serve(settings, host=host or settings.host, port=chosen, started=_greet)))
 
 
-def _greet(address: str) -> None:
-    typer.echo(f"Duly's API is at {address}/api/v1, its live page at {address}/")
+def _greet(served: Served) -> None:
+    typer.echo(f"Duly's API is at {served.address}/api/v1, its live page at {served.link}")

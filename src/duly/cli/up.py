@@ -34,11 +34,13 @@ from duly.cli.run import (
     shown_queues,
     with_commands,
 )
+from duly.cli.serving import OpenOption
 from duly.cli.session import Session, session_of
 from duly.errors import ConfigError
 
 if TYPE_CHECKING:
     from duly.app import Duly
+    from duly.cli.api_process import Served
     from duly.cli.children import ApiProcess
     from duly.config import Settings
     from duly.process import Signals
@@ -75,10 +77,12 @@ def up(
     allow_commands: AllowCommandsOption = False,
     command_user: CommandUserOption = None,
     pass_env: PassEnvOption = None,
+    open_to_all: OpenOption = False,
 ) -> None:
     """Run everything: PostgreSQL if you have none, a scheduler, the API and a worker for your application.
 
-    Shows each run as it ends. Ctrl-C stops it all; a second Ctrl-C does so at once.
+    The link that it prints opens the live page: it holds a key, which is for you alone. Shows each run as it ends.
+    Ctrl-C stops it all; a second Ctrl-C does so at once.
     """
     from duly.cli.children import ApiProcess
     from duly.process import conceal
@@ -100,7 +104,7 @@ def up(
             queue=queue,
             with_flags=lambda settings: with_commands(
                 settings, allowed=allow_commands, user=command_user, passed=pass_env
-            ),
+            ).changed(open_api=open_to_all or None),
         )
         raise typer.Exit(_run(plan, api))
 
@@ -177,6 +181,7 @@ class _Plan:
 async def _up(plan: _Plan, api: ApiProcess) -> int:
     from duly.cli.api_process import Orders
     from duly.cli.children import WorkerProcesses
+    from duly.local_keys import announced
     from duly.node import Signals, running_scheduler
     from duly.operations import Operations
     from duly.store.opening import open_store
@@ -205,10 +210,11 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
                 stack.push_async_callback(workers.stop)
                 hasten.append(workers.hasten)
             await stack.enter_async_context(running_scheduler(store.pool, settings))
-            address = await asyncio.shield(serving)
+            served = await asyncio.shield(serving)
+            stack.enter_context(announced(served.address, served.key_file))
             # The API is the first to end: it takes nothing more, and what it was asked is answered.
             stack.push_async_callback(api.stop)
-            _greet(plan, address, home)
+            _greet(plan, served, home)
             if plan.demo:
                 from duly.cli.demo import register_jobs
 
@@ -219,7 +225,7 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
     return exit_code(signals)
 
 
-async def _end(api: ApiProcess, serving: asyncio.Task[str]) -> None:
+async def _end(api: ApiProcess, serving: asyncio.Task[Served]) -> None:
     """However far it has come."""
     serving.cancel()
     await asyncio.wait([serving])
@@ -248,11 +254,11 @@ async def _listen(plan: _Plan) -> socket.socket:
     return listener
 
 
-def _greet(plan: _Plan, address: str, home: Path | None) -> None:
+def _greet(plan: _Plan, served: Served, home: Path | None) -> None:
     from duly.store.pool import shown_url
 
     typer.echo()
-    typer.echo(f"  {typer.style('Duly is up', bold=True)}: {typer.style(address, fg='cyan', bold=True)}")
+    typer.echo(f"  {typer.style('Duly is up', bold=True)}: {typer.style(served.link, fg='cyan', bold=True)}")
     store = f"embedded PostgreSQL in {home}" if home is not None else shown_url(plan.settings.database_url or "")
     typer.echo(f"  store: {store}")
     if plan.demo and home is not None:

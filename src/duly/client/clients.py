@@ -20,6 +20,7 @@ from duly.client import calls
 from duly.client.calls import Answer, Call, Pages, Steps
 from duly.client.trying import Attempts, refusal
 from duly.errors import ApiUnavailable, ConfigError, DulyError
+from duly.local_keys import is_loopback_url, key_for
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,11 +42,12 @@ class _Base:
             raise ConfigError(f"retries must be 0 or more, not {retries!r}")
         self._retries = retries
         self._offset = timedelta(0)
+        self._own_server = False
 
-    @staticmethod
-    def _options(api_key: str | None, timeout: float) -> dict[str, Any]:
+    def _options(self, api_key: str | None, timeout: float) -> dict[str, Any]:
         """For the transport, which alone keeps the key."""
         key = _check_key(api_key if api_key is not None else os.environ.get("DULY_API_KEY"))
+        self._own_server = key is None and is_loopback_url(self._url)
         headers = {"Accept": f"application/json, {_PROBLEM}"}
         if key is not None:
             headers["Authorization"] = f"Bearer {key}"
@@ -54,6 +56,8 @@ class _Base:
             "headers": headers,
             # The key is for this server and for no other that it may point to.
             "follow_redirects": False,
+            # Nor for a proxy that the environment names, which would see the local key.
+            "trust_env": not self._own_server,
         }
 
     def __repr__(self) -> str:
@@ -70,9 +74,14 @@ class _Base:
         headers = dict(call.headers)
         if call.body is not None:
             headers["Content-Type"] = "application/json"
+        url = self._url
+        # Looked for each time: only while this user's server lives is the port its own.
+        if self._own_server and (found := key_for(url)) is not None:
+            url, key = found
+            headers["Authorization"] = f"Bearer {key}"
         return {
             "method": call.method,
-            "url": self._url + calls.PREFIX + call.path,
+            "url": url + calls.PREFIX + call.path,
             "params": call.query or None,
             "content": call.body,
             "headers": headers,
@@ -157,7 +166,7 @@ class Client(_Base):
     def __init__(
         self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, retries: int = 4
     ) -> None:
-        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; a server on loopback may want no key.
+        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; for your own server on loopback none is needed.
 
         `timeout` is for one attempt, in seconds; `retries` is how many follow the first.
         """
@@ -259,7 +268,7 @@ class AsyncClient(_Base):
     def __init__(
         self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, retries: int = 4
     ) -> None:
-        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; a server on loopback may want no key.
+        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; for your own server on loopback none is needed.
 
         `timeout` is for one attempt, in seconds; `retries` is how many follow the first.
         """

@@ -59,10 +59,12 @@ class Principal:
     tenant: str
     role: Role
     requests_per_second: float | None
+    anybody: bool = False
+    """Nobody has shown a key: the server was opened to all."""
 
     @property
     def rights(self) -> Rights:
-        return Rights.of(self.role)
+        return Rights.of(self.role, anybody=self.anybody)
 
 
 @dataclass(frozen=True, slots=True)

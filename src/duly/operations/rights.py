@@ -42,14 +42,19 @@ class Rights:
     """Submit commands, and change jobs that run one."""
     whole_store: bool = True
     """Be told what others have: which tasks there are."""
+    anybody: bool = False
+    """Nobody has shown a key."""
 
     @classmethod
-    def of(cls, role: Role) -> Rights:
-        return cls(commands=holds(role, "operator"), whole_store=role == "admin")
+    def of(cls, role: Role, *, anybody: bool = False) -> Rights:
+        """`anybody`: of an API that was opened to all, and so takes no commands."""
+        commands = holds(role, "operator") and not anybody
+        return cls(commands=commands, whole_store=role == "admin", anybody=anybody)
 
     def check_handler(self, handler: str | Mapping[str, Any], *, doing: str = "submitting") -> None:
         if not self.commands and is_command(handler):
-            raise Forbidden(f"{doing} a command needs the role operator", field="handler")
+            needed = "a key: this API was opened to all (--open)" if self.anybody else "the role operator"
+            raise Forbidden(f"{doing} a command needs {needed}", field="handler")
 
 
 EVERYTHING = Rights()

@@ -110,21 +110,6 @@ def start(home: Path, *, settings: Mapping[str, str] | None = None, keep_running
         return _claims[claim]
 
 
-def default_home() -> Path:
-    """`$DULY_HOME`, else `/var/lib/duly` for root, else `duly` in the user's data folder (`$XDG_DATA_HOME`)."""
-    if chosen := os.environ.get("DULY_HOME"):
-        return Path(chosen).expanduser()
-    if os.geteuid() == 0:
-        return Path("/var/lib/duly")
-    data_home = Path(os.environ.get("XDG_DATA_HOME", ""))
-    if data_home.is_absolute():  # the XDG specification says to ignore any other
-        return data_home / "duly"
-    try:
-        return Path.home() / ".local/share/duly"
-    except RuntimeError:
-        raise ConfigError("this user has no home folder: set DULY_HOME") from None
-
-
 def running_url(home: Path) -> str | None:
     """The URL of the server of `home` if it answers now, else None. Claims nothing: its last user may stop it."""
     place = _Place(home)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from duly.config import Settings
 from duly.errors import DulyError
+from duly.homes import default_home
 from duly.store import embedded
 from duly.store.migrate import check_version, migrate
 from duly.store.pool import Pool
@@ -41,7 +42,7 @@ async def open_store(
     server, watch = None, None
     url = settings.database_url
     if url is None:
-        home = settings.home or embedded.default_home()
+        home = settings.home or default_home()
         server = await asyncio.to_thread(embedded.start, home)
         url = server.url
         watch = asyncio.create_task(_keep_up(server), name="duly-embedded")

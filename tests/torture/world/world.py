@@ -231,9 +231,9 @@ class World:
             environment["DULY_COORDINATOR"] = self.registry.address(registry_proxy.host, registry_proxy.port)
         arguments = self.worker_arguments if kind == "worker" else []
         if kind == "api":
-            # On its namespace's loopback, where it asks for no key; the front comes from outside to it.
+            # On its namespace's loopback, and open; the front comes from outside to it.
             port = free_port()
-            arguments = ["--host", "127.0.0.1", "--port", str(port)]
+            arguments = ["--host", "127.0.0.1", "--port", str(port), "--open"]
             self.front = self._open(Place(None, "127.0.0.1", 0), Place(namespace, "127.0.0.1", port), "raw")
         self.nodes[name] = Node(
             name, kind, number=number, network=self.network, command=[*self._launcher, kind, *arguments],

@@ -16,7 +16,17 @@ let latest = null; // the last document
 let latestAt = 0; // when it came, by this machine's monotonic clock
 let timer = 0;
 let asking = false;
+takeKey();
 let key = sessionStorage.getItem(KEY) ?? ""; // where the server has none, none is asked for
+
+// The link that `duly up` prints brings the key behind its #. It does not stay in the address: people share those.
+function takeKey() {
+  const found = /^#key=([!-~]+)$/.exec(location.hash);
+  if (!found) return false;
+  sessionStorage.setItem(KEY, found[1]);
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
+}
 
 // Times
 
@@ -234,6 +244,7 @@ async function poll() {
   if (asking) return;
   asking = true;
   const started = performance.now();
+  const given = key;
   try {
     const answer = await ask();
     latest = answer;
@@ -242,7 +253,7 @@ async function poll() {
     keyForm.hidden = true;
     showConnection("live", "live");
   } catch (error) {
-    if (error instanceof KeyNeeded) return askForKey(error.message);
+    if (error instanceof KeyNeeded && key === given) return askForKey(error.message);
     const reason = error instanceof TypeError || error.name === "TimeoutError" ? "Duly does not answer" : error.message;
     showConnection("lost", `${reason}; trying again`);
     if (latest) fill("jobs", latest.jobs);
@@ -269,6 +280,14 @@ keyForm.addEventListener("submit", (event) => {
   key = byId("key").value.replace(/[^!-~]/g, "");
   sessionStorage.setItem(KEY, key);
   byId("key").value = "";
+  keyForm.hidden = true;
+  poll();
+});
+
+// Opened again in a tab that shows the page already: the browser does not load it anew.
+window.addEventListener("hashchange", () => {
+  if (!takeKey()) return;
+  key = sessionStorage.getItem(KEY);
   keyForm.hidden = true;
   poll();
 });

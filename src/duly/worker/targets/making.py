@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 from duly.config import Settings
 from duly.errors import ConfigError
+from duly.homes import default_home
 from duly.store import embedded, stores
 from duly.store.pool import Pool
 from duly.worker.account import Account, passed_names
@@ -51,7 +52,7 @@ def check_commands(settings: Settings) -> None:
     if settings.command_user is None:
         return
     account = Account.parse(settings.command_user)
-    if settings.database_url is None and account.uid == embedded.owner(settings.home or embedded.default_home()):
+    if settings.database_url is None and account.uid == embedded.owner(settings.home or default_home()):
         raise ConfigError(
             f"setting command_user (--command-user): the embedded PostgreSQL runs as {account.name!r}, so a command of "
             "that account could read and change the whole store: choose another account"
