@@ -72,6 +72,24 @@ def test_wrong_options_are_named(duly: Run, arguments: tuple[str, ...], said: st
     assert ended.out == ""
 
 
+def test_a_tenants_bounds_are_set_shown_and_hold(duly: Run) -> None:
+    changed = duly("tenant", "set", "default", "--tasks", "reports.*, mail", "--queues", "q", "--no-commands")
+    assert "tasks reports.*, mail; queues q; no commands" in changed.out
+    assert duly("tenant", "show", "default").out == changed.out
+    listed = duly("tenant", "list").out
+    assert "reports.*" in listed
+    refused = duly("submit", "other", "--queue", "q", "--allow-unknown-handler")
+    assert (refused.code, "handler: tenant 'default' may not submit task 'other'" in refused.err) == (1, True)
+    refused = duly("submit", "--command", "--queue", "q", "--", "id")
+    assert "may not submit commands" in refused.err
+    assert duly("submit", "mail", "--queue", "q", "--allow-unknown-handler").code == 0
+    lifted = duly("tenant", "set", "default", "--any-task", "--any-queue", "--commands", "--json").document
+    assert (lifted["tasks"], lifted["queues"], lifted["commands"]) == (None, None, True)
+    assert duly("submit", "other", "--allow-unknown-handler").code == 0
+    for wrong in (("--tasks", "a", "--any-task"), ("--tasks", ""), ("--queues", "a*b"), ()):
+        assert duly("tenant", "set", "default", *wrong).code != 0
+
+
 def test_a_tenants_limits_are_set_listed_and_hold(duly: Run) -> None:
     assert "no tenant" in duly("tenant", "list").err
     assert duly("tenant", "set", "default", "--max-jobs", "1", "--requests-per-second", "2.5").code == 0

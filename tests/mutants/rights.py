@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
+_BOUNDS = "services/test_tenant_bounds.py::"
 _COMMANDS = "services/test_command_rights.py::"
 
 MUTANTS = (
@@ -54,5 +55,21 @@ MUTANTS = (
         "elif account is not None:\n                _go_home",
         "elif account == []:\n                _go_home",
         (f"{_COMMANDS}test_a_command_runs_as_the_account_it_is_given",),
+    ),
+    Mutant(
+        "bounds-of-nobody",
+        "what a tenant is bound to is not looked at when jobs come in",
+        "operations/submitting.py",
+        "if bounds and (bound := bounds.get(request.tenant)) is not None:",
+        "if not bounds and (bound := bounds.get(request.tenant)) is not None:",
+        (f"{_BOUNDS}test_what_is_out_of_bounds_is_refused_by_its_field",),
+    ),
+    Mutant(
+        "change-out-of-bounds",
+        "a job moves to a queue that its tenant may not use",
+        "operations/changing.py",
+        'changes.get("queue", job.queue))',
+        "job.queue)",
+        (f"{_BOUNDS}test_over_http_it_is_403_and_names_the_field",),
     ),
 )

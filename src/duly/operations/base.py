@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection
 from datetime import datetime
 from typing import Self
@@ -12,9 +13,15 @@ from weakref import WeakValueDictionary
 from duly.config import Settings
 from duly.errors import InvalidInput, NotFound
 from duly.model import Job
-from duly.store import stores
+from duly.operations.rights import Bounds
+from duly.store import stores, tenants
 from duly.store.pool import Pool
+from duly.store.tenants import KnownTenant
 from duly.timing import Timetable, make_timetable
+
+# How long what was found out about a tenant is believed, and of how many tenants.
+_BELIEVED_SECONDS = 2.0
+_MOST_BELIEVED = 10_000
 
 
 class Base:
@@ -28,8 +35,8 @@ class Base:
         self._shard_count = shard_count
         self._local_handlers = local_handlers
         self._store_handlers: frozenset[str] = frozenset()
-        # Tenants that have no limit, and until when that is believed.
-        self._unlimited: dict[str, float] = {}
+        # What was found out about tenants, and until when it is believed.
+        self._believed: dict[str, tuple[float, KnownTenant]] = {}
         # Whose turn it is among the submits of a tenant that has a limit. Kept while somebody holds or waits for it.
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
@@ -49,6 +56,27 @@ class Base:
     def now(self) -> datetime:
         """The database's time, as well as it is known here."""
         return self._pool.clock.now()
+
+    async def _known(self, asked: Collection[str]) -> dict[str, KnownTenant]:
+        """What was set for each of these tenants. The store is not asked about one for every submit."""
+        now = time.monotonic()
+        unsure = {tenant for tenant in asked if tenant not in self._believed or self._believed[tenant][0] <= now}
+        known = {tenant: self._believed[tenant][1] for tenant in asked if tenant not in unsure}
+        if unsure:
+            found = await tenants.known(self._pool, unsure)
+            known |= {tenant: found.get(tenant, tenants.UNKNOWN) for tenant in unsure}
+            if len(self._believed) > _MOST_BELIEVED:
+                self._believed.clear()
+            self._believed |= {tenant: (now + _BELIEVED_SECONDS, known[tenant]) for tenant in unsure}
+        return known
+
+    async def _bounds(self, asked: Collection[str]) -> dict[str, Bounds]:
+        """Those of these tenants that are bound to some tasks or queues, or may not submit commands."""
+        return {
+            tenant: Bounds(tenant, known.tasks, known.queues, known.commands)
+            for tenant, known in (await self._known(asked)).items()
+            if known[1:] != tenants.UNKNOWN[1:]
+        }
 
 
 def timetable_of(job: Job) -> Timetable:

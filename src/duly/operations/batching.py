@@ -10,7 +10,7 @@ from uuid import UUID
 from duly.errors import Conflict, DulyError, Forbidden, InvalidInput, NotFound, StoreUnavailable, UnknownHandler
 from duly.model import Job, JobRequest
 from duly.operations.rights import EVERYTHING, Rights
-from duly.operations.submitting import RESEND_SECONDS, SUBMIT_BATCH, Submitted, Submitting
+from duly.operations.submitting import RESEND_SECONDS, SUBMIT_BATCH, Submitted, Submitting, check_rights
 from duly.store import ids, jobs
 from duly.store.jobs import NewJob
 from duly.store.pool import Executor
@@ -35,7 +35,7 @@ class Batching(Submitting):
         if await self._limited({request.tenant}):
             submitted = await self.submit(request, allow_unknown_handler=allow_unknown_handler, rights=rights)
             return await self._found(submitted, request.tenant)
-        rights.check_handler(request.handler)
+        check_rights(request, rights, await self._bounds({request.tenant}))
         if not allow_unknown_handler:
             await self._check_handlers([request], rights)
         now = self._pool.clock.now()
@@ -75,6 +75,7 @@ class Batching(Submitting):
         answers: list[Submitted | DulyError | None] = [None] * len(requests)
         rows: list[NewJob] = []
         places: list[int] = []
+        bounds = await self._bounds({request.tenant for request in requests})
         unknown = {} if allow_unknown_handler else await self._unknown_handlers(requests)
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
         preparing = self._preparing(now)
@@ -82,7 +83,7 @@ class Batching(Submitting):
             if index % _TURN == _TURN - 1:
                 await asyncio.sleep(0)
             try:
-                rights.check_handler(request.handler)
+                check_rights(request, rights, bounds)
                 if isinstance(request.handler, str) and (error := unknown.get(request.handler)) is not None:
                     raise error
                 rows.append(preparing.prepare(job_id, request))

@@ -38,11 +38,14 @@ class Changing(Looking):
         `expected_version`, a job that somebody else has changed since is a conflict. The job keeps its dedupe_key
         together with the content it was submitted with, so that sending the same submit again still finds it. Of a job
         that runs a command nothing is changed without the right to submit one: its payload, queue and keys say what it
-        does and where, as its arguments do.
+        does and where, as its arguments do. The same holds for what the tenant is bound to.
         """
+        bounds = (await self._bounds({tenant})).get(tenant)
 
         def revised(job: Job, now: datetime) -> ChangedJob | None:
             rights.check_handler(job.handler, doing="changing")
+            if bounds is not None:
+                bounds.check(job.handler, changes.get("queue", job.queue))
             if expected_version is not None and job.version != expected_version:
                 raise Conflict(f"job {job_id} was changed by others: it has version {job.version} now")
             if job.status in ("completed", "cancelled"):

@@ -13,7 +13,8 @@ from duly.errors import Conflict, InvalidInput
 from duly.model import Job, JobRequest
 from duly.operations.changing import Changing
 from duly.operations.revising import redefine
-from duly.operations.submitting import Submitting
+from duly.operations.rights import EVERYTHING
+from duly.operations.submitting import Submitting, check_rights
 from duly.store import ids, jobs
 from duly.store.jobs import ChangedJob
 
@@ -24,6 +25,7 @@ class Declaring(Submitting, Changing):
 
         A job that somebody paused stays paused, one that was cancelled stays cancelled.
         """
+        check_rights(request, EVERYTHING, await self._bounds({request.tenant}))
         now = self._pool.clock.now()
         row = self._prepare(ids.new_job_ids(1, self._pool.clock.now_us())[0], request, now)
         if row.dedupe_key is None:

@@ -21,6 +21,7 @@ from duly.store import stores
 from duly.store.foreign import Joined, at_once, lacks_rights, recognise
 from duly.store.migrate import check_newest
 from duly.store.pool import Pool
+from duly.store.tenants import UNKNOWN, KnownTenant
 
 
 class Joining:
@@ -78,8 +79,8 @@ class _Submitting(Submitting):
         self._handlers = handlers
         self._store_handlers = handlers.get(facts.store_id, frozenset())
 
-    async def _limited(self, asked: Collection[str]) -> set[str]:
-        return set(asked) if self._facts.limited or self._settings.tenant_max_jobs is not None else set()
+    async def _known(self, asked: Collection[str]) -> dict[str, KnownTenant]:
+        return {tenant: self._facts.tenants.get(tenant, UNKNOWN) for tenant in asked}
 
     async def _check_handlers(self, requests: Sequence[JobRequest], rights: Rights) -> None:
         try:

@@ -60,5 +60,32 @@ class Rights:
 EVERYTHING = Rights()
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a tenant is bound to, whatever the role of its keys. None: any. `duly.check_bounds` is the same for SQL.
+
+    What brings a job in or changes one is judged. Jobs that are there when the bounds become narrower go on, and may be
+    triggered, resumed and redriven, as commands may by those who could not submit them.
+    """
+
+    tenant: str
+    tasks: tuple[str, ...] | None = None
+    """Names of tasks; one that ends in * stands for all that begin so."""
+    queues: tuple[str, ...] | None = None
+    commands: bool | None = None
+
+    def check(self, handler: object, queue: object) -> None:
+        if self.commands is False and is_command(handler):
+            raise Forbidden(f"tenant {self.tenant!r} may not submit commands", field="handler")
+        if isinstance(handler, str) and not is_among(handler, self.tasks):
+            raise Forbidden(f"tenant {self.tenant!r} may not submit task {handler[:100]!r}", field="handler")
+        if isinstance(queue, str) and not is_among(queue, self.queues):
+            raise Forbidden(f"tenant {self.tenant!r} may not use queue {queue[:100]!r}", field="queue")
+
+
+def is_among(asked: str, names: tuple[str, ...] | None) -> bool:
+    return names is None or any(asked == name or (name.endswith("*") and asked.startswith(name[:-1])) for name in names)
+
+
 def is_command(handler: object) -> bool:
     return isinstance(handler, Mapping) and handler.get("type") == "command"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -18,7 +17,7 @@ from duly.errors import Conflict, Forbidden, InvalidInput, LimitReached, StoreBu
 from duly.handlers import check_handler
 from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
 from duly.operations.base import Base
-from duly.operations.rights import EVERYTHING, Rights
+from duly.operations.rights import EVERYTHING, Bounds, Rights
 from duly.store import cluster, copying, ids, jobs, tenants
 from duly.store.jobs import OWN_FIELDS, NewJob
 from duly.store.pool import Executor
@@ -32,9 +31,6 @@ SUBMIT_BATCH = 2_500
 RESEND_SECONDS = 0.2
 # How long a submit of a tenant with a limit waits for others of the same tenant in this process.
 TURN_SECONDS = 10.0
-# How long it is believed that a tenant has no limit, and of how many tenants.
-_UNLIMITED_SECONDS = 2.0
-_MOST_UNLIMITED = 10_000
 
 
 class Submitted(NamedTuple):
@@ -59,9 +55,10 @@ class Submitting(Base):
         within: Executor | None = None,
     ) -> list[Submitted]:
         """Register jobs. All are checked before the first is stored; one that is wrong refuses them all."""
+        bounds = await self._bounds({request.tenant for request in requests})
         for index, request in enumerate(requests):
             try:
-                rights.check_handler(request.handler)
+                check_rights(request, rights, bounds)
             except Forbidden as error:
                 if len(requests) > 1:
                     raise Forbidden(error.message, field=f"jobs[{index}].{error.field}") from error
@@ -110,16 +107,10 @@ class Submitting(Base):
         return await self._resolve_duplicates(rows, created, now, store)
 
     async def _limited(self, asked: Collection[str]) -> set[str]:
-        """Those of these tenants whose jobs are counted. Who has no limit is not asked about for every submit."""
+        """Those of these tenants whose jobs are counted."""
         if self._settings.tenant_max_jobs is not None:
             return set(asked)
-        now = time.monotonic()
-        unsure = {tenant for tenant in asked if self._unlimited.get(tenant, 0.0) <= now}
-        limited = await tenants.limited(self._pool, unsure) if unsure else set()
-        if len(self._unlimited) > _MOST_UNLIMITED:
-            self._unlimited.clear()
-        self._unlimited |= dict.fromkeys(unsure - limited, now + _UNLIMITED_SECONDS)
-        return limited
+        return {tenant for tenant, known in (await self._known(asked)).items() if known.counted}
 
     async def _store_within_limits(
         self, batches: Sequence[Sequence[NewJob]], now: datetime, within: Executor | None, limited: Collection[str]
@@ -269,6 +260,13 @@ class Submitting(Base):
                 f"no worker has a task {min(unknown)[:200]!r}{others}; start a worker that has it, or allow unknown "
                 "handlers"
             )
+
+
+def check_rights(request: JobRequest, rights: Rights, bounds: Mapping[str, Bounds]) -> None:
+    """Refuse what whoever asks may not submit, or nobody of that tenant."""
+    rights.check_handler(request.handler)
+    if bounds and (bound := bounds.get(request.tenant)) is not None:
+        bound.check(request.handler, request.queue)
 
 
 class _Shape(NamedTuple):

@@ -1,25 +1,34 @@
-"""Tenants' limits: how many jobs, how many requests. A tenant without a row has what the settings say."""
+"""Tenants: how many jobs and requests, and which tasks and queues. One without a row has what the settings say."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime
 from types import EllipsisType
+from typing import Any
 
 from duly import checks
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, NotFound
 from duly.operations.base import Base
 from duly.store import tenants
 from duly.store.tenants import StoredTenant
 
+# They are looked through for every job of the tenant that comes in.
+_MOST_NAMES = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What a tenant may have, the settings' defaults included. None: no limit."""
+    """What a tenant may have and do, the settings' defaults included. None: no limit, or any."""
 
     tenant: str
     max_jobs: int | None
     requests_per_second: float | None
+    tasks: tuple[str, ...] | None
+    queues: tuple[str, ...] | None
+    commands: bool
+    """Whether it may submit commands, if the role of its keys allows that."""
     created_at: datetime
     updated_at: datetime
 
@@ -31,26 +40,36 @@ class Tenants(Base):
         *,
         max_jobs: int | EllipsisType | None = ...,
         requests_per_second: float | EllipsisType | None = ...,
+        tasks: Collection[str] | EllipsisType | None = ...,
+        queues: Collection[str] | EllipsisType | None = ...,
+        commands: bool | EllipsisType = ...,
     ) -> Tenant:
-        """Set a tenant's limits. None: as the settings say. What is not given stays as it is."""
+        """Set what a tenant may have and do. None: as the settings say, or any. What is not given stays as it is.
+
+        `tasks`, `queues`: those that it may submit to, and no other; a name that ends in * stands for all that begin
+        so. Other processes follow within two seconds.
+        """
         checks.check_text("tenant", tenant, longest=100)
         if max_jobs is not None and max_jobs is not ...:
             checks.check_integer("max_jobs", max_jobs, 0, 10**12)
         rate = requests_per_second
         if rate is not None and rate is not ... and not 0 < rate <= 1e6:
             raise InvalidInput("requests_per_second", "must be more than 0 and at most 1000000")
-        stored = await tenants.set_limits(
-            self._pool,
-            tenant=tenant,
-            sets_jobs=max_jobs is not ...,
-            max_jobs=None if max_jobs is ... else max_jobs,
-            sets_rate=rate is not ...,
-            requests_per_second=None if rate is ... else rate,
-        )
+        asked: dict[str, Any] = {"max_jobs": max_jobs, "requests_per_second": rate, "commands": commands}
+        for field, names in (("tasks", tasks), ("queues", queues)):
+            asked[field] = names if names is None or names is ... else _names(field, names)
+        changes = {field: value for field, value in asked.items() if value is not ...}
+        stored = await tenants.set_tenant(self._pool, tenant, changes)
+        self._believed.pop(tenant, None)
         if stored.max_jobs is not None:
             # What it has already is counted now, and not by its next submit: with ten million jobs that takes a while.
             await tenants.room(self._pool, tenant=tenant, wanted=0, default_max=None)
         return self._to_tenant(stored)
+
+    async def get_tenant(self, tenant: str) -> Tenant:
+        for stored in await tenants.list_tenants(self._pool, tenant=tenant):
+            return self._to_tenant(stored)
+        raise NotFound(f"nothing was set for a tenant {tenant[:100]!r}; see: duly tenant list")
 
     async def list_tenants(self) -> list[Tenant]:
         """Those that something was set for."""
@@ -62,6 +81,22 @@ class Tenants(Base):
             stored.tenant,
             self._settings.tenant_max_jobs if stored.max_jobs is None else stored.max_jobs,
             self._settings.requests_per_second if rate is None else rate,
+            None if stored.tasks is None else tuple(stored.tasks),
+            None if stored.queues is None else tuple(stored.queues),
+            stored.commands is not False,
             stored.created_at,
             stored.updated_at,
         )
+
+
+def _names(field: str, names: Collection[str]) -> list[str]:
+    """Each once, in their order."""
+    if not names:
+        raise InvalidInput(field, "must name at least one")
+    for name in names:
+        checks.check_text(field, name, longest=200)
+        if "*" in name[:-1]:
+            raise InvalidInput(field, f"{name[:100]!r}: a * stands at the end of a name, for all that begin so")
+    if len(names) > _MOST_NAMES:
+        raise InvalidInput(field, f"must be at most {_MOST_NAMES} names")
+    return list(dict.fromkeys(names))

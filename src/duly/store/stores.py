@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -10,6 +11,7 @@ from uuid import UUID
 from duly.errors import StoreMismatch
 from duly.model import from_micros
 from duly.store.pool import Executor
+from duly.store.tenants import KnownTenant, to_known
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +65,13 @@ class OldTransaction:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What a submit in a caller's transaction must know. `limited`: a tenant of its jobs has a limit of its own."""
+    """What a submit in a caller's transaction must know. `tenants`: those of its jobs that something was set for."""
 
     store_id: UUID
     shard_count: int
     now: datetime
     version: int
-    limited: bool
+    tenants: dict[str, KnownTenant]
 
 
 async def shard_count(store: Executor) -> int:
@@ -87,9 +89,8 @@ async def joining(store: Executor, *, tenants: Collection[str]) -> Joining:
     row = await store.row("store/joining", sorted(tenants))
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
-    return Joining(
-        UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), row["version"], row["limited"]
-    )
+    known = {one["tenant"]: to_known(one) for one in json.loads(row["tenants"])}
+    return Joining(UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), row["version"], known)
 
 
 async def oldest_transaction(store: Executor) -> OldTransaction | None:

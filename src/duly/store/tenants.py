@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import asyncpg
@@ -19,36 +20,52 @@ LOCKED_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StoredTenant:
-    """None: as the settings say."""
+    """None: as the settings say; of tasks, queues and commands: any."""
 
     tenant: str
     max_jobs: int | None
     requests_per_second: float | None
+    tasks: list[str] | None
+    queues: list[str] | None
+    commands: bool | None
     created_at: datetime
     updated_at: datetime
 
 
-async def set_limits(
-    store: Executor,
-    *,
-    tenant: str,
-    sets_jobs: bool,
-    max_jobs: int | None,
-    sets_rate: bool,
-    requests_per_second: float | None,
-) -> StoredTenant:
-    row = await store.row("tenants/set", tenant, sets_jobs, max_jobs, sets_rate, requests_per_second)
+class KnownTenant(NamedTuple):
+    """What a submit must know of a tenant. None: any."""
+
+    counted: bool = False
+    """Its jobs are: it has a limit of its own."""
+    tasks: tuple[str, ...] | None = None
+    queues: tuple[str, ...] | None = None
+    commands: bool | None = None
+
+
+#: One for which nothing was set.
+UNKNOWN = KnownTenant()
+_SETTABLE = ("max_jobs", "requests_per_second", "tasks", "queues", "commands")
+
+
+async def set_tenant(store: Executor, tenant: str, changes: Mapping[str, Any]) -> StoredTenant:
+    """Set what `changes` name, by the names of `StoredTenant`."""
+    row = await store.row("tenants/set", tenant, *(changes.get(name) for name in _SETTABLE), sorted(changes))
     assert row is not None
     return StoredTenant(**row)
 
 
-async def list_tenants(store: Executor) -> list[StoredTenant]:
-    return [StoredTenant(**row) for row in await store.fetch("tenants/list")]
+async def list_tenants(store: Executor, *, tenant: str | None = None) -> list[StoredTenant]:
+    return [StoredTenant(**row) for row in await store.fetch("tenants/list", tenant)]
 
 
-async def limited(store: Executor, tenants: Collection[str]) -> set[str]:
-    """Those of these tenants that have a limit of their own."""
-    return {row["tenant"] for row in await store.fetch("tenants/limited", sorted(tenants))}
+async def known(store: Executor, tenants: Collection[str]) -> dict[str, KnownTenant]:
+    """Those of these tenants that something was set for."""
+    return {row["tenant"]: to_known(dict(row)) for row in await store.fetch("tenants/known", sorted(tenants))}
+
+
+def to_known(row: Mapping[str, Any]) -> KnownTenant:
+    tasks, queues = (None if row[name] is None else tuple(row[name]) for name in ("tasks", "queues"))
+    return KnownTenant(row["counted"], tasks, queues, row["commands"])
 
 
 async def room(store: Executor, *, tenant: str, wanted: int, default_max: int | None) -> int | None:

@@ -3,7 +3,10 @@
 select s.store_id::text as store_id, s.shard_count::int as shard_count,
     (extract(epoch from duly.now()) * 1000000)::bigint as now_us,
     (select max(version) from duly.migrations) as version,
-    exists (
-        select from duly.tenants t where t.tenant = any ($1::text[]) and t.max_jobs is not null
-    ) as limited
+    (
+        select coalesce(json_agg(json_build_object('tenant', t.tenant, 'counted', t.max_jobs is not null, 'tasks', t.tasks,
+            'queues', t.queues, 'commands', t.commands)), '[]')::text
+        from duly.tenants t
+        where t.tenant = any ($1::text[])
+    ) as tenants
 from duly.store s

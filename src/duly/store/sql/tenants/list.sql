@@ -1,2 +1,5 @@
--- Tenants that something was set for.
-select tenant, max_jobs, requests_per_second, created_at, updated_at from duly.tenants order by tenant
+-- Tenants that something was set for.   $1 only this one; null: all
+select tenant, max_jobs, requests_per_second, tasks, queues, commands, created_at, updated_at
+from duly.tenants
+where $1::text is null or tenant = $1
+order by tenant
