@@ -122,6 +122,26 @@ async def test_a_submit_in_a_transaction_of_the_callers_is_bound_too(
     assert [job.name for job in (await operations.list_jobs()).items] == ["mail"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("'other', queue => 'acme'", "duly.submit: handler: tenant 'acme' may not submit task 'other'"),
+        ("'mail'", "duly.submit: queue: tenant 'acme' may not use queue 'default'"),
+        ('\'{"type": "command", "argv": ["id"]}\', queue => \'acme\'', "may not submit commands"),
+    ],
+)
+async def test_a_submit_by_sql_is_bound_too(bound: Operations, database_url: str, arguments: str, told: str) -> None:
+    connection = await asyncpg.connect(database_url)
+    try:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError, match=told):
+            await connection.execute(f"select duly.submit({arguments}, tenant => 'acme')")
+        await connection.execute("select duly.submit('reports.daily', queue => 'acme', tenant => 'acme')")
+        await connection.execute("select duly.submit('other', tenant => 'free')")
+    finally:
+        await connection.close()
+    assert await names(bound) == {"reports.daily"}
+
+
 async def test_sql_and_python_agree_on_which_names_are_meant(pool: Pool, database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     sets: list[list[str] | None] = [None, [], ["a"], ["a.*"], ["*"], ["a_*", "b%", "ä.*"], ["A*"]]

@@ -255,6 +255,7 @@ begin
     end if;
     tenant := coalesce(tenant, 'default');
     perform duly.check_text('tenant', tenant, 100);
+    perform duly.check_bounds(tenant, task, callee is not null, queue);
     perform duly.check_text('timezone', timezone, 100);
     if priority is null or priority not between 0 and 9 then
         perform duly.refuse('priority', format('must be 0 to 9, not %s', coalesce(priority::text, 'null')));
