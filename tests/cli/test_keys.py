@@ -79,7 +79,7 @@ def test_a_tenants_bounds_are_set_shown_and_hold(duly: Run) -> None:
     listed = duly("tenant", "list").out
     assert "reports.*" in listed
     refused = duly("submit", "other", "--queue", "q", "--allow-unknown-handler")
-    assert (refused.code, "handler: tenant 'default' may not submit task 'other'" in refused.err) == (1, True)
+    assert (refused.code, "handler: tenant 'default' may not submit task 'other'" in refused.err) == (7, True)
     refused = duly("submit", "--command", "--queue", "q", "--", "id")
     assert "may not submit commands" in refused.err
     assert duly("submit", "mail", "--queue", "q", "--allow-unknown-handler").code == 0
