@@ -1,13 +1,66 @@
 """Addresses of other people's servers, as settings spell them: `scheme://user:password@host:port,host:port/path?…`.
 
-The standard library knows one host per address; clusters have several.
+The standard library knows one host per address; clusters have several. It also says what it could not read, and that
+may be a part of a password: here nothing of an address is repeated unless it is known to be none.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Self
 from urllib.parse import parse_qsl, unquote
+
+POSTGRES = ("postgresql", "postgres")
+#: What is shown of an address that cannot be told from its password.
+UNREADABLE = "***"
+# Options of a PostgreSQL address that say where it leads; of the others, some are secret.
+_SHOWN_OPTIONS = ("host", "port", "user", "dbname", "database")
+# Those whose values may well hold an @.
+_FREE_OPTIONS = (*_SHOWN_OPTIONS, "password", "sslpassword", "options", "application_name", "passfile")
+_NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_ESCAPED = "what is no letter or digit in a user or password is written as %2F (/), %3F (?), %23 (#), %40 (@), %3A (:)"
+# A word that looks like an address with a login, and an option that is a password.
+_LOGIN = re.compile(r"(?<=://)[^\n]*@")
+_OPTION = re.compile(r"(?i)((?:password|passwd|pwd)\s*=\s*)(?:'[^']*'|[^\s&'\"]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """An address cut into pieces that are still escaped. Where a piece could be a part of a password, there is none."""
+
+    scheme: str
+    user: str | None
+    password: str | None = field(repr=False)
+    hosts: tuple[tuple[str, int | None], ...]
+    path: str
+    options: dict[str, str] = field(repr=False)
+
+    @classmethod
+    def of(cls, text: str, *, free: Collection[str] = ()) -> Self:
+        """Raises ValueError. `free`: options whose values may hold an @."""
+        scheme, colon, rest = text.partition("://")
+        scheme = scheme.lower()
+        if not colon or not _SCHEME.fullmatch(scheme):
+            raise ValueError("it does not begin with a scheme and ://")
+        rest, _, query = rest.partition("?")
+        authority, slash, path = rest.partition("/")
+        login, at, hosts = authority.rpartition("@")
+        options = _options(query)
+        odd = [name for name, value in options.items() if "@" in name or ("@" in value and name not in free)]
+        if "#" in text or "@" in login or "@" in path or odd:
+            raise ValueError(_ESCAPED)
+        user, parted, password = login.partition(":")
+        return cls(
+            scheme,
+            user if at else None,
+            password if parted else None,
+            tuple(_host_and_port(one.strip()) for one in hosts.split(",")) if hosts else (),
+            slash + path if path else "",
+            options,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,27 +74,29 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, text: str, *, port: int, options: Collection[str] = ()) -> ServerAddress:
-        """Raises ValueError with words for a user; they never repeat the password. `port`: where none is given."""
-        scheme, _, rest = text.partition("://")
-        rest, _, query = rest.partition("?")
-        authority, slash, path = rest.partition("/")
-        login, at, hosts = authority.rpartition("@")
-        user, colon, password = login.partition(":")
-        given = dict(parse_qsl(query, keep_blank_values=True))
-        if unknown := sorted(given.keys() - set(options)):
+        """Raises ValueError with words for a user; they repeat nothing of it. `port`: where none is given."""
+        scheme = text.partition("://")[0]
+        try:
+            parts = _Parts.of(text)
+        except ValueError as error:
+            raise ValueError(f"the {scheme} address cannot be read: {error}") from None
+        if not parts.hosts or not all(host for host, _ in parts.hosts):
+            raise ValueError(f"the {scheme} address names no host: write {scheme}://host:{port}")
+        if unknown := sorted(parts.options.keys() - set(options)):
+            # There is no @ behind the question mark, so it is none that is part of a password.
             known = f"it takes {', '.join(sorted(options))}" if options else "it takes none"
-            raise ValueError(f"the {scheme} address has an unknown option {unknown[0]!r}: {known}")
+            raise ValueError(f"the {scheme} address has an unknown option {unknown[0][:40]!r}: {known}")
         return cls(
             scheme,
-            tuple(_host_and_port(one.strip(), scheme, port) for one in hosts.split(",")),
-            slash + path if path else "",
-            unquote(user) if at else None,
-            unquote(password) if colon else None,
-            given,
+            tuple((host, port if number is None else number) for host, number in parts.hosts),
+            parts.path,
+            None if parts.user is None else unquote(parts.user),
+            None if parts.password is None else unquote(parts.password),
+            parts.options,
         )
 
     def host_texts(self) -> list[str]:
-        return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts]
+        return [_with_port(host, port) for host, port in self.hosts]
 
     @property
     def shown(self) -> str:
@@ -50,18 +105,68 @@ class ServerAddress:
         return f"{self.scheme}://{login}{','.join(self.host_texts())}{self.path}"
 
 
-def _host_and_port(text: str, scheme: str, default: int) -> tuple[str, int]:
+def check_postgres(text: str) -> None:
+    """Raises ValueError with words for a user; they repeat nothing of it."""
+    parts = _postgres(text)
+    if parts.scheme not in POSTGRES:
+        raise ValueError("it does not begin with postgresql://")
+    if any(not _NAMED.fullmatch(name) for name in parts.options):
+        raise ValueError(_ESCAPED)
+
+
+def shown_postgres(text: str) -> str:
+    """User, hosts, ports and database: what tells one store from another, and nothing else."""
+    try:
+        check_postgres(text)
+    except ValueError:
+        return f"postgresql://{UNREADABLE}"
+    parts = _postgres(text)
+    login = "" if parts.user is None else f"{parts.user}:***@" if parts.password is not None else f"{parts.user}@"
+    hosts = ",".join(_with_port(host, port) for host, port in parts.hosts)
+    options = "&".join(f"{name}={parts.options[name]}" for name in _SHOWN_OPTIONS if name in parts.options)
+    return f"{parts.scheme}://{login}{hosts}{parts.path}" + (f"?{options}" if options else "")
+
+
+def known_options(text: str) -> list[str]:
+    """The names of an address's options, as far as they are names of options."""
+    try:
+        names = _postgres(text).options
+    except ValueError:
+        return []
+    return sorted(name for name in names if name in _FREE_OPTIONS or name.startswith(("ssl", "target_")))
+
+
+def without_passwords(text: str) -> str:
+    """A text that may quote an address, without the logins and passwords in it."""
+    return _OPTION.sub(rf"\1{UNREADABLE}", _LOGIN.sub(f"{UNREADABLE}@", text))
+
+
+def _postgres(text: str) -> _Parts:
+    return _Parts.of(text, free=_FREE_OPTIONS)
+
+
+def _options(query: str) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError:
+        raise ValueError(_ESCAPED) from None
+
+
+def _with_port(host: str, port: int | None) -> str:
+    shown = f"[{host}]" if ":" in host else host
+    return shown if port is None else f"{shown}:{port}"
+
+
+def _host_and_port(text: str) -> tuple[str, int | None]:
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
-            raise ValueError(f"the {scheme} address has a host that cannot be read: write IPv6 as [::1]:{default}")
+            raise ValueError("an IPv6 address is written as [::1] or [::1]:port")
         number = rest[1:]
     else:
         host, _, number = text.partition(":")
-    if not host:
-        raise ValueError(f"the {scheme} address names no host: write {scheme}://host:{default}")
     if not number:
-        return host, default
-    if not (number.isascii() and number.isdigit() and 0 < int(number) < 65536):
-        raise ValueError(f"the {scheme} address has a port that is none: {number[:20]!r}")
+        return host, None
+    if not (number.isascii() and number.isdigit() and len(number) <= 5 and 0 < int(number) < 65536):
+        raise ValueError(f"a port is none; {_ESCAPED}")
     return host, int(number)

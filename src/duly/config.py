@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,17 +24,27 @@ class Settings(BaseSettings):
     """Every setting, with its default and what it is for."""
 
     model_config = SettingsConfigDict(
-        env_prefix="DULY_", toml_file="duly.toml", extra="ignore", frozen=True, env_ignore_empty=True
+        env_prefix="DULY_",
+        toml_file="duly.toml",
+        extra="ignore",
+        frozen=True,
+        env_ignore_empty=True,
+        # Addresses hold passwords.
+        hide_input_in_errors=True,
     )
 
-    database_url: str | None = Field(None, description="PostgreSQL address; unset: an embedded PostgreSQL under home")
+    database_url: str | None = Field(
+        None, repr=False, description="PostgreSQL address; unset: an embedded PostgreSQL under home"
+    )
     home: Path | None = Field(None, description="where the embedded PostgreSQL keeps its data")
     pgbouncer: bool = Field(False, description="the address is a pooler in transaction mode")
-    direct_url: str | None = Field(None, description="address for LISTEN when database_url is a pooler")
+    direct_url: str | None = Field(None, repr=False, description="address for LISTEN when database_url is a pooler")
     coordinator: str = Field(
-        "postgres", description="who elects shard leaders: postgres, postgres-advisory, etcd://… or zookeeper://…"
+        "postgres",
+        repr=False,
+        description="who elects shard leaders: postgres, postgres-advisory, etcd://… or zookeeper://…",
     )
-    dispatch: str = Field("postgres", description="how runs travel to workers")
+    dispatch: str = Field("postgres", repr=False, description="how runs travel to workers")
     shards: int = Field(64, ge=1, le=4096, description="fixed when the store is created")
     pool_size: int = Field(4, ge=1, le=1000, description="connections per process")
 
@@ -86,6 +97,7 @@ class Settings(BaseSettings):
     )
     webhook_secret: str | None = Field(
         None,
+        repr=False,
         description="what tenants' secrets for signing HTTP calls are derived from (whsec_…; several by commas while "
         "rotating); default: the store's. See: duly webhook-secret",
     )
@@ -131,7 +143,7 @@ class Settings(BaseSettings):
         self._check_coordinator()
         self._check_open_api()
         if self.dispatch != "postgres":
-            raise ValueError(f"dispatch {self.dispatch!r} is not available: use postgres")
+            raise ValueError(f"dispatch (DULY_DISPATCH) {_word(self.dispatch)} is not available: use postgres")
         return self
 
     def _check_open_api(self) -> None:
@@ -147,13 +159,12 @@ class Settings(BaseSettings):
         try:
             address = self.coordinator_address
         except ValueError as error:
-            raise ValueError(f"coordinator (DULY_COORDINATOR): {error}") from error
+            raise ValueError(f"coordinator (DULY_COORDINATOR): {error}") from None
         if address is not None or self.coordinator == "postgres":
             return
         if self.coordinator != "postgres-advisory":
-            # An address may hold a password: not all of it is repeated.
             raise ValueError(
-                f"coordinator (DULY_COORDINATOR) is {self.coordinator.partition('://')[0][:40]!r}, which is none: use "
+                f"coordinator (DULY_COORDINATOR) is {_word(self.coordinator)}, which is none: use "
                 "postgres, postgres-advisory, etcd://host:2379[,host:2379], etcds://… or "
                 "zookeeper://host:2181[,host:2181][/path]"
             )
@@ -182,6 +193,12 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+
+def _word(text: str) -> str:
+    """What may be repeated of a setting that may be an address with a password: its scheme, or one plain word."""
+    word = text.partition("://")[0]
+    return repr(word) if re.fullmatch(r"[a-z-]{1,30}", word) else "something"
 
 
 def load_settings(**flags: Any) -> Settings:

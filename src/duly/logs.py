@@ -1,4 +1,7 @@
-"""How log lines of Duly's own processes look: `2030-01-01 09:30:00.004 INFO    duly.worker: …`, in local time."""
+"""How log lines of Duly's own processes look: `2030-01-01 09:30:00.004 INFO    duly.worker: …`, in local time.
+
+Whatever a message quotes, a line that begins with a time is a record of its own and of this process.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,43 @@ import logging
 import sys
 
 from duly.errors import ConfigError
+from duly.visible import visible, visible_lines
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-LINE = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
-MOMENT = "%Y-%m-%d %H:%M:%S"
+_LINE = "%(asctime)s.%(msecs)03d %(levelname)-7s %(name)s: %(message)s"
+_MOMENT = "%Y-%m-%d %H:%M:%S"
+_INDENT = "    "
+
+
+class LogFormatter(logging.Formatter):
+    """One line for a record; the lines of a traceback below it are indented."""
+
+    def __init__(self) -> None:
+        super().__init__(_LINE, _MOMENT)
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.message = record.getMessage()
+        record.asctime = self.formatTime(record, self.datefmt)
+        told = [visible(self.formatMessage(record))]
+        # Not `record.exc_text`: there a formatter of somebody else's may have left what it makes of it.
+        below = [self.formatException(record.exc_info)] if record.exc_info else []
+        below += [self.formatStack(record.stack_info)] if record.stack_info else []
+        for text in below:
+            told += [_INDENT + line for line in visible_lines(text).split("\n")]
+        return "\n".join(told)
+
+
+def log_to_stderr(level: int = logging.WARNING) -> None:
+    """For a process of Duly's own."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(LogFormatter())
+    # `force` because a test calls several commands in one process, each with a stderr of its own.
+    logging.basicConfig(level=level, handlers=[handler], force=True)
 
 
 def set_up_logging(level: str) -> None:
     """To stderr, one short line each: stdout is for what a command was asked for."""
     if level.upper() not in LEVELS:
         raise ConfigError(f"setting log_level: must be one of {', '.join(LEVELS)}, not {level[:40]!r}")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(LINE, MOMENT))
-    # `force` because a test calls several commands in one process, each with a stderr of its own.
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    log_to_stderr()
     logging.getLogger("duly").setLevel(level.upper())

@@ -118,8 +118,8 @@ def test_progress_is_shown_to_whoever_watches(duly: Run, tmp_path: Path, monkeyp
     assert duly("submit", "--file", file).err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     ended = duly("submit", "--file", file)
-    assert "\r2 lines …" in ended.err
-    assert "\r4 lines …" in ended.err
+    assert "\r\x1b[K2 lines …" in ended.err
+    assert "\r\x1b[K4 lines …" in ended.err
     assert ended.out == "5 submitted\n"
 
 

@@ -31,7 +31,7 @@ def claimed(attempt: int = 1) -> ClaimedRun:
 
 def line(run: ClaimedRun, outcome: Outcome | None) -> str:
     """Without the colours."""
-    return re.sub(r"\x1b\[\d*m", "", runlog.line(run, outcome))
+    return re.sub(r"\x1b[0-9a-f]+\[\d*m", "", runlog.line(run, outcome))
 
 
 def test_each_outcome_has_its_word() -> None:
@@ -61,7 +61,7 @@ def test_a_line_tells_attempt_duration_lag_and_the_error_in_short() -> None:
         line(run, Succeeded(run, STARTED, FINISHED)),
     )
     failed = line(run, Buried(run, STARTED, FINISHED, ERROR))
-    assert "Oops: first second [2Jxxx" in failed
+    assert r"Oops: first second \x1b[2Jxxx" in failed
     assert "\n" not in failed
     assert len(failed) < 250
     retried = claimed(attempt=2)
@@ -91,7 +91,7 @@ async def test_a_reader_that_went_away_does_not_stop_the_worker(monkeypatch: pyt
         calls += 1
         raise BrokenPipeError
 
-    monkeypatch.setattr("duly.cli.runlog.typer.echo", closed)
+    monkeypatch.setattr("duly.cli.runlog.say", closed)
     log, run = RunLog(), claimed()
     for _ in range(3):
         log(run, Succeeded(run, STARTED, FINISHED))

@@ -1,6 +1,6 @@
 """The API as users serve it, or a bare endpoint that does one insert: the same server around both.
 
-`python -m duly.bench.api_process duly|bare --database-url … --port …`, started by the bench.
+`python -m duly.bench.api_process duly|bare --port …`, started by the bench.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from duly.api.server import create_app, serve
-from duly.bench.child import Parent
+from duly.bench.child import DATABASE_URL, Parent
 from duly.bench.server import bench_settings
 from duly.bench.statements import bench_statement
 from duly.bench.worker_process import profiled
@@ -83,7 +84,7 @@ async def answer(kind: str, url: str, port: int, connections: int, profile: Path
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=("duly", "bare"))
-    parser.add_argument("--database-url", required=True)
+    parser.set_defaults(database_url=os.environ[DATABASE_URL])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--connections", type=int, default=bench_settings("").pool_size)
     parser.add_argument("--profile", type=Path)

@@ -15,6 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+#: Where a measured process finds the address of its store.
+DATABASE_URL = "DULY_DATABASE_URL"
 # How exactly the moment of the last count is known.
 _LOOK_SECONDS = 0.005
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
+from rich.text import Text
 
 from duly.bench import api, backlog, drain, handlers, hot_second, lag, latency, planning, registered, steady, submit
 from duly.bench.figures import Figure
@@ -19,6 +20,7 @@ from duly.bench.report import make_document, make_facts_table, make_table
 from duly.bench.server import running_server
 from duly.errors import DulyError, InvalidInput
 from duly.node import run
+from duly.visible import visible, visible_lines
 
 MEASURES: Mapping[str, Measure] = {
     "drain": drain.measure,
@@ -79,7 +81,7 @@ def run_bench(
                 server,
                 rounds,
                 scale,
-                lambda text: told.print(text, style="dim", highlight=False),
+                lambda text: told.print(Text(visible(text)), style="dim"),
                 profile,
                 jobs=jobs,
                 seconds=seconds,
@@ -89,7 +91,7 @@ def run_bench(
                     figures += await {**MEASURES, **LONG}[name](lab)
                 except (BenchFailed, DulyError) as failure:
                     failures.append(f"{name}: {failure}")
-                    told.print(f"FAILED: {failures[-1]}", style="bold red", highlight=False)
+                    told.print(Text(visible_lines(f"FAILED: {failures[-1]}")), style="bold red")
         return figures, facts, failures
 
     done = run(lambda: _ended_by_signals(bench()))
@@ -103,11 +105,11 @@ def run_bench(
     console.print(make_facts_table(facts))
     console.print(make_table(figures))
     for failure in failures:
-        console.print(f"NOT VERIFIED: {failure}", style="bold red")
+        console.print(Text(visible_lines(f"NOT VERIFIED: {failure}")), style="bold red")
     if json_path is not None:
         document = make_document(figures, facts, rounds=rounds, scale=scale, failures=failures)
         json_path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        told.print(f"written to {json_path}", style="dim", highlight=False)
+        told.print(Text(visible(f"written to {json_path}")), style="dim")
     return 1 if failures else 0
 
 

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from duly.bench.child import monotonic_us
+from duly.bench.child import DATABASE_URL, monotonic_us
 
 READY_SECONDS = 60.0
 # Without any progress for this long, something is broken.
@@ -102,6 +102,7 @@ async def running(module: str, *arguments: str, name: str) -> AsyncIterator[Proc
     """A process of `duly.bench.<module>`, ready; gone afterwards, whatever happens."""
     # Only the command line shall decide what it does; and Ctrl-C is the bench's to handle.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("DULY_")}
+    arguments, environment[DATABASE_URL] = _without_address(arguments)
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -154,6 +155,12 @@ async def timed(processes: Sequence[Process], total: int) -> float:
     for process in processes:
         await process.end()
     return seconds
+
+
+def _without_address(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Everybody can read a command line, and the address may hold a password: it travels in the environment."""
+    at = arguments.index("--database-url")
+    return arguments[:at] + arguments[at + 2 :], arguments[at + 1]
 
 
 def as_arguments(**options: Any) -> list[str]:

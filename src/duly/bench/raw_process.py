@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from datetime import timedelta
 
-from duly.bench.child import Parent
+from duly.bench.child import DATABASE_URL, Parent
 from duly.bench.raw import Bell, RawFirer, RawWorker
 from duly.bench.server import connect
 from duly.node import run
@@ -74,7 +75,7 @@ async def fire(url: str, *, period: timedelta | None) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("loop", choices=["drain", "follow", "fire"])
-    parser.add_argument("--database-url", required=True)
+    parser.set_defaults(database_url=os.environ[DATABASE_URL])
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--stamping", action="store_true")
     parser.add_argument("--daily", action="store_true", help="what is fired is due again a day later")

@@ -7,8 +7,10 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from duly.bench.figures import Bar, Figure
+from duly.visible import visible
 
 _MARKS = {"goal": "[green]yes[/]", "bar": "[yellow]bar only[/]", "below": "[red]no[/]", "": ""}
 _SUFFIX = {"/s": "/s", "µs": " µs", "ms": " ms", "s": " s", "×": " ×", "MB": " MB", "runs": " runs"}
@@ -58,7 +60,7 @@ def make_table(figures: Sequence[Figure]) -> Table:
 def make_facts_table(facts: Mapping[str, str]) -> Table:
     table = Table(title="measured on", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in facts.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(visible(value)))
     return table
 
 

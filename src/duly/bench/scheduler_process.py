@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from pathlib import Path
 
-from duly.bench.child import Parent
+from duly.bench.child import DATABASE_URL, Parent
 from duly.bench.server import bench_settings
 from duly.bench.worker_process import profiled
 from duly.node import run, running_scheduler
@@ -36,7 +37,7 @@ async def schedule(url: str, *, jobs: int, ahead: float | None, profile: Path | 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--database-url", required=True)
+    parser.set_defaults(database_url=os.environ[DATABASE_URL])
     parser.add_argument("--jobs", type=int, required=True, help="how many it must hold before it is ready")
     parser.add_argument("--ahead", type=float, help="how many seconds ahead of its time to fire; default: as users do")
     parser.add_argument("--profile", type=Path)

@@ -10,10 +10,11 @@ import argparse
 import asyncio
 import contextlib
 import cProfile
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from duly.bench.child import Parent, monotonic_us
+from duly.bench.child import DATABASE_URL, Parent, monotonic_us
 from duly.bench.server import bench_settings
 from duly.node import run, running_worker
 from duly.store.pool import Pool
@@ -78,7 +79,7 @@ def profiled(target: Path | None) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--database-url", required=True)
+    parser.set_defaults(database_url=os.environ[DATABASE_URL])
     parser.add_argument("--concurrency", type=int)
     parser.add_argument("--held", action="store_true")
     parser.add_argument("--profile", type=Path)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code, take_lifeline, watch_lifeline
 from duly.errors import ConfigError, DulyError, StoreMismatch, StoreUnavailable, StoreUnusable
+from duly.logs import log_to_stderr, set_up_logging
 from duly.process import conceal, run
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def main() -> int:
     # Until there is an event loop that hears them, signals just end it: there is nothing yet to end in order.
     conceal()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    log_to_stderr()  # until the orders say how much is told
     lifeline = take_lifeline()
     try:
         # All that takes long, before there are orders.
@@ -188,8 +190,6 @@ def _orders(lifeline: int) -> tuple[Orders, socket.socket] | None:
 
 
 def _obey(orders: Orders, listener: socket.socket, lifeline: int) -> int:
-    from duly.logs import set_up_logging
-
     set_up_logging(orders.settings.log_level)
     return run(
         lambda: serve(

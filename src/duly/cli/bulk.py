@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
-from duly.cli.output import one_line
+from duly.cli.output import one_line, print_json_lines, say, say_meanwhile
 from duly.cli.session import with_operations
 from duly.errors import Conflict, DulyError, InvalidInput
 
@@ -67,9 +67,9 @@ def submit_file(
         counts[line.status] += 1
         conflicts += isinstance(line.error, Conflict)
         if as_json:
-            typer.echo(json.dumps(line.document, ensure_ascii=False))
+            print_json_lines([line.document])
         elif line.error is not None:
-            typer.echo(f"line {line.number}: {one_line(str(line.error), 500)}", err=True)
+            say(f"line {line.number}: {one_line(str(line.error), 500)}", err=True)
 
     with _opened(file) as stream:
         read = _requests(stream, application)
@@ -89,7 +89,7 @@ def submit_file(
         told = [f"{counts['created']} submitted"]
         told += [f"{counts['existing']} were there already"] if counts["existing"] else []
         told += [f"{counts['refused']} refused"] if counts["refused"] else []
-        typer.echo(", ".join(told))
+        say(", ".join(told))
     if not counts["refused"]:
         return 0
     return 5 if conflicts == counts["refused"] else 2
@@ -152,17 +152,15 @@ class _Progress:
     """How far it is, for somebody who watches."""
 
     def __init__(self) -> None:
-        self._watched = sys.stderr.isatty()
         self._shown = False
 
     def show(self, lines: int) -> None:
-        if self._watched:
-            typer.echo(f"\r{lines} lines …", err=True, nl=False)
-            self._shown = True
+        say_meanwhile(f"{lines} lines …")
+        self._shown = True
 
     def clear(self) -> None:
         if self._shown:
-            typer.echo("\r\x1b[K", err=True, nl=False)
+            say_meanwhile()
             self._shown = False
 
 

@@ -15,10 +15,13 @@ from duly.cli.output import (
     examples,
     moment,
     note_text,
+    print_attempts,
     print_fields,
     print_json,
     print_json_lines,
     print_table,
+    say,
+    say_meanwhile,
 )
 from duly.cli.session import with_operations
 from duly.handlers import shown_target
@@ -115,9 +118,9 @@ def list_(
             whole=("RUN", "BURIED"),
         )
     else:
-        typer.echo("no dead letters", err=True)
+        say("no dead letters", err=True)
     if more:
-        typer.echo(f"… and more than these {limit}; see --limit", err=True)
+        say(f"… and more than these {limit}; see --limit", err=True)
 
 
 @dead.command()
@@ -142,12 +145,7 @@ def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) 
             "payload_ref": letter.payload_ref or "",
         }
     )
-    for attempt in letter.attempts:
-        took = moment(attempt.finished_at)
-        said = "" if attempt.error is None else f"{attempt.error.type}: {attempt.error.message}"
-        typer.echo(f"\nattempt {attempt.attempt}  {took}  {said}")
-        if attempt.error is not None and attempt.error.traceback:
-            typer.echo(attempt.error.traceback.rstrip())
+    print_attempts(letter.attempts)
 
 
 @dead.command()
@@ -220,8 +218,8 @@ def _sweep(
         done = refused = 0
         async for swept in sweeping:
             done, refused = swept.done, swept.refused
-            typer.echo(f"\r{done} {past} …", err=True, nl=False)
-        typer.echo("\r", err=True, nl=False)
+            say_meanwhile(f"{done} {past} …")
+        say_meanwhile()
         return done, refused
 
     if run is None and not yes:
@@ -231,9 +229,9 @@ def _sweep(
     if as_json:
         print_json({past: done, "refused": refused})
         return
-    typer.echo(f"{done} {past}")
+    say(f"{done} {past}")
     if refused:
-        typer.echo(f"{refused} were not: their jobs are cancelled or gone", err=True)
+        say(f"{refused} were not: their jobs are cancelled or gone", err=True)
 
 
 @single.command("show")
@@ -274,11 +272,7 @@ def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:
             "note": note_text(run),
         }
     )
-    for attempt in run.attempts:
-        said = "" if attempt.error is None else f"{attempt.error.type}: {attempt.error.message}"
-        typer.echo(f"\nattempt {attempt.attempt}  {moment(attempt.finished_at)}  {attempt.worker or ''}  {said}")
-        if attempt.error is not None and attempt.error.traceback:
-            typer.echo(attempt.error.traceback.rstrip())
+    print_attempts(run.attempts, with_worker=True)
 
 
 async def _filter(

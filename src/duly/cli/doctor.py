@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from duly.cli.output import coloured, print_json, span
+from duly.cli.output import coloured, hanging, print_json, say, span
 from duly.cli.session import session_of
 from duly.errors import ConfigError, DulyError, InvalidInput
 
@@ -61,7 +61,7 @@ def doctor(
         print_json({"ok": failed == 0, "checks": [asdict(check) for check in checks]})
     else:
         for check in checks:
-            typer.echo(f"{coloured(check.status)}{' ' * (6 - len(check.status))}{check.name:<11}{check.message}")
+            say(f"{coloured(check.status)}{' ' * (6 - len(check.status))}{check.name:<11}{hanging(check.message)}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -91,15 +91,15 @@ def _check_zones() -> Check:
 
 
 async def _check_store(settings: Settings) -> list[Check]:
+    from duly.addresses import shown_postgres
     from duly.operations import Operations
     from duly.store import migrate, stores
     from duly.store.opening import open_store
-    from duly.store.pool import shown_url
 
     checks: list[Check] = []
     try:
         async with open_store(settings, checked=False) as store:
-            where = "embedded PostgreSQL" if store.embedded else shown_url(store.pool.url)
+            where = "embedded PostgreSQL" if store.embedded else shown_postgres(store.pool.url)
             checks.append(Check("database", "ok", f"{where} answers"))
             try:
                 await migrate.check_version(store.pool)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.output import coloured, examples, moment, one_line, print_json, print_table
+from duly.cli.output import coloured, examples, hanging, moment, one_line, print_json, print_table, say
 from duly.cli.session import with_operations
 from duly.errors import Conflict, InvalidInput
 
@@ -184,7 +184,7 @@ async def _submit(operations: Backend, requests: list[JobRequest]) -> list[tuple
         try:
             submitted = await operations.submit(request)
         except Conflict as error:
-            typer.echo(f"{request.name}: {error}", err=True)
+            say(hanging(f"{one_line(request.name or '')}: {error}"), err=True)
             results.append((None, "conflict"))
         else:
             results.append((str(submitted.job_id), "created" if submitted.created else "was there already"))
@@ -215,18 +215,16 @@ def _show(table: Table, coming: list[list[Occurrence]], guessed_zone: str | None
             whole=("LINE", "NEXT LOCAL", "NEXT UTC"),
         )
     else:
-        typer.echo("no line of it is a job", err=True)
+        say("no line of it is a job", err=True)
     told = [*table.notes, *((entry.line, note) for entry in table.entries for note in entry.notes)]
     for entry, occurrences in zip(table.entries, coming, strict=True):
         told += [(entry.line, f"on {one.local:%Y-%m-%d}: {one.note}") for one in occurrences if one.note is not None]
     if guessed_zone is not None:
-        typer.echo(
-            f"this machine does not say its zone; lines without one are in {guessed_zone} (--timezone)", err=True
-        )
+        say(f"this machine does not say its zone; lines without one are in {guessed_zone} (--timezone)", err=True)
     for line, note in sorted(told):
-        typer.echo(f"line {line}: {one_line(note)}", err=True)
+        say(f"line {line}: {one_line(note)}", err=True)
     for refused in table.refused:
-        typer.echo(
+        say(
             f"line {refused.line}: {coloured('cannot be carried over', like='fail')}: {one_line(refused.reason)}"
             f"\n    {one_line(refused.text)}",
             err=True,
@@ -236,13 +234,13 @@ def _show(table: Table, coming: list[list[Occurrence]], guessed_zone: str | None
 def _tell(table: Table, results: list[tuple[str | None, str]], *, dry_run: bool, short: bool) -> None:
     for entry, (job_id, status) in zip(table.entries, results, strict=True):
         if job_id is not None:
-            typer.echo(f"{job_id}  {entry.name}" + ("" if status == "created" else f"  ({status})"))
+            say(f"{job_id}  {one_line(entry.name)}" + ("" if status == "created" else f"  ({status})"))
     if short:
         count = len(table.refused)
         lines = "one line" if count == 1 else f"{count} lines"
-        typer.echo(f"duly: {lines} cannot be carried over, so nothing was submitted; --skip-unknown", err=True)
+        say(f"duly: {lines} cannot be carried over, so nothing was submitted; --skip-unknown", err=True)
     elif dry_run:
-        typer.echo("nothing was submitted", err=True)
+        say("nothing was submitted", err=True)
 
 
 def _document(table: Table, coming: list[list[Occurrence]], results: list[tuple[str | None, str]]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from duly.cli.output import (
     print_json,
     print_json_lines,
     print_table,
+    say,
     span,
 )
 from duly.cli.session import with_operations
@@ -107,7 +108,7 @@ def list_(
             whole=("ID", "STATUS", "NEXT"),
         )
     else:
-        typer.echo("no jobs", err=True)
+        say("no jobs", err=True)
     _tell_more(more, limit)
 
 
@@ -182,7 +183,7 @@ def runs(context: typer.Context, job: JobArgument, limit: LimitOption = 20, as_j
             whole=("SCHEDULED", "STATUS", "LAG", "TOOK"),
         )
     else:
-        typer.echo("no runs yet", err=True)
+        say("no runs yet", err=True)
     _tell_more(more, limit)
 
 
@@ -244,7 +245,7 @@ def trigger(
         print_json({"job_id": str(found.job_id), "run_id": run_id, "status": status})
     else:
         behind = "  (until the run before it ends)" if status == "waiting" else ""
-        typer.echo(f"{run_id}  {found.name}  {coloured(status)}{behind}")
+        say(f"{run_id}  {one_line(found.name)}  {coloured(status)}{behind}")
 
 
 def _change(context: typer.Context, text: str, change: Callable[[Backend, str], Awaitable[Job]], as_json: bool) -> None:
@@ -259,7 +260,7 @@ def _change(context: typer.Context, text: str, change: Callable[[Backend, str], 
         print_json(job_document(job))
     else:
         planned = f"  next {moment(job.next_run_at)} ({away(job.next_run_at, now)})" if job.next_run_at else ""
-        typer.echo(f"{job.job_id}  {job.name}  {coloured(job.status)}{planned}")
+        say(f"{job.job_id}  {one_line(job.name)}  {coloured(job.status)}{planned}")
 
 
 def _schedule(job: Job) -> str:
@@ -289,4 +290,4 @@ def _run_row(run: Run) -> tuple[str, ...]:
 
 def _tell_more(more: bool, limit: int) -> None:
     if more:
-        typer.echo(f"there are more than {limit}; see them with --limit", err=True)
+        say(f"there are more than {limit}; see them with --limit", err=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.output import away, coloured, examples, moment, one_line, print_json, print_json_lines, print_table
+from duly.cli.output import away, coloured, examples, moment, one_line, print_json, print_json_lines, print_table, say
 from duly.cli.session import with_store
 from duly.errors import InvalidInput, InvalidSchedule
 from duly.model import DEFAULT_TENANT
@@ -80,9 +80,10 @@ def create(
     if as_json:
         print_json({"key": text, **_key_document(made)})
         return
-    typer.echo(text)
+    say(text)
     until = "until it is revoked" if made.expires_at is None else f"until {moment(made.expires_at)}"
-    typer.echo(f"key {made.key_id} of {_whose(made)}, role {made.role}, good {until}; it is not shown again", err=True)
+    whose = one_line(_whose(made))
+    say(f"key {made.key_id} of {whose}, role {made.role}, good {until}; it is not shown again", err=True)
 
 
 @key.command("list")
@@ -119,7 +120,7 @@ def list_keys(
             whole=("ID", "ROLE", "STATUS"),
         )
     else:
-        typer.echo("no keys; without one the API serves this machine only", err=True)
+        say("no keys; without one the API serves this machine only", err=True)
 
 
 @key.command()
@@ -133,7 +134,7 @@ def revoke(
     if as_json:
         print_json(_key_document(revoked))
     else:
-        typer.echo(f"{revoked.key_id} {coloured('revoked', like='cancelled')}")
+        say(f"{revoked.key_id} {coloured('revoked', like='cancelled')}")
 
 
 @tenant.command("set")
@@ -208,10 +209,10 @@ def _show_tenant(shown: Tenant, *, as_json: bool) -> None:
         print_json(_tenant_document(shown))
         return
     rate = _limit(shown.requests_per_second)
-    typer.echo(f"{one_line(shown.tenant)}: {_limit(shown.max_jobs)} jobs, {rate} requests a second")
+    say(f"{one_line(shown.tenant)}: {_limit(shown.max_jobs)} jobs, {rate} requests a second")
     if (shown.tasks, shown.queues, shown.commands) != (None, None, True):
         commands = "commands" if shown.commands else "no commands"
-        typer.echo(f"tasks {_listed(shown.tasks)}; queues {_listed(shown.queues)}; {commands}")
+        say(f"tasks {_listed(shown.tasks)}; queues {_listed(shown.queues)}; {commands}")
 
 
 @tenant.command("list")
@@ -237,7 +238,7 @@ def list_tenants(context: typer.Context, as_json: JsonLinesOption = False) -> No
             whole=("TENANT",),
         )
     else:
-        typer.echo("no tenant has limits or bounds of its own; see: duly tenant set --help", err=True)
+        say("no tenant has limits or bounds of its own; see: duly tenant set --help", err=True)
 
 
 def _duration(text: str) -> timedelta:

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from duly.addresses import without_passwords
 from duly.cli import (
     dead,
     doctor,
@@ -28,7 +29,7 @@ from duly.cli import (
     up,
     webhooks,
 )
-from duly.cli.output import examples
+from duly.cli.output import examples, hanging, say
 from duly.cli.session import Session
 from duly.errors import (
     ConfigError,
@@ -90,9 +91,9 @@ def _show_version(wanted: bool) -> None:
         from importlib.metadata import PackageNotFoundError, version
 
         try:
-            typer.echo(f"duly {version('duly')}")
+            say(f"duly {version('duly')}")
         except PackageNotFoundError:
-            typer.echo("duly, from a source tree that was never installed")
+            say("duly, from a source tree that was never installed")
         raise typer.Exit
 
 
@@ -169,7 +170,7 @@ def execute(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except Exception as error:  # the last place where anything can be caught
         log.debug("unexpected error", exc_info=error)
-        told = " ".join(f"{type(error).__name__}: {error}".split())
+        told = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
         debugging = logging.getLogger("duly").isEnabledFor(logging.DEBUG)
         hint = "" if debugging else "; for the traceback repeat it with: duly --log-level DEBUG …"
         return _fail(f"unexpected error: {told}{hint}", UNEXPECTED)
@@ -185,10 +186,11 @@ def _explain_usage(error: Exception) -> int:
     for option in ("--database-url", "--home", "--log-level", "--url"):
         if path != "duly" and option in message:
             return _fail(f"{option} goes before the command: duly {option} … {path.removeprefix('duly ')}", USAGE)
-    return _fail(f"{message.rstrip('.')}; see: {path} --help", USAGE)
+    # An address in the wrong place is quoted, too.
+    return _fail(f"{without_passwords(message.rstrip('.'))}; see: {path} --help", USAGE)
 
 
 def _fail(sentence: str, code: int) -> int:
     # Lines beyond the first are quotations, such as the end of PostgreSQL's own log.
-    typer.echo("duly: " + "\n  ".join(sentence.splitlines()), err=True)
+    say("duly: " + hanging(sentence.rstrip("\n"), "  "), err=True)
     return code

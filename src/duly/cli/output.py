@@ -1,8 +1,13 @@
-"""How results look: tables that fit the terminal for people, JSON for programs."""
+"""How results look: tables that fit the terminal for people, JSON for programs.
+
+All that a command prints goes through here (`say`, `print_…`), and what came from elsewhere leaves as text: control
+characters in it are spelt out. Only what `coloured` and `bold` made reaches a terminal as more than text.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,14 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from duly.visible import visible, visible_json, visible_lines
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from duly.model import Run
+    from duly.model import Attempt, Run
 
-# What a handler's error message could do to a terminal: move the cursor, change its title, or worse.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+# Stands for "\x1b[" in a text on its way to `say`. Nobody else knows it, so no other text can bring a style along.
+_STYLE = f"\x1b{os.urandom(8).hex()}["
+_INDENT = "    "
+_BREAKS = re.compile(r"(?:\r\n|[ \t\n])+")
 _COLOURS = {
     "succeeded": "green", "active": "green", "ok": "green", "alive": "green",
     "running": "cyan", "queued": "cyan",
@@ -35,16 +44,42 @@ def examples(*commands: str, title: str = "Examples") -> str:
     return "\n\n".join([f"{title}:", *(command.replace("[", r"\[") for command in commands)])
 
 
+def say(text: str = "", *, err: bool = False) -> None:
+    """Print a text that may hold words from elsewhere. Its lines stay lines; all else that is not text is spelt out."""
+    typer.echo("\x1b[".join(visible_lines(part) for part in text.split(_STYLE)), err=err)
+
+
+def say_meanwhile(text: str = "") -> None:
+    """How far it is, for somebody who watches stderr: each takes the place of the last one. Empty: nothing more."""
+    if sys.stderr.isatty():
+        typer.echo(f"\r\x1b[K{visible(text)}", err=True, nl=False)
+
+
 def one_line(text: str, longest: int = 200) -> str:
     """Text from elsewhere, made safe to show within a line."""
-    flat = " ".join(_CONTROL.sub(" ", text[: 4 * longest]).split())
+    flat = visible(" ".join(_BREAKS.split(text[: 4 * longest])).strip())
     return flat if len(flat) <= longest else flat[: longest - 1] + "…"
 
 
+def many_lines(text: str, indent: str = _INDENT) -> str:
+    """Text from elsewhere, made safe to show in lines of its own: none of them looks like one of ours."""
+    return "\n".join(indent + line for line in visible_lines(text).split("\n"))
+
+
+def hanging(text: str, indent: str = _INDENT) -> str:
+    """The same behind words of ours: lines from the second on are indented."""
+    return many_lines(text, indent).removeprefix(indent)
+
+
 def coloured(word: str, *, like: str | None = None) -> str:
-    """A status word in its colour; `typer.echo` takes the colour out again where the output is not a terminal."""
+    """A status word in its colour; `say` takes the colour out again where the output is not a terminal."""
     colour = _COLOURS.get(like or word)
-    return typer.style(word, fg=colour) if colour else word
+    return styled(word, fg=colour) if colour else one_line(word)
+
+
+def styled(text: str, **style: Any) -> str:
+    """A few words in a style of typer's, for `say`."""
+    return typer.style(visible(text), **style).replace("\x1b[", _STYLE)
 
 
 def span(seconds: float) -> str:
@@ -91,21 +126,46 @@ def note_text(run: Run) -> str:
 
 def print_json(document: object) -> None:
     """One document, for people to read and programs to parse."""
-    typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+    typer.echo(_json_text(document, indent=2))
 
 
 def print_json_lines(documents: Iterable[object]) -> None:
     """One document a line."""
     for document in documents:
-        typer.echo(json.dumps(document, ensure_ascii=False))
+        typer.echo(_json_text(document))
+
+
+def _json_text(document: object, *, indent: int | None = None) -> str:
+    text = visible_json(json.dumps(document, indent=indent, ensure_ascii=False))
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        # Where a letter cannot be written, another one in its place would be another document.
+        return json.dumps(document, indent=indent)
+    return text
 
 
 def print_fields(fields: Mapping[str, str]) -> None:
-    """Names and values, one pair a line; what is empty is left out."""
+    """Names and values, one pair a line; what is empty is left out. Further lines of a value stand below its first."""
     width = max((len(name) for name, value in fields.items() if value), default=0)
     for name, value in fields.items():
         if value:
-            typer.echo(f"{typer.style(name.ljust(width), bold=True)}  {value}")
+            say(f"{styled(name.ljust(width), bold=True)}  {_below(value, width + 2)}")
+
+
+def _below(value: str, width: int) -> str:
+    return value.replace("\r\n", "\n").replace("\n", "\n" + " " * width)
+
+
+def print_attempts(attempts: Sequence[Attempt], *, with_worker: bool = False) -> None:
+    """Each attempt of a run with its error."""
+    for attempt in attempts:
+        error = attempt.error
+        said = "" if error is None else hanging(f"{error.type}: {error.message}")
+        worker = f"{one_line(attempt.worker or '')}  " if with_worker else ""
+        say(f"\nattempt {attempt.attempt}  {moment(attempt.finished_at)}  {worker}{said}")
+        if error is not None and error.traceback:
+            say(many_lines(error.traceback.rstrip()))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
@@ -117,11 +177,12 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, whole:
     from rich.text import Text
 
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    cells = [[one_line(text) for text in row] for row in rows]
     for position, column in enumerate(columns):
-        least = max([len(column), *(len(row[position]) for row in rows)]) if column in whole else 4
+        least = max([len(column), *(len(row[position]) for row in cells)]) if column in whole else 4
         # The column may shrink, its cells may not wrap: so they are cut.
         table.add_column(Text(column, no_wrap=True), no_wrap=column in whole, min_width=least)
-    for row in rows:
+    for row in cells:
         table.add_row(*(_cell(text) for text in row))
     _console().print(table)
 
@@ -129,7 +190,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, whole:
 def _cell(text: str) -> Text:
     from rich.text import Text
 
-    return Text(one_line(text), style=_COLOURS.get(text, ""), no_wrap=True, overflow="ellipsis")
+    return Text(text, style=_COLOURS.get(text, ""), no_wrap=True, overflow="ellipsis")
 
 
 def _console() -> Console:

@@ -8,9 +8,7 @@ import time
 from collections import Counter
 from datetime import datetime
 
-import typer
-
-from duly.cli.output import coloured, one_line, span
+from duly.cli.output import coloured, one_line, say, span
 from duly.model import to_micros
 from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
 from duly.worker.executor import Outcome
@@ -53,7 +51,7 @@ class RunLog:
         if self._closed:
             return
         try:
-            typer.echo(text)
+            say(text)
         except (OSError, ValueError):
             # Nobody reads any more (`duly worker | head`); the runs matter more than their lines.
             self._closed = True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.output import examples
+from duly.cli.output import examples, say
 from duly.cli.session import session_of
 
 if TYPE_CHECKING:
@@ -55,4 +55,4 @@ def api(
 
 
 def _greet(served: Served) -> None:
-    typer.echo(f"Duly's API is at {served.address}/api/v1, its live page at {served.link}")
+    say(f"Duly's API is at {served.address}/api/v1, its live page at {served.link}")

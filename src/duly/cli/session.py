@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -29,10 +29,10 @@ T = TypeVar("T")
 class Session:
     """The global options of one invocation. None: not given, so the environment and `duly.toml` decide."""
 
-    database_url: str | None = None
+    database_url: str | None = field(default=None, repr=False)
     home: Path | None = None
     log_level: str | None = None
-    url: str | None = None
+    url: str | None = field(default=None, repr=False)
 
     @property
     def remote_url(self) -> str | None:

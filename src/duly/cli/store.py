@@ -10,7 +10,7 @@ from uuid import UUID
 
 import typer
 
-from duly.cli.output import away, print_json, print_table, span
+from duly.cli.output import away, print_json, print_table, say, span
 from duly.cli.session import session_of, with_operations
 
 if TYPE_CHECKING:
@@ -38,14 +38,14 @@ def migrate(
 
     settings = session_of(context).settings()
     if dry_run and settings.database_url is None:
-        typer.echo("nothing to do: the embedded store is brought up to date whenever it is opened")
+        say("nothing to do: the embedded store is brought up to date whenever it is opened")
         return
     done = node.run(lambda: _migrate(settings, dry_run=dry_run))
     if not done:
-        typer.echo("nothing to do: the store is up to date")
+        say("nothing to do: the store is up to date")
         return
     for migration in done:
-        typer.echo(f"{'would apply' if dry_run else 'applied'} {migration.version:04d}_{migration.name}")
+        say(f"{'would apply' if dry_run else 'applied'} {migration.version:04d}_{migration.name}")
 
 
 async def _migrate(settings: Settings, *, dry_run: bool) -> list[Migration]:
@@ -55,7 +55,7 @@ async def _migrate(settings: Settings, *, dry_run: bool) -> list[Migration]:
     async with open_store(settings, checked=False) as store:
         if not dry_run:
             return await migrations.migrate(
-                store.pool, shards=settings.shards, tell=lambda message: typer.echo(message, err=True)
+                store.pool, shards=settings.shards, tell=lambda message: say(message, err=True)
             )
         pending = await migrations.pending_migrations(store.pool)
         if not pending:
@@ -100,8 +100,8 @@ def status(
             whole=("KIND", "STATE"),
         )
     else:
-        typer.echo("no scheduler and no worker is running; start them with: duly up")
-    typer.echo()
+        say("no scheduler and no worker is running; start them with: duly up")
+    say()
     if shards:
         print_table(
             ("SHARD", "EPOCH", "LEADER", "STATE", "SINCE"),
@@ -116,21 +116,21 @@ def status(
                 for shard in found.shards
             ],
         )
-        typer.echo()
+        say()
     led = sum(shard.alive for shard in found.shards)
-    typer.echo(f"shards   {led} of {len(found.shards)} led by a live scheduler")
+    say(f"shards   {led} of {len(found.shards)} led by a live scheduler")
     counts = found.counts
 
     def shown(name: str) -> str:
         return f"{getattr(counts, name)}{' or more' if name in counts.at_least else ''}"
 
-    typer.echo(
+    say(
         f"runs     {shown('queued')} queued, {shown('running')} running, {shown('retrying')} retrying, "
         f"{shown('waiting')} waiting; {shown('dead_letters')} in the dead letters"
     )
     oldest = f", the oldest by {span(found.lag_seconds)}" if counts.oldest_overdue_at else ""
     about = "about " if counts.jobs_estimated else ""
-    typer.echo(f"jobs     {about}{shown('jobs')}, {shown('overdue')} overdue{oldest}")
+    say(f"jobs     {about}{shown('jobs')}, {shown('overdue')} overdue{oldest}")
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.output import away, examples, moment, print_json
+from duly.cli.output import away, examples, moment, one_line, print_json, say
 from duly.cli.run import AppOption
 from duly.cli.session import session_of, with_operations
 from duly.errors import InvalidInput
@@ -240,8 +240,8 @@ def submit(
     if job.next_run_at is not None:
         when = f"next {moment(job.next_run_at)} ({away(job.next_run_at, now)})"
     else:
-        when = "to run now" if created else f"{job.status}"
-    typer.echo(f"{job.job_id}  {job.name}  {when}" + ("" if created else "  (was there already)"))
+        when = "to run now" if created else one_line(job.status)
+    say(f"{job.job_id}  {one_line(job.name)}  {when}" + ("" if created else "  (was there already)"))
 
 
 def _refuse_all_but(context: typer.Context, *allowed: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.output import away, examples, print_json_lines, print_table
+from duly.cli.output import away, examples, one_line, print_json_lines, print_table, say
 from duly.cli.session import with_store
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def add(
     Given again, the tenant and the right to commands are changed.
     """
     with_store(context, lambda operations: operations.add_submitter(role, tenant=tenant, commands=commands))
-    typer.echo(f"role {role} submits for tenant {tenant}{', commands too' if commands else ''}")
+    say(f"role {one_line(role)} submits for tenant {one_line(tenant)}{', commands too' if commands else ''}")
 
 
 @submitter.command()
 def remove(context: typer.Context, role: RoleArgument) -> None:
     """Take that right back. Jobs that were submitted stay."""
     with_store(context, lambda operations: operations.remove_submitter(role))
-    typer.echo(f"role {role} submits no longer")
+    say(f"role {one_line(role)} submits no longer")
 
 
 @submitter.command("list")
@@ -91,4 +91,4 @@ def list_submitters(
             whole=("ROLE",),
         )
     else:
-        typer.echo("no role is bound to a tenant; see: duly submitter add --help", err=True)
+        say("no role is bound to a tenant; see: duly submitter add --help", err=True)

@@ -19,6 +19,7 @@ from duly.cli.output import (
     print_json,
     print_json_lines,
     print_table,
+    say,
 )
 from duly.cli.session import session_of, with_operations, with_remote
 from duly.errors import InvalidInput
@@ -95,9 +96,9 @@ def preview(
 
         print_json(preview_document(found))
         return
-    typer.echo(f"{found.kind}  {one_line(found.canonical)}")
+    say(f"{found.kind}  {one_line(found.canonical)}")
     if not found.occurrences:
-        typer.echo("no occurrences", err=True)
+        say("no occurrences", err=True)
         return
     _print_occurrences(found)
 
@@ -156,7 +157,7 @@ def explain(
         return
     _tell(explanation)
     if explanation.related is not None:
-        typer.echo("")
+        say("")
         _tell(explanation.related)
 
 
@@ -176,7 +177,7 @@ def _explain_range(context: typer.Context, job: str, from_: str, to: str | None,
     elif listed:
         counts = Counter(str(one.verdict) for one in listed)
         total = f"{len(listed)} occurrence{'s' if len(listed) != 1 else ''}"
-        typer.echo(f"{total}: " + ", ".join(f"{count} {_words(verdict)}" for verdict, count in counts.most_common()))
+        say(f"{total}: " + ", ".join(f"{count} {_words(verdict)}" for verdict, count in counts.most_common()))
         print_table(
             ("SCHEDULED", "LOCAL", "VERDICT", "WHY"),
             [
@@ -186,9 +187,9 @@ def _explain_range(context: typer.Context, job: str, from_: str, to: str | None,
             whole=("SCHEDULED", "LOCAL", "VERDICT"),
         )
     else:
-        typer.echo("no occurrences", err=True)
+        say("no occurrences", err=True)
     if len(listed) >= limit:
-        typer.echo(f"there may be more than {limit}; see them with --limit, or from the last one on", err=True)
+        say(f"there may be more than {limit}; see them with --limit, or from the last one on", err=True)
 
 
 def forecast(
@@ -225,16 +226,16 @@ def forecast(
         )
     about = "about " if found.estimated else ""
     total = sum(item.fires for item in items)
-    typer.echo(f"{about}{total} fire{'' if total == 1 else 's'} until {moment(found.until)}", err=not sums)
+    say(f"{about}{total} fire{'' if total == 1 else 's'} until {moment(found.until)}", err=not sums)
     if found.cut:
-        typer.echo(f"there are too many to count: all are here up to {moment(found.complete_until)}", err=True)
+        say(f"there are too many to count: all are here up to {moment(found.complete_until)}", err=True)
 
 
 def _tell(explanation: Explanation) -> None:
     verdict = str(explanation.verdict)
     when = f"{moment(explanation.scheduled_at)} ({explanation.local:%a %Y-%m-%d %H:%M:%S%z})"
-    typer.echo(f"{when}  {coloured(_words(verdict), like=_LIKE.get(verdict, verdict))}")
-    typer.echo(one_line(explanation.sentence, 1000))
+    say(f"{when}  {coloured(_words(verdict), like=_LIKE.get(verdict, verdict))}")
+    say(one_line(explanation.sentence, 1000))
     print_fields({f"  {name}": _fact(value) for name, value in explanation.facts.items()})
 
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code
-from duly.cli.output import examples
+from duly.cli.output import examples, say, styled
 from duly.cli.run import (
     AllowCommandsOption,
     AppOption,
@@ -220,8 +220,8 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
 
                 await register_jobs(operations)
         await signals.asked.wait()
-        typer.echo(_STOPPING, err=True)
-    typer.echo("stopped", err=True)
+        say(_STOPPING, err=True)
+    say("stopped", err=True)
     return exit_code(signals)
 
 
@@ -240,7 +240,7 @@ async def _telling_of_the_end(signals: Signals) -> AsyncIterator[None]:
         yield
     except asyncio.CancelledError:
         if signals.asked.is_set():
-            typer.echo(_STOPPING, err=True)
+            say(_STOPPING, err=True)
         raise
 
 
@@ -255,19 +255,17 @@ async def _listen(plan: _Plan) -> socket.socket:
 
 
 def _greet(plan: _Plan, served: Served, home: Path | None) -> None:
-    from duly.store.pool import shown_url
+    from duly.addresses import shown_postgres
 
-    typer.echo()
-    typer.echo(f"  {typer.style('Duly is up', bold=True)}: {typer.style(served.link, fg='cyan', bold=True)}")
-    store = f"embedded PostgreSQL in {home}" if home is not None else shown_url(plan.settings.database_url or "")
-    typer.echo(f"  store: {store}")
+    say()
+    say(f"  {styled('Duly is up', bold=True)}: {styled(served.link, fg='cyan', bold=True)}")
+    store = f"embedded PostgreSQL in {home}" if home is not None else shown_postgres(plan.settings.database_url or "")
+    say(f"  store: {store}")
     if plan.demo and home is not None:
-        typer.echo(f"  look at it from another terminal: duly --home {home} job list")
+        say(f"  look at it from another terminal: duly --home {home} job list")
     if plan.application is not None:
-        typer.echo(
-            f"  worker: {len(plan.application.tasks)} tasks of {plan.app_name}, queues {shown_queues(plan.queues)}"
-        )
+        say(f"  worker: {len(plan.application.tasks)} tasks of {plan.app_name}, queues {shown_queues(plan.queues)}")
     else:
-        typer.echo("  worker: none; give --app module:app to run your tasks, or --demo to see some")
-    typer.echo("  Ctrl-C stops everything.")
-    typer.echo()
+        say("  worker: none; give --app module:app to run your tasks, or --demo to see some")
+    say("  Ctrl-C stops everything.")
+    say()

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.output import say
 from duly.cli.session import session_of
 from duly.model import DEFAULT_TENANT
 
@@ -33,7 +34,7 @@ def webhook_secret(
     settings = session_of(context).settings()
     checks.check_text("tenant", tenant, longest=100)
     for secret in node.run(lambda: _secrets(settings)):
-        typer.echo(show_secret(tenant_secret(secret, tenant)))
+        say(show_secret(tenant_secret(secret, tenant)))
 
 
 async def _secrets(settings: Settings) -> tuple[bytes, ...]:

@@ -368,11 +368,12 @@ def _check_url(url: str | None) -> str:
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise ConfigError(f"the address of the API is not a URL: {error}") from error
+    except ValueError:
+        # Not in the parser's words: they quote what may be a password.
+        raise ConfigError("the address of the API is not a URL: it must be like https://duly.example.org") from None
     if parts.scheme not in ("http", "https") or not host or any(character.isspace() for character in url):
         raise ConfigError("the address of the API must be like https://duly.example.org")
-    if parts.username is not None or parts.password is not None:
+    if "@" in url:
         # Not repeated here: it would end in a log.
         raise ConfigError("the address of the API must not hold a user or password: the key is given by itself")
     if parts.query or parts.fragment:

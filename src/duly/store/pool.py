@@ -10,11 +10,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager, suppress
 from os import environ
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import parse_qs, urlsplit, urlunsplit
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 from asyncpg import connect_utils
 
+from duly.addresses import check_postgres, known_options, shown_postgres
 from duly.clock import DatabaseClock
 from duly.errors import ConfigError, DataRefused, DulyError, StoreUnavailable, StoreUnusable
 from duly.store.statements import statement
@@ -98,15 +99,6 @@ class Executor(Protocol):
         ...
 
 
-def shown_url(url: str) -> str:
-    """The URL without its password."""
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username}:***@{host}"))
-
-
 @contextmanager
 def translated_errors(url: str) -> Iterator[None]:
     """Whatever a database or the way to it can answer with, as one of three errors.
@@ -124,10 +116,10 @@ def translated_errors(url: str) -> Iterator[None]:
         yield
     except asyncpg.PostgresError as error:
         raise _translated(error, url) from error
-    except asyncpg.ClientConfigurationError as error:
-        raise _no_address(error) from error
+    except asyncpg.ClientConfigurationError:
+        raise _no_address(url) from None
     except TimeoutError as error:
-        raise StoreUnavailable(f"PostgreSQL at {shown_url(url)} did not answer in time") from error
+        raise StoreUnavailable(f"PostgreSQL at {shown_postgres(url)} did not answer in time") from error
     except _NO_LINK as error:
         raise _unreachable(error, url) from error
 
@@ -137,12 +129,12 @@ def _translated(error: asyncpg.PostgresError, url: str) -> DulyError:
     if state.startswith(_DATA):
         return DataRefused(str(error))
     if state.startswith("28"):
-        return StoreUnusable(f"PostgreSQL at {shown_url(url)} refused the user or password: {error}")
+        return StoreUnusable(f"PostgreSQL at {shown_postgres(url)} refused the user or password: {error}")
     if (wrong := _NOT_SET_UP.get(state)) is not None:
-        return StoreUnusable(f"the store at {shown_url(url)} {wrong.format(error)}")
+        return StoreUnusable(f"the store at {shown_postgres(url)} {wrong.format(error)}")
     if state.startswith(("08", "57P")):
         return _unreachable(error, url)
-    return StoreUnavailable(f"PostgreSQL at {shown_url(url)} cannot do it now: {error} (SQLSTATE {state})")
+    return StoreUnavailable(f"PostgreSQL at {shown_postgres(url)} cannot do it now: {error} (SQLSTATE {state})")
 
 
 def may_be_one_rows(error: DulyError) -> bool:
@@ -167,12 +159,25 @@ def store_cannot_now(error: BaseException) -> bool:
     return isinstance(error, _NO_LINK)
 
 
-def _no_address(error: Exception) -> ConfigError:
-    return ConfigError(f"DULY_DATABASE_URL is not a usable PostgreSQL address: {error}")
+def _no_address(url: str) -> ConfigError:
+    """In words of our own: what a parser says of an address may quote a password."""
+    try:
+        check_postgres(url)
+    except ValueError as error:
+        why = str(error)
+    else:
+        options = known_options(url)
+        why = f"look at its options ({', '.join(options)})" if options else "look at PostgreSQL's variables (PG…)"
+    return ConfigError(
+        f"DULY_DATABASE_URL (or DULY_DIRECT_URL) is not a usable PostgreSQL address: {why}; it is like "
+        "postgresql://user:password@host:5432/database"
+    )
 
 
 def _unreachable(error: Exception, url: str) -> StoreUnavailable:
-    return StoreUnavailable(f"PostgreSQL at {shown_url(url)} cannot be reached: {str(error) or type(error).__name__}")
+    return StoreUnavailable(
+        f"PostgreSQL at {shown_postgres(url)} cannot be reached: {str(error) or type(error).__name__}"
+    )
 
 
 def is_spent(error: BaseException) -> bool:
@@ -279,8 +284,8 @@ class Pool:
                 except BaseException:
                     pool.terminate()
                     raise
-            except ValueError as error:
-                raise _no_address(error) from error
+            except ValueError:
+                raise _no_address(url) from None
         return self
 
     async def close(self) -> None:
@@ -348,7 +353,7 @@ class Pool:
             return await self._pool.acquire(timeout=self.acquire_seconds)
         except TimeoutError as error:
             raise StoreUnavailable(
-                f"no connection to PostgreSQL at {shown_url(self.url)} was free within {self.acquire_seconds:g} s"
+                f"no connection to PostgreSQL at {shown_postgres(self.url)} was free within {self.acquire_seconds:g} s"
             ) from error
 
     async def _give_up(self, connection: PoolConnectionProxy[asyncpg.Record], block: Transaction | None = None) -> None:
@@ -544,6 +549,11 @@ def connection_options(
 ) -> dict[str, Any]:
     """What every connection of ours is opened with. `statement_seconds`: the server ends a statement after as long; 0:
     never."""
+    try:
+        check_postgres(url)
+    except ValueError:
+        # The driver would take a part of the password for a host or a database, and say so to others.
+        raise _no_address(url) from None
     options: dict[str, Any] = {}
     if not _says_which_server(url):
         # Behind one name or among several hosts, only a server that can be written to is of use.

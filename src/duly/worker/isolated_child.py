@@ -14,7 +14,6 @@ import asyncio
 import faulthandler
 import inspect
 import json
-import logging
 import os
 import queue
 import signal
@@ -28,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from duly.errors import Permanent, RetryAfter, Snooze, Unable
-from duly.logs import LINE, MOMENT
+from duly.logs import log_to_stderr
 from duly.process import conceal
 from duly.store.runs import ClaimedRun
 from duly.worker.context import Context
@@ -239,7 +238,7 @@ def main() -> None:
         # Whoever ends a whole group of services means the worker, which lets its handlers finish. Not SIG_IGN, which
         # programs that a handler starts would inherit.
         signal.signal(number, lambda *_: None)
-    logging.basicConfig(level=logging.WARNING, format=LINE, datefmt=MOMENT)
+    log_to_stderr()
     faulthandler.enable()  # a crash leaves its traceback in the worker's log
     Child(requests, answers).run()
 
