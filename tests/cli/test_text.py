@@ -182,10 +182,14 @@ COMMANDS: dict[str, list[list[str]] | None] = {
     "key revoke": [[EVIL]],
     "tenant set": [["t\u202e", "--max-jobs", "5"], ["t", "--max-jobs", EVIL]],
     "tenant list": [[]],
+    "tenant show": [["other"], [EVIL]],
+    "submitter add": [["no\u202erole", "--tenant", "t"], [EVIL, "--tenant", EVIL]],
+    "submitter list": [[]],
+    "submitter remove": [[EVIL]],
     "import crontab": [["crontab", "--yes", "--skip-unknown"], [EVIL]],
 }  # fmt: skip
 # These work on the store itself.
-AT_THE_STORE = ("migrate", "webhook-secret", "doctor", "key", "tenant")
+AT_THE_STORE = ("migrate", "webhook-secret", "doctor", "key", "tenant", "submitter")
 
 
 def every_command() -> Iterator[tuple[str, bool]]:

@@ -1,12 +1,12 @@
 """An address is shown without its password, however it was spelt and whatever is wrong with it.
 
-`addresses_with` makes the spellings; tests/cli/test_passwords.py gives them to commands.
+tests/cli/test_passwords.py gives the same to commands.
 """
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,33 +18,7 @@ from duly.cli.session import Session
 from duly.config import Settings, load_settings
 from duly.errors import DulyError
 from duly.store.pool import Pool, connection_options
-
-MARK = "Zq7XwVj9Kp"
-PIECES = [MARK[at : at + 4] for at in range(len(MARK) - 3)]
-# As a careless user writes them, as a careful one does, and with what looks like a port in front.
-PASSWORDS = [MARK, *(f"12{odd}{MARK}" for odd in "/?#@:%&= "), *(f"{MARK}{odd}34" for odd in "/?#@:"), f"a%2F{MARK}%40"]
-
-
-def addresses_with(password: str) -> Iterator[str]:
-    """PostgreSQL addresses; whoever answers at port 1 is nobody."""
-    yield f"postgresql://u:{password}@127.0.0.1:1/d"
-    yield f"postgres://u:{password}@127.0.0.1:1,[::1]:1/d?sslmode=disable"
-    yield f"postgresql://u:{password}@127.0.0.1:port/d"
-    yield f"postgresql://u:{password}@[::1/d"
-    yield f"postgresql://u:{password}@"
-    if password == MARK:  # any other could be a port and a database
-        yield f"postgresql://u:{password}"
-    yield f"postgresql://u@127.0.0.1:1/d?password={password}"
-    yield f"postgresql://127.0.0.1:1/d?user=u&password={password}&sslmode=nonsense"
-    yield f"postgresql://u@127.0.0.1:1/d?sslpassword={password}&connect_timeout=1"
-    yield f"postgresql://u@127.0.0.1:1/d?{password}"
-    yield f"host=127.0.0.1 port=1 user=u password={password}"
-    yield f"u:{password}@127.0.0.1:1/d"
-    yield f"postgresql:/u:{password}@127.0.0.1:1/d"
-    yield f"mysql://u:{password}@127.0.0.1:1/d"
-    yield f"{password}"
-    yield f"{password}://u@127.0.0.1:1/d"
-
+from passwords import MARK, PASSWORDS, addresses_with, assert_hidden
 
 ALL = [address for password in PASSWORDS for address in addresses_with(password)]
 
@@ -52,12 +26,6 @@ ALL = [address for password in PASSWORDS for address in addresses_with(password)
 def told(error: BaseException) -> str:
     """All that a log with its traceback shows of it."""
     return str(error) + repr(error) + "".join(traceback.format_exception(error))
-
-
-def assert_hidden(shown: str, address: str = "") -> None:
-    assert not [piece for piece in PIECES if piece in shown], (address, shown)
-    # A scheme is spelt small.
-    assert MARK.lower() not in shown, (address, shown)
 
 
 def raised(call: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
