@@ -35,7 +35,13 @@ def project(tmp_path: Path, database_url: str) -> dict[str, str]:
     (tmp_path / "reports.py").write_text(blocks("python")[0])
     (tmp_path / "my.crontab").write_text("MAILTO=ops\n30 2 * * * backup --all\n")
     kept = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
-    return {**kept, "DULY_DATABASE_URL": database_url, "DULY_PORT": "0", "PWD": str(tmp_path)}
+    return {
+        **kept,
+        "DULY_DATABASE_URL": database_url,
+        "DULY_PORT": "0",
+        "DULY_HOME": str(tmp_path / "home"),
+        "PWD": str(tmp_path),
+    }
 
 
 def run(environment: dict[str, str], *command: str) -> subprocess.CompletedProcess[str]:

@@ -11,13 +11,18 @@ import json
 import re
 import socket
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from duly.bench.figures import Bar, Figure
 from duly.bench.lab import Lab
-from duly.bench.processes import BenchFailed, as_arguments, running
+from duly.bench.processes import BenchFailed, Process, as_arguments, running
 from duly.bench.server import connect
 from duly.bench.statements import bench_statement
+from duly.local_keys import key_file, obtain_key
 
 REQUESTS = 6_000
 BATCHES = 6
@@ -49,10 +54,9 @@ async def _single(lab: Lab, kind: str, requests: int, figure: Figure) -> None:
             await connection.execute(bench_statement("api_table"))
             port = _free_port()
             profile = lab.profile if kind == "duly" else None
-            arguments = as_arguments(database_url=store.url, port=port, profile=profile)
-            async with running("api_process", kind, *arguments, name=f"API ({kind})") as server:
+            async with _serving(kind, store.url, port, profile) as (server, key):
                 path, body = ("/api/v1/jobs", _BODY) if kind == "duly" else ("/items", _BARE_BODY)
-                request = _request(path, body)
+                request = _request(path, body, key)
                 await _send(port, request, CLIENTS * 5)  # connections are made, statements prepared
                 await lab.server.settle()
                 began = time.perf_counter()
@@ -72,11 +76,10 @@ async def _single(lab: Lab, kind: str, requests: int, figure: Figure) -> None:
 async def _bulk(lab: Lab, batches: int, figure: Figure) -> None:
     async with lab.server.store() as store:
         port = _free_port()
-        arguments = as_arguments(database_url=store.url, port=port)
-        async with running("api_process", "duly", *arguments, name="API") as server:
+        async with _serving("duly", store.url, port) as (server, key):
             jobs = [{**_BODY, "payload": {"report_type": "weekly", "n": n}} for n in range(BATCH_JOBS)]
-            request = _request("/api/v1/jobs/batch", jobs)
-            await _send(port, _request("/api/v1/jobs/batch", jobs[:1000]), 1, clients=1)
+            request = _request("/api/v1/jobs/batch", jobs, key)
+            await _send(port, _request("/api/v1/jobs/batch", jobs[:1000], key), 1, clients=1)
             await lab.server.settle()
             began = time.perf_counter()
             await _send(port, request, batches, clients=2)
@@ -87,10 +90,22 @@ async def _bulk(lab: Lab, batches: int, figure: Figure) -> None:
             raise BenchFailed(f"{batches * BATCH_JOBS + 1000:,} jobs should be there; there are {stored:,}")
 
 
-def _request(path: str, body: object) -> bytes:
+@asynccontextmanager
+async def _serving(kind: str, url: str, port: int, profile: Path | None = None) -> AsyncIterator[tuple[Process, str]]:
+    """The API, and the key that its callers show; a bare endpoint does not look at it."""
+    with TemporaryDirectory(prefix="duly-bench-") as folder:
+        file = key_file(Path(folder))
+        key = obtain_key(file)
+        arguments = as_arguments(database_url=url, port=port, key_file=file, profile=profile)
+        async with running("api_process", kind, *arguments, name=f"API ({kind})") as server:
+            yield server, key
+
+
+def _request(path: str, body: object, key: str) -> bytes:
     content = json.dumps(body).encode()
     head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}"
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}"
     )
     return head.encode() + b"\r\n\r\n" + content
 

@@ -24,6 +24,7 @@ from duly.bench.child import DATABASE_URL, Parent
 from duly.bench.server import bench_settings
 from duly.bench.statements import bench_statement
 from duly.bench.worker_process import profiled
+from duly.local_keys import LocalKey
 from duly.node import run
 from duly.operations import Operations
 from duly.store.pool import Pool, connection_options
@@ -56,18 +57,20 @@ async def bare(url: str, connections: int) -> AsyncIterator[FastAPI]:
 
 
 @asynccontextmanager
-async def ours(url: str, connections: int) -> AsyncIterator[FastAPI]:
+async def ours(url: str, connections: int, key_file: Path) -> AsyncIterator[FastAPI]:
+    """As `duly up` serves it: callers show the local key."""
     pool = await Pool.connect(url, size=connections)
     try:
-        yield create_app(await Operations.open(pool, bench_settings(url), local_handlers=["noop"]))
+        operations = await Operations.open(pool, bench_settings(url), local_handlers=["noop"])
+        yield create_app(operations, local_key=LocalKey(key_file))
     finally:
         await pool.close()
 
 
-async def answer(kind: str, url: str, port: int, connections: int, profile: Path | None) -> None:
+async def answer(kind: str, url: str, port: int, connections: int, key_file: Path, profile: Path | None) -> None:
     parent = await Parent.connect()
     stop = asyncio.Event()
-    async with (ours if kind == "duly" else bare)(url, connections) as app:
+    async with ours(url, connections, key_file) if kind == "duly" else bare(url, connections) as app:
         serving = asyncio.create_task(
             serve(app, host="127.0.0.1", port=port, started=lambda _: parent.tell(ready=True), stop=stop)
         )
@@ -87,9 +90,10 @@ def main() -> None:
     parser.set_defaults(database_url=os.environ[DATABASE_URL])
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--connections", type=int, default=bench_settings("").pool_size)
+    parser.add_argument("--key-file", type=Path, required=True)
     parser.add_argument("--profile", type=Path)
-    options = parser.parse_args()
-    run(lambda: answer(options.kind, options.database_url, options.port, options.connections, options.profile))
+    given = parser.parse_args()
+    run(lambda: answer(given.kind, given.database_url, given.port, given.connections, given.key_file, given.profile))
 
 
 if __name__ == "__main__":
