@@ -109,7 +109,7 @@ def _read(path: Path) -> str | None:
     except OSError as error:
         why = "it is a symbolic link" if error.errno == errno.ELOOP else error.strerror
         raise ConfigError(f"{path} cannot be used as a local key: {why}") from error
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{path} cannot be used as a local key: it is not a file")
@@ -120,7 +120,9 @@ def _read(path: Path) -> str | None:
             )
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise Exposed(f"{path} could be read by others (mode {stat.S_IMODE(found.st_mode):o})")
-        return file.read(_LONGEST_FILE).decode("ascii", "replace")
+        return os.read(descriptor, _LONGEST_FILE).decode("ascii", "replace")
+    finally:
+        os.close(descriptor)
 
 
 class LocalKey:
@@ -270,16 +272,17 @@ def _noted(place: Path) -> Path | None:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
-    with open(descriptor, "rb") as file:
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             return None
         if _lock(descriptor, fcntl.LOCK_SH):
             return None  # whoever wrote it has ended; who listens there now is not known
-        try:
-            return Path(json.loads(file.read(_LONGEST_FILE))["key_file"])
-        except (ValueError, KeyError, TypeError):
-            return None
+        return Path(json.loads(os.read(descriptor, _LONGEST_FILE))["key_file"])
+    except (ValueError, KeyError, TypeError):
+        return None
+    finally:
+        os.close(descriptor)
 
 
 def _clear(folder: Path) -> None:

@@ -56,7 +56,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
         SECURITY: {
             "type": "http",
             "scheme": "bearer",
-            "description": "a key made by `duly key create`; needed as soon as there is one",
+            "description": "a key made by `duly key create`, or the local key of the user who started the server",
         }
     }
     for path in document["paths"].values():

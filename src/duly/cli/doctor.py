@@ -114,6 +114,7 @@ async def _check_store(settings: Settings) -> list[Check]:
             checks.append(_check_vacuum(await stores.oldest_transaction(store.pool)))
             operations = await Operations.open(store.pool, settings)
             status = await operations.status()
+            checks.append(_check_keys(settings, keyed=await operations.has_keys()))
             checks += [
                 _check_shards(status),
                 _check_workers(status),
@@ -167,6 +168,18 @@ def _check_vacuum(oldest: OldTransaction | None) -> Check:
         "warn",
         f"{oldest.what} has kept PostgreSQL from cleaning up{since}; let it end, or end it with: {oldest.ending}",
     )
+
+
+def _check_keys(settings: Settings, *, keyed: bool) -> Check:
+    if keyed:
+        return Check("keys", "ok", "the API takes keys of the store")
+    if settings.open_api:
+        return Check(
+            "keys",
+            "warn",
+            "the API is open (DULY_OPEN_API): everybody who reaches its port may use it; duly key create",
+        )
+    return Check("keys", "ok", "the store has none: the API knows whoever starts it by a local key (duly key link)")
 
 
 def _check_shards(status: ClusterStatus) -> Check:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duly.cli.output import away, coloured, examples, moment, one_line, print_json, print_json_lines, print_table, say
-from duly.cli.session import with_store
-from duly.errors import InvalidInput, InvalidSchedule
+from duly.cli.session import session_of, with_store
+from duly.errors import InvalidInput, InvalidSchedule, NotFound
 from duly.model import DEFAULT_TENANT
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ key = typer.Typer(
         "duly key create --tenant acme --role write --name deploys --expires 90d",
         "duly key list",
         "duly key revoke KEY_ID",
+        "duly key link",
     ),
     no_args_is_help=True,
 )
@@ -68,7 +69,8 @@ def create(
 ) -> None:
     """Make a key and show it, this one time.
 
-    The key alone goes to stdout, so it can be piped to where it is kept. From the first key on, the API needs one.
+    The key alone goes to stdout, so it can be piped to where it is kept. From the first key on, the API can be served
+    beyond this machine. The local key of whoever started it goes on until its file is deleted.
     """
     life = None if expires is None else _duration(expires)
 
@@ -120,7 +122,11 @@ def list_keys(
             whole=("ID", "ROLE", "STATUS"),
         )
     else:
-        say("no keys; without one the API serves this machine only", err=True)
+        say(
+            "no keys in the store; until there is one, the API serves this machine only, and whoever started it by a "
+            "local key: see duly key link",
+            err=True,
+        )
 
 
 @key.command()
@@ -135,6 +141,25 @@ def revoke(
         print_json(_key_document(revoked))
     else:
         say(f"{revoked.key_id} {coloured('revoked', like='cancelled')}")
+
+
+@key.command("link")
+def show_links(context: typer.Context) -> None:
+    """Print the links to the live pages that you serve on this machine, each with its local key.
+
+    A link opens everything, so it is for you alone. To make links useless, delete the key's file and start again.
+    """
+    from duly.local_keys import links
+
+    session_of(context).set_up_logging()
+    found = links()
+    for one in found:
+        say(one)
+    if not found:
+        raise NotFound(
+            "this user serves no API with a local key on this machine: start duly up or duly api, or make a key in the "
+            "store (duly key create) and give it to the page"
+        )
 
 
 @tenant.command("set")
