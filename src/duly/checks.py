@@ -26,7 +26,7 @@ from duly.model import (
     Policy,
     ScheduleKind,
 )
-from duly.timing import check_template, jitter_offset, load_zone, make_timetable, parse_schedule
+from duly.timing import Fuel, check_template, jitter_offset, load_zone, make_timetable, parse_schedule
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
@@ -238,6 +238,7 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: d
         load_zone(timezone)
         check_bounds("once", start_at=start_at, end_at=end_at, max_runs=request.max_runs)
         return _NOW
+    fuel = Fuel()
     parsed = parse_schedule(
         schedule,
         # A time that has passed is still to come where jitter puts it after now.
@@ -247,6 +248,7 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: d
         dst_fold=policy.dst_fold,
         anchor=start_at or anchor,
         starts=start_at is not None,
+        fuel=fuel,
     )
     check_bounds(parsed.kind, start_at=start_at, end_at=end_at, max_runs=request.max_runs)
     if parsed.kind == "once":
@@ -264,7 +266,7 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: d
         policy=policy,
         job_id=job_id,
     )
-    first = timetable.next(now)
+    first = timetable.next(now, fuel)
     if first is None:
         raise InvalidSchedule("has no occurrence between now and end_at" if end_at else "can never fire")
     return Plan(parsed.kind, parsed.canonical, first)

@@ -4,6 +4,7 @@
 DulyError
 ├── InvalidInput          what the caller gave is wrong; names the field (HTTP 422, exit code 2)
 │   ├── InvalidSchedule   the schedule cannot be read or can never fire
+│   │   └── TooCostly     it takes too long to work out when the schedule fires
 │   └── UnknownHandler    no worker or app knows a task of that name
 ├── NotFound              no such job, run or dead letter (HTTP 404, exit code 4)
 ├── Conflict              it contradicts what is stored (HTTP 409, exit code 5)
@@ -65,6 +66,13 @@ class InvalidSchedule(InvalidInput):
     def __init__(self, message: str, *, part: str | None = None, field: str = "schedule") -> None:
         super().__init__(field, message)
         self.part = part
+
+
+class TooCostly(InvalidSchedule):
+    """When the schedule fires takes longer to work out than any question about time may cost."""
+
+    def __init__(self) -> None:
+        super().__init__("takes too long to work out: simplify it, or split it into several jobs", part="schedule")
 
 
 class UnknownHandler(InvalidInput):

@@ -26,13 +26,15 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, TooCostly
 from duly.maintenance.leader import LeaderService
 from duly.maintenance.unparker import resumed_at, shown_refusals
 from duly.store import maintenance
+from duly.store.fires import COSTLY
 from duly.store.maintenance import Parked, Suspect
 from duly.store.pool import Pool
 from duly.store.sifting import without_the_bad
+from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
 
@@ -88,9 +90,10 @@ class Guardian(LeaderService):
         ripe = self._ripe()
         unplanned = [suspect.job_id for suspect in ripe if suspect.problem == "unplanned"]
         if unplanned:
-            jobs = [
-                _plan(job, self._pool.clock.now()) for job in await maintenance.unplanned(self._pool, job_ids=unplanned)
-            ]
+            jobs, turns = [], Turns()
+            for job in await maintenance.unplanned(self._pool, job_ids=unplanned):
+                jobs.append(_plan(job, self._pool.clock.now()))
+                await turns.give()
             replanned: list[UUID] = []
 
             async def replan(jobs: Sequence[tuple[Parked, datetime | None, str | None]]) -> None:
@@ -138,6 +141,8 @@ def _shown(job_id: UUID, scheduled_at: datetime) -> str:
 def _plan(job: Parked, now: datetime) -> tuple[Parked, datetime | None, str | None]:
     try:
         return job, resumed_at(job, now), None
+    except TooCostly as error:
+        return job, None, f"{COSTLY}: {error}"
     except InvalidInput as error:
         return job, None, f"cannot be planned: {error}"[:500]
     except Exception as error:

@@ -16,6 +16,7 @@ from duly.model import Job
 from duly.store import newcomers
 from duly.store.newcomers import Adoption
 from duly.store.pool import Pool
+from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
 
@@ -56,7 +57,11 @@ class Newcomers(LeaderService):
         jobs, gone = await newcomers.read(self._pool, page=PAGE)
         if not jobs and not gone:
             return None
-        written = await newcomers.adopt(self._pool, [self._plan(one) for one in jobs], gone=gone)
+        plans, turns = list[Adoption](), Turns()
+        for one in jobs:
+            plans.append(self._plan(one))
+            await turns.give()
+        written = await newcomers.adopt(self._pool, plans, gone=gone)
         for job_id, reason in written.items():
             if reason is not None:
                 log.warning("job %s that came in through SQL is paused: %s", job_id, reason)

@@ -1,6 +1,7 @@
 """Resumes jobs that a leader had to park: when a zone is back in the time-zone data, its jobs go on.
 
 What fell into the time they were parked is not made up for, as with any pause; a one-off that never fired fires now.
+One that was parked because its plan costs too much stays so: only a change of it helps, and to try is to pay again.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from duly.store.maintenance import Parked
 from duly.store.pool import Pool
 from duly.store.sifting import without_the_bad
 from duly.timing import forget_zones, make_timetable, plan_resume
+from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
 
@@ -38,6 +40,7 @@ class Unparker(LeaderService):
         # What this process knows of a zone may be older than the time-zone data beside it.
         forget_zones()
         missing: set[str] = set()
+        turns = Turns()
         after, count, kept = None, 0, list[tuple[UUID, Exception]]()
 
         async def resume(able: Sequence[tuple[Parked, datetime | None]]) -> None:
@@ -52,6 +55,7 @@ class Unparker(LeaderService):
             now = self._pool.clock.now()
             able: list[tuple[Parked, datetime | None]] = []
             for job in page:
+                await turns.give()
                 if job.ours and job.timezone not in missing:
                     try:
                         able.append((job, resumed_at(job, now)))

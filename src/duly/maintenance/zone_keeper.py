@@ -36,6 +36,7 @@ from duly.timing import (
     unpack_rules,
     use_rules,
 )
+from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
 
@@ -126,7 +127,11 @@ class ZoneKeeper(LeaderService):
                 self._pool, after=after, page=PAGE, zones=list(self._changed), before=version.noted_at
             )
             now = self._pool.clock.now()
-            moves = [(job, moment) for job in found if (moment := _carried(job, now)) != job.next_run_at]
+            moves, turns = list[tuple[Planned, datetime]](), Turns()
+            for job in found:
+                if (moment := _carried(job, now)) != job.next_run_at:
+                    moves.append((job, moment))
+                await turns.give()
             if not moves:
                 break
             moved = await zones.move(

@@ -14,9 +14,7 @@ from duly.operations.submitting import RESEND_SECONDS, SUBMIT_BATCH, Submitted, 
 from duly.store import ids, jobs
 from duly.store.jobs import NewJob
 from duly.store.pool import Executor
-
-# After so many jobs others get a turn on the event loop: a few milliseconds.
-_TURN = 250
+from duly.turns import Turns
 
 
 class Refused(Exception):
@@ -79,9 +77,9 @@ class Batching(Submitting):
         unknown = {} if allow_unknown_handler else await self._unknown_handlers(requests)
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
         preparing = self._preparing(now)
+        turns = Turns()
         for index, (job_id, request) in enumerate(zip(job_ids, requests, strict=True)):
-            if index % _TURN == _TURN - 1:
-                await asyncio.sleep(0)
+            await turns.give()
             try:
                 check_rights(request, rights, bounds)
                 if isinstance(request.handler, str) and (error := unknown.get(request.handler)) is not None:

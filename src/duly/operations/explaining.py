@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from itertools import islice
 
 from duly import checks
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, TooCostly
 from duly.model import DEFAULT_TENANT, Job
 from duly.operations.lifetime import Lifetime, local_time
 from duly.operations.looking import PAGE_LIMIT, Looking, Page, with_key
@@ -17,7 +17,7 @@ from duly.operations.wording import clock
 from duly.store import changes, cluster, history
 from duly.store.cluster import Leader
 from duly.store.history import Record
-from duly.timing import Occurrence, jitter_offset
+from duly.timing import TOO_FAR, Fuel, Occurrence, jitter_offset
 
 RANGE_LIMIT = 10_000
 # Years of a job that is paused and resumed every hour; what lies further back is told as if it had not been.
@@ -62,13 +62,21 @@ class Explaining(Looking):
             raise InvalidInput("end", "must not be before start")
         checks.check_integer("limit", limit, 1, RANGE_LIMIT)
         job = await self.get_job(job_id, tenant=tenant)
-        life, leader = await self._lifetime(job)
+        life, leader = await self._lifetime(job, Fuel.for_list(limit))
         judge = await self._judge(life, leader, first, last, limit=limit)
         found = {one.scheduled_at: one for one in islice(life.expected(first, last), limit)}
+        cut = life.cut
         for moment in judge.recorded:
             if first <= moment <= last and moment not in found:
                 found[moment] = Occurrence(moment, local_time(moment, job.timezone))
-        return [judge.judge(found[moment]) for moment in sorted(found)[:limit]]
+        explained = [judge.judge(found[moment]) for moment in sorted(found)[:limit]]
+        if cut:
+            if not explained:
+                raise TooCostly
+            # As in any list of occurrences, the last one says that more would take too long.
+            note = "; ".join(filter(None, (explained[-1].note, TOO_FAR)))
+            explained[-1] = replace(explained[-1], note=note)
+        return explained
 
     async def explanations(
         self,
@@ -118,12 +126,12 @@ class Explaining(Looking):
     async def _explain_one(self, life: Lifetime, leader: Leader, occurrence: Occurrence) -> Explanation:
         return (await self._judge(life, leader, occurrence.scheduled_at)).judge(occurrence)
 
-    async def _lifetime(self, job: Job) -> tuple[Lifetime, Leader]:
+    async def _lifetime(self, job: Job, fuel: Fuel | None = None) -> tuple[Lifetime, Leader]:
         noted, leader = await asyncio.gather(
             changes.of_job(self._pool, job_id=job.job_id, limit=_CHANGES),
             cluster.leader_of(self._pool, shard=job.shard),
         )
-        return Lifetime(job, noted), leader
+        return Lifetime(job, noted, fuel), leader
 
     async def _judge(
         self, life: Lifetime, leader: Leader, first: datetime, last: datetime | None = None, *, limit: int = 1

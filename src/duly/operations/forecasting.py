@@ -7,7 +7,6 @@ shard is a hash of its id. What is still too much is cut off in time, and the an
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 import itertools
 from collections import Counter
@@ -17,13 +16,14 @@ from datetime import datetime, timedelta
 from uuid import UUID
 
 from duly import checks
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, TooCostly
 from duly.model import DEFAULT_TENANT
 from duly.operations.base import timetable_of
 from duly.operations.looking import Looking
 from duly.store import forecasts, stores
 from duly.store.forecasts import Group
-from duly.timing import Occurrence, load_zone, make_timetable
+from duly.timing import EACH, Fuel, Occurrence, Timetable, load_zone, make_timetable
+from duly.turns import Turns
 
 MAX_MINUTES = 24 * 60
 MAX_OCCURRENCES = 1000
@@ -32,8 +32,6 @@ _MOST_JOBS = 100_000
 # Occurrences worked out for one forecast: about half a second of this process, in turns with others.
 _MOST_STEPS = 50_000
 _MOST_ITEMS = 20_000
-# After so many of them others get a turn on the event loop.
-_TURN = 500
 _MICROSECOND = timedelta(microseconds=1)
 
 
@@ -72,15 +70,17 @@ class Forecasting(Looking):
         groups, shards_read, complete_until = await self._near(tenant, until)
         share = self._shard_count / shards_read
         counts: Counter[tuple[datetime, str, str]] = Counter()
-        coming = _in_order(groups, start, min(until, complete_until or until))
-        for steps, (moment, group) in enumerate(coming, start=1):
-            counts[moment.replace(second=0, microsecond=0), group.queue, group.handler] += group.jobs
-            if steps % _TURN == 0:
-                await asyncio.sleep(0)
-            if steps == _MOST_STEPS or len(counts) > _MOST_ITEMS:
-                # They come in the order of time, so everything before this minute is counted.
-                complete_until = moment.replace(second=0, microsecond=0)
-                break
+        moment, turns = start, Turns()
+        try:
+            coming = _in_order(groups, start, min(until, complete_until or until), Fuel(EACH * _MOST_STEPS))
+            for steps, (moment, group) in enumerate(coming, start=1):
+                counts[moment.replace(second=0, microsecond=0), group.queue, group.handler] += group.jobs
+                await turns.give()
+                if steps == _MOST_STEPS or len(counts) > _MOST_ITEMS:
+                    raise TooCostly
+        except TooCostly:
+            # They come in the order of time, so everything before this minute is counted.
+            complete_until = moment.replace(second=0, microsecond=0)
         items = [
             Expected(minute, queue, handler, round(fires * share))
             for (minute, queue, handler), fires in sorted(counts.items())
@@ -110,7 +110,8 @@ class Forecasting(Looking):
     async def occurrences(self, job_id: str, *, count: int = 10, tenant: str = DEFAULT_TENANT) -> list[Occurrence]:
         """A job's next occurrences with their local times; what DST drops between them is there too, marked.
 
-        None for a job that is paused or has ended: nothing is planned for it.
+        None for a job that is paused or has ended: nothing is planned for it. Where working out more of them takes too
+        long, the list ends early and its last one says so.
         """
         checks.check_integer("count", count, 1, MAX_OCCURRENCES)
         job = await self.get_job(job_id, tenant=tenant)
@@ -119,21 +120,18 @@ class Forecasting(Looking):
         left = count if job.max_runs is None else min(count, job.max_runs - job.run_count)
         if job.kind == "once":
             return [Occurrence(job.next_run_at, job.next_run_at.astimezone(load_zone(job.timezone)))][:left]
-        found: list[Occurrence] = []
-        for occurrence in timetable_of(job).walk(job.next_run_at - _MICROSECOND):
-            if left <= 0 or len(found) >= 2 * count + 10:
-                break
-            found.append(occurrence)
-            left -= not occurrence.dropped
-        return found
+        return timetable_of(job).listed(job.next_run_at - _MICROSECOND, left) if left > 0 else []
 
 
-def _in_order(groups: Sequence[Group], start: datetime, until: datetime) -> Iterator[tuple[datetime, Group]]:
-    """Every occurrence of every group before `until`, the earliest first."""
+def _in_order(
+    groups: Sequence[Group], start: datetime, until: datetime, fuel: Fuel
+) -> Iterator[tuple[datetime, Group]]:
+    """Every occurrence of every group before `until`, the earliest first. `TooCostly`: what follows the last of them
+    is more than all of them together may cost."""
     order = itertools.count()
     waiting: list[tuple[datetime, int, Group, Iterator[datetime]]] = []
     for group in groups:
-        moments = _moments(group, start)
+        moments = _moments(group, start, fuel)
         if (first := next(moments, None)) is not None and first < until:
             waiting.append((first, next(order), group, moments))
     heapq.heapify(waiting)
@@ -147,7 +145,7 @@ def _in_order(groups: Sequence[Group], start: datetime, until: datetime) -> Iter
             heapq.heapreplace(waiting, (following, number, group, moments))
 
 
-def _moments(group: Group, start: datetime) -> Iterator[datetime]:
+def _moments(group: Group, start: datetime, fuel: Fuel) -> Iterator[datetime]:
     moment: datetime | None = max(group.next_run_at, start)
     left = group.runs_left
     if left is not None and left <= 0:
@@ -169,11 +167,22 @@ def _moments(group: Group, start: datetime) -> Iterator[datetime]:
             policy=replace(group.policy, jitter_seconds=0),
             job_id=UUID(int=0),
         )
-    except InvalidInput:  # its zone is gone; nobody knows how it goes on
-        return
-    if jitter and group.kind != "interval":
-        nominal = timetable.next(group.next_run_at - jitter)
-        timetable = replace(timetable, offset=max(group.next_run_at - (nominal or group.next_run_at), timedelta(0)))
-    while (left is None or left > 1) and (moment := timetable.next(moment)) is not None:
-        left = None if left is None else left - 1
-        yield moment
+        if jitter and group.kind != "interval":
+            nominal = _next(timetable, group.next_run_at - jitter, fuel)
+            timetable = replace(timetable, offset=max(group.next_run_at - (nominal or group.next_run_at), timedelta(0)))
+        while (left is None or left > 1) and (moment := _next(timetable, moment, fuel)) is not None:
+            left = None if left is None else left - 1
+            yield moment
+    except InvalidInput:  # its zone is gone, or its rule takes too long: nobody knows how it goes on
+        if fuel.left <= 0:
+            raise TooCostly from None
+
+
+def _next(timetable: Timetable, after: datetime, fuel: Fuel) -> datetime | None:
+    """One question of many: it has a tank of its own, and all of them have one together."""
+    part = fuel.part()
+    given = part.left
+    try:
+        return timetable.next(after, part)
+    finally:
+        fuel.used(part, given)

@@ -10,14 +10,15 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any, Self
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, TooCostly
 from duly.model import DstFold, DstGap, Job, Policy, ScheduleKind
 from duly.store.changes import Change
-from duly.timing import Occurrence, Timetable, load_zone, make_timetable
+from duly.timing import Fuel, Occurrence, Timetable, load_zone, make_timetable
 
 _STOPS = ("paused", "parked", "cancelled")
 _STARTS = ("resumed", "unparked", "repaired")
@@ -64,10 +65,11 @@ class Definition:
                 values[field.name] = getattr(default, field.name) if value is None else value
         return dataclasses.replace(self, **values)
 
-    def timetable(self, job_id: UUID, created_at: datetime) -> Timetable | None:
+    def timetable(self, job_id: UUID, created_at: datetime, fuel: Fuel) -> Timetable | None:
         """None: it cannot be read any more, for instance because its zone is gone."""
         policy = Policy(dst_gap=self.dst_gap, dst_fold=self.dst_fold, jitter_seconds=self.jitter_seconds)
         try:
+            fuel.burn(10)
             return make_timetable(
                 kind=self.kind,
                 schedule=self.schedule,
@@ -77,6 +79,7 @@ class Definition:
                 end_at=self.end_at,
                 policy=policy,
                 job_id=job_id,
+                fuel=fuel,
             )
         except InvalidInput:
             return None
@@ -85,15 +88,21 @@ class Definition:
         return self.schedule if self.kind == "interval" else f"{self.schedule} {self.timezone}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stretch:
     """After `since`, up to and including `until`, one definition was in force. `ended_by` is the change at `until`."""
 
     since: datetime
     until: datetime
     definition: Definition
-    timetable: Timetable | None
     ended_by: Change | None
+    job: Job
+    fuel: Fuel
+
+    @cached_property
+    def timetable(self) -> Timetable | None:
+        """Read when it is asked for: a job may have had thousands of definitions."""
+        return self.definition.timetable(self.job.job_id, self.job.created_at, self.fuel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +114,15 @@ class Stop:
 
 
 class Lifetime:
-    def __init__(self, job: Job, changes: Sequence[Change]) -> None:
+    """Whatever is asked of it burns from one tank. What that does not reach is not there, and `cut` says so."""
+
+    def __init__(self, job: Job, changes: Sequence[Change], fuel: Fuel | None = None) -> None:
         self.job = job
         self.changes = changes
+        self.cut = False
+        self.fuel = fuel or Fuel()
         self.stops = _stops(job, changes)
-        self.stretches = _stretches(job, changes)
+        self.stretches = _stretches(job, changes, self.fuel)
 
     @property
     def ended(self) -> bool:
@@ -132,6 +145,13 @@ class Lifetime:
     def rezoned_after(self, moment: datetime) -> Change | None:
         """The first change of the time-zone data from `moment` on that moved the job's plan."""
         return next((one for one in self.changes if one.what == "rezoned" and one.at >= moment), None)
+
+    def occurs_at(self, stretch: Stretch, moment: datetime) -> bool:
+        """Whether a stretch's schedule has an occurrence then, whatever was in force."""
+        try:
+            return stretch.timetable is not None and stretch.timetable.occurs_at(moment, self.fuel)
+        except TooCostly:
+            return False
 
     def at(self, moment: datetime) -> Occurrence | None:
         """The expected occurrence at exactly this moment."""
@@ -158,7 +178,7 @@ class Lifetime:
         for stretch in reversed(self.stretches):
             after, until = self._begin(stretch), min(moment, stretch.until)
             if stretch.timetable is not None and after < until:
-                newest = _newest(stretch.timetable, after, until)
+                newest = self._newest(stretch.timetable, after, until)
                 if newest is not None:
                     found.append(newest)
                     break
@@ -168,10 +188,20 @@ class Lifetime:
         after, until = max(self._begin(stretch), first - _MICROSECOND), min(last, stretch.until)
         if stretch.timetable is None or after >= until:
             return
-        for occurrence in stretch.timetable.walk(after):
-            if occurrence.scheduled_at > until:
-                return
-            yield occurrence
+        try:
+            for occurrence in stretch.timetable.walk(after, self.fuel):
+                if occurrence.scheduled_at > until:
+                    return
+                yield occurrence
+        except TooCostly:
+            self.cut = True
+
+    def _newest(self, timetable: Timetable, after: datetime, until: datetime) -> Occurrence | None:
+        try:
+            return _newest(timetable, after, until, self.fuel)
+        except TooCostly:
+            self.cut = True
+            return None
 
     def _begin(self, stretch: Stretch) -> datetime:
         """A one-off may be submitted for a time that is past already; nothing else occurs before the job is there."""
@@ -236,29 +266,27 @@ def _stops(job: Job, changes: Sequence[Change]) -> list[Stop]:
     return stops
 
 
-def _stretches(job: Job, changes: Sequence[Change]) -> list[Stretch]:
+def _stretches(job: Job, changes: Sequence[Change], fuel: Fuel) -> list[Stretch]:
     stretches: list[Stretch] = []
     definition, until, ended_by = Definition.of(job), _END, None
     for change in reversed(changes):
         earlier = definition.before(change)
         if earlier != definition:
-            timetable = definition.timetable(job.job_id, job.created_at)
-            stretches.append(Stretch(change.at, until, definition, timetable, ended_by))
+            stretches.append(Stretch(change.at, until, definition, ended_by, job, fuel))
             definition, until, ended_by = earlier, change.at, change
-    timetable = definition.timetable(job.job_id, job.created_at)
-    stretches.append(Stretch(_BEGINNING, until, definition, timetable, ended_by))
+    stretches.append(Stretch(_BEGINNING, until, definition, ended_by, job, fuel))
     return stretches[::-1]
 
 
-def _newest(timetable: Timetable, after: datetime, until: datetime) -> Occurrence | None:
+def _newest(timetable: Timetable, after: datetime, until: datetime, fuel: Fuel) -> Occurrence | None:
     """The newest occurrence in (after, until], by halving the time in which it can lie."""
-    found = timetable.next(after)
+    found = timetable.next(after, fuel)
     newest = after
     if found is not None and found <= until:
         newest, high = found, until
         while newest < high:
             middle = newest + (high - newest) // 2
-            found = timetable.next(middle)
+            found = timetable.next(middle, fuel)
             if found is not None and found <= until:
                 newest = found
             else:
@@ -267,7 +295,7 @@ def _newest(timetable: Timetable, after: datetime, until: datetime) -> Occurrenc
         newest -= _MICROSECOND
     # Behind it only dropped ones can follow.
     last = None
-    for occurrence in timetable.walk(newest):
+    for occurrence in timetable.walk(newest, fuel):
         if occurrence.scheduled_at > until:
             break
         last = occurrence

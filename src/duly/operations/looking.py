@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
 
 from duly import checks
-from duly.errors import InvalidInput, NotFound
+from duly.errors import InvalidInput, NotFound, TooCostly
 from duly.model import DEFAULT_TENANT, Job, Run, parse_run_id
 from duly.operations.base import Base, timetable_of, to_job_id
 from duly.store import cluster, history, jobs, stores
 from duly.store.pool import Executor
-from duly.timing import render_key
+from duly.timing import Fuel, render_key
 
 _FAR = datetime(9999, 12, 31, tzinfo=UTC)
 PAGE_LIMIT = 1000
@@ -124,15 +125,16 @@ class Looking(Base):
         return await history.recent_runs(self._pool, tenant=tenant, limit=checks.check_integer("limit", limit, 1, 500))
 
     def upcoming(self, job: Job, *, count: int) -> list[datetime]:
-        """The next occurrences of a job, as they are planned now."""
+        """The next occurrences of a job, as they are planned now; as many as can be worked out in milliseconds."""
         found: list[datetime] = []
         moment = job.next_run_at
         if moment is None:
             return found
-        timetable = timetable_of(job) if job.kind != "once" else None
-        while moment is not None and len(found) < count:
-            found.append(moment)
-            moment = timetable.next(moment) if timetable is not None else None
+        timetable, fuel = timetable_of(job) if job.kind != "once" else None, Fuel.for_list(count)
+        with suppress(TooCostly):
+            while moment is not None and len(found) < count:
+                found.append(moment)
+                moment = timetable.next(moment, fuel) if timetable is not None else None
         return found
 
     async def status(self) -> ClusterStatus:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from duly import checks
 from duly.errors import InvalidInput
 from duly.model import DstFold, DstGap, ScheduleKind
-from duly.timing import Occurrence, Timetable, parse_schedule
+from duly.timing import Fuel, Occurrence, Timetable, parse_schedule
 
 MAX_COUNT = 1000
 # A one-off is shown whenever it is, also when that is before `after`.
@@ -37,7 +37,8 @@ def preview(
 ) -> Preview:
     """The next `count` occurrences strictly after `after` (default: now), as a job made at that moment would have them.
 
-    What DST drops does not count towards `count`: the next real occurrence is always among them.
+    What DST drops does not count towards `count`: the next real occurrence is always among them. Where working out more
+    of them takes too long, the list ends early and its last one says so.
     """
     after = checks.check_moment("after", after) or datetime.now(UTC)
     start_at = checks.check_moment("start_at", start_at)
@@ -46,6 +47,8 @@ def preview(
         raise InvalidInput("end_at", "must be after start_at")
     checks.check_integer("count", count, 1, MAX_COUNT)
     checks.check_text("timezone", timezone, longest=100)
+    # One question, from reading the text to the last of the list.
+    fuel = Fuel.for_list(count)
     parsed = parse_schedule(
         schedule,
         now=after,
@@ -54,15 +57,9 @@ def preview(
         dst_fold=dst_fold,
         anchor=start_at or after,
         starts=start_at is not None,
+        fuel=fuel,
     )
     checks.check_bounds(parsed.kind, start_at=start_at, end_at=end_at, max_runs=None)
     timetable = Timetable(parsed, start_at, end_at)
-    occurrences: list[Occurrence] = []
-    real = 0
-    for occurrence in timetable.walk(_LONG_AGO if parsed.kind == "once" else after):
-        occurrences.append(occurrence)
-        real += not occurrence.dropped
-        # The second bound is for a schedule that aims at the gap: years may pass with nothing but drops.
-        if real >= count or len(occurrences) >= 2 * count + 10:
-            break
+    occurrences = timetable.listed(_LONG_AGO if parsed.kind == "once" else after, count, fuel)
     return Preview(parsed.kind, parsed.canonical, occurrences)

@@ -21,18 +21,19 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from duly import checks
-from duly.errors import Conflict, InvalidInput, InvalidSchedule
+from duly.errors import Conflict, InvalidInput, InvalidSchedule, TooCostly
 from duly.model import POLICY_FIELDS, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.base import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
-from duly.timing import jitter_offset, make_timetable, plan_fire
+from duly.timing import Fuel, jitter_offset, make_timetable, plan_fire
 
 _PLAIN = ("name", "payload", "payload_ref", "max_runs", "queue", "priority", "labels")
 _TIMING = ("schedule", "timezone", "start_at", "end_at")
 _TIMING_POLICY = ("dst_gap", "dst_fold", "jitter_seconds")
 CHANGEABLE = frozenset({*_PLAIN, *_TIMING, *POLICY_FIELDS})
-# Calls of the planner to count what an edit gives up: each goes over thousands of occurrences.
-_MOST_CALLS = 20
+# How far is counted what an edit gives up, where that takes a walk.
+_MOST_LOST = 2_000
+_NONE = timedelta(0)
 
 
 def touches_timing(changes: Mapping[str, Any]) -> bool:
@@ -253,8 +254,12 @@ def _overdue(job: Job, now: datetime) -> tuple[datetime, datetime, int]:
         timetable = timetable_of(job)
     except InvalidInput:  # its zone is gone: this one occurrence is all that is known
         return first, last, 1
-    for _ in range(_MOST_CALLS):
-        plan = plan_fire(timetable, expected=moment, now=now, policy=nothing_runs, misfire_grace=timedelta(0))
+    fuel = Fuel.for_list(_MOST_LOST)
+    while True:
+        try:
+            plan = plan_fire(timetable, expected=moment, now=now, policy=nothing_runs, misfire_grace=_NONE, fuel=fuel)
+        except TooCostly:  # so many are known of, at least
+            return first, last, max(count, 1)
         count += sum(drop.count for drop in plan.drops) + len(plan.runs)
         last = max([last, *(drop.last for drop in plan.drops), *(at for at, _ in plan.runs)])
         if plan.next_run_at is None or plan.next_run_at > now:

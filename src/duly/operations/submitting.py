@@ -22,6 +22,7 @@ from duly.store import cluster, copying, ids, jobs, tenants
 from duly.store.jobs import OWN_FIELDS, NewJob
 from duly.store.pool import Executor
 from duly.timing import load_zone
+from duly.turns import Turns
 
 T = TypeVar("T")
 
@@ -69,7 +70,9 @@ class Submitting(Base):
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
         preparing = self._preparing(now)
         rows = []
+        turns = Turns()
         for index, (job_id, request) in enumerate(zip(job_ids, requests, strict=True)):
+            await turns.give()
             try:
                 rows.append(preparing.prepare(job_id, request))
             except InvalidInput as error:
@@ -228,7 +231,7 @@ class Submitting(Base):
 
     def _whole(self, error: InvalidInput, request: JobRequest, now: datetime) -> InvalidInput:
         """The error, with what else is wrong with the request: whoever mends it need not come twice."""
-        found = problems_of(request, now=now, payload_max_bytes=self._settings.payload_max_bytes)
+        found = problems_of(request, now=now, payload_max_bytes=self._settings.payload_max_bytes, known=error.field)
         return error.beside([one for one in found if one.field != error.field])
 
     def _preparing(self, now: datetime) -> Preparing:
@@ -367,8 +370,13 @@ class Preparing:
         return known[1]
 
 
-def problems_of(request: JobRequest, *, now: datetime, payload_max_bytes: int | None = None) -> list[InvalidInput]:
-    """Every field that is wrong, each judged by itself. Only asked where something is: it does the work again."""
+def problems_of(
+    request: JobRequest, *, now: datetime, payload_max_bytes: int | None = None, known: str | None = None
+) -> list[InvalidInput]:
+    """Every field that is wrong, each judged by itself. Only asked where something is: it does the work again.
+
+    `known` is a field that is known to be wrong: a schedule that took too long is not worked out once more.
+    """
     found: dict[str, InvalidInput] = {}
 
     def judge(check: Callable[[], object]) -> bool:
@@ -415,7 +423,8 @@ def problems_of(request: JobRequest, *, now: datetime, payload_max_bytes: int | 
         start_at=bounds.get("start_at"),
         end_at=bounds.get("end_at"),
     )
-    judge(partial(checks.plan_schedule, timing, now=now, job_id=UUID(int=0), anchor=now))
+    if known != "schedule":
+        judge(partial(checks.plan_schedule, timing, now=now, job_id=UUID(int=0), anchor=now))
     return list(found.values())
 
 

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
+from duly.errors import TooCostly
 from duly.model import Run, make_run_id
 from duly.operations.lifetime import Lifetime, Stop, local_time, read_time
 from duly.operations.wording import clock, length, outcome
@@ -54,6 +55,7 @@ _RULES = {
     "RUN_ONCE": "its missed_window is RUN_ONCE, so only the latest missed one runs",
     "max_missed": "RUN_ALL runs at most max_missed of them, the newest",
     "catch_up_window": "it was older than catch_up_window_seconds allows",
+    "too_costly": "when the schedule fires takes too long to work out",
     "changed": "the schedule was changed before it ran, and planned anew from then on",
     "paused": "the job was paused before it ran",
     "cancelled": "the job was cancelled before it ran",
@@ -104,6 +106,7 @@ class Judge:
         self._now = leader.now
         self._days = days
         self._grace = grace
+        self._counted: tuple[datetime, int] | None = None
 
     @property
     def recorded(self) -> list[datetime]:
@@ -153,16 +156,19 @@ class Judge:
         stretch, current = life.stretch_at(moment), life.stretches[-1]
         around = " and ".join(clock(one.scheduled_at) for one in (before, after) if one is not None)
         nearest = f"; the nearest are {around}" if around else "; there is none"
-        if stretch.timetable is None:
+        if stretch.timetable is None or life.cut:
             stop = life.stop_at(moment)
             if stop is not None:
                 return self._of_stop(here, stop)
+            if life.cut:
+                why = f"whether {stretch.definition} occurs then takes too long to work out"
+                return self._untold(here, why, facts)
             return self._say(
                 here, Verdict.UNRECORDED,
                 f"Nothing is recorded, and the schedule ({stretch.definition}) cannot be read any more to tell whether "
                 "this is an occurrence.", facts,
             )  # fmt: skip
-        if stretch.ended_by is not None and current.timetable is not None and current.timetable.occurs_at(moment):
+        if stretch.ended_by is not None and life.occurs_at(current, moment):
             return self._say(
                 here, Verdict.CHANGED,
                 f"Not an occurrence then: until {clock(stretch.until)} the schedule in force was "
@@ -274,7 +280,16 @@ class Judge:
         timetable = self._life.stretches[-1].timetable
         if self._job.max_runs is not None and timetable is not None:
             room = max(0, self._job.max_runs - self._job.run_count)
-            if timetable.count(planned - _MICROSECOND, moment, room + 1) > room:
+            # Occurrences are judged in their order: each count goes on from the one before.
+            upto, count = self._counted or (planned - _MICROSECOND, 0)
+            if upto > moment:
+                upto, count = planned - _MICROSECOND, 0
+            try:
+                count += timetable.count(upto, moment, room + 1 - count, self._life.fuel) if count <= room else 0
+            except TooCostly:
+                return self._untold(occurrence, "what comes before it takes too long to count")
+            self._counted = moment, count
+            if count > room:
                 return self._of_end(occurrence)
         if moment > self._now:
             return self._say(
@@ -296,6 +311,10 @@ class Judge:
             facts["missed_window"] = self._job.policy.missed_window
             why += f"; once it is found, missed_window={self._job.policy.missed_window} decides"
         return self._say(occurrence, Verdict.OVERDUE, f"Overdue by {length(late)}: {why}.", facts)
+
+    def _untold(self, occurrence: Occurrence, why: str, facts: dict[str, Any] | None = None) -> Explanation:
+        """Nothing is recorded, and the question behind it costs more than any may."""
+        return self._say(occurrence, Verdict.UNRECORDED, f"Nothing is recorded, and {why}.", facts or {})
 
     def _of_change(self, occurrence: Occurrence) -> Explanation | None:
         """Not fired before something else happened to the job."""

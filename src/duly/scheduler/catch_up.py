@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
 from duly.cluster.coordinator import Term
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, TooCostly
 from duly.model import DEFAULT_POLICY, Policy, policy_from_stored
 from duly.scheduler.governor import Governor
 from duly.scheduler.planner import run_flags
@@ -21,7 +22,8 @@ from duly.service import Service
 from duly.store import fires
 from duly.store.fires import CatchUp, Release
 from duly.store.pool import Pool
-from duly.timing import make_timetable
+from duly.timing import Fuel, make_timetable
+from duly.turns import Turns
 
 log = logging.getLogger("duly.scheduler")
 
@@ -87,10 +89,15 @@ class CatchingUp(Service):
         gone = [one for one in catch_ups if one.status not in ("active", "ended")]
         if gone:
             await fires.abandon(self._pool, shard=term.shard, epoch=term.epoch, waiting=gone)
-        batch = Release()
+        batch, turns, costly = Release(), Turns(), list[CatchUp]()
         for one in catch_ups:
-            if one.status in ("active", "ended"):
-                _add(batch, one, share)
+            if one.status in ("active", "ended") and not _add(batch, one, share):
+                costly.append(replace(one, status="too_costly"))
+            await turns.give()
+        if costly:
+            # What is late of them is recorded as missed: to try them again would be to pay again.
+            log.error("jobs too costly to plan do not catch up: %s", ", ".join(str(one.job_id) for one in costly[:10]))
+            await fires.abandon(self._pool, shard=term.shard, epoch=term.epoch, waiting=costly)
         if not batch.job_ids:
             return 0
         released, served = await fires.release(self._pool, shard=term.shard, epoch=term.epoch, batch=batch)
@@ -101,8 +108,9 @@ class CatchingUp(Service):
         return sum(job_id in served for job_id in batch.run_job_ids)
 
 
-def _add(batch: Release, one: CatchUp, share: int) -> None:
-    """The next `share` occurrences of a job. One that cannot be planned now keeps them until it can.
+def _add(batch: Release, one: CatchUp, share: int) -> bool:
+    """The next `share` occurrences of a job. One that cannot be planned now keeps them until it can; False where that
+    costs too much.
 
     Never more than were counted when they were found: a job that was redefined meanwhile may be a busier one now.
     """
@@ -113,6 +121,8 @@ def _add(batch: Release, one: CatchUp, share: int) -> None:
     try:
         policy = policy_from_stored(one.policy)
         moments, following = _next_late(one, policy, share)
+    except TooCostly:
+        return False
     except InvalidInput as error:
         log.warning("job %s cannot catch up: %s", one.job_id, error)
     except Exception:
@@ -129,6 +139,7 @@ def _add(batch: Release, one: CatchUp, share: int) -> None:
         batch.run_scheduled_at.append(scheduled_at)
         batch.run_flags.append(run_flags(policy, missed=True, alone=False))
         batch.run_place.append(place)
+    return True
 
 
 def _next_late(one: CatchUp, policy: Policy, share: int) -> tuple[list[datetime], datetime | None]:
@@ -146,10 +157,14 @@ def _next_late(one: CatchUp, policy: Policy, share: int) -> tuple[list[datetime]
         policy=policy,
         job_id=one.job_id,
     )
-    following = timetable.next(one.first_at)
-    while len(moments) < share and following is not None and following <= one.last_at:
-        moments.append(following)
-        following = timetable.next(following)
+    fuel = Fuel.for_list(share)
+    following = timetable.next(one.first_at, fuel)
+    try:
+        while len(moments) < share and following is not None and following <= one.last_at:
+            moments.append(following)
+            following = timetable.next(following, fuel)
+    except TooCostly:  # as many as it reached: the next slice goes on from the last of them
+        following = moments.pop()
     if following is not None and (following > one.last_at or len(moments) >= one.count):
         following = None
     return moments, following

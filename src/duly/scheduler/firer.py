@@ -29,8 +29,9 @@ from duly.errors import DataRefused, DulyError
 from duly.model import from_micros, to_micros
 from duly.scheduler.governor import Governor
 from duly.scheduler.near_future import NearFuture
-from duly.scheduler.planner import Batch, plan_batch
+from duly.scheduler.planner import DEFERRED, plan_batch
 from duly.service import Service
+from duly.states import RunFlag
 from duly.store import fires, zones
 from duly.store.fires import DueJob, Fire, Fired, OnTime
 from duly.store.pool import Pool, may_be_one_rows
@@ -60,6 +61,27 @@ _LARGE = 100
 
 Line = dict[int, deque[tuple[bytes, int]]]
 _due = itemgetter(1)
+
+
+@dataclass(slots=True)
+class CaughtUp:
+    """What was found late and is recorded so: of a plan that the fence refused nothing is."""
+
+    late: int = 0
+    deferred: int = 0
+    dropped: int = 0
+
+    def add(self, asked: Fire, done: Fired) -> None:
+        for job_id, flags in zip(asked.run_job_ids, asked.run_flags, strict=True):
+            self.late += job_id in done.moved and bool(flags & RunFlag.MISSED)
+        for job_id, count, reason in zip(asked.drop_job_ids, asked.drop_count, asked.drop_reason, strict=True):
+            if job_id not in done.moved:
+                continue
+            if reason == DEFERRED:
+                self.late += count
+                self.deferred += count
+            else:
+                self.dropped += count
 
 
 @dataclass(slots=True)
@@ -121,7 +143,7 @@ class Firer(Service):
         self._apart: Apart[bytes, tuple[int, int]] = Apart()
         """Job: shard and due time, of those that nobody can fire now and that would keep others from it."""
         self._early: list[tuple[int, UUID, int]] = []
-        self._caught_up = Batch()
+        self._caught_up = CaughtUp()
         self.fired = 0
 
     def lead(self, term: Term) -> None:
@@ -353,6 +375,9 @@ class Firer(Service):
             catch_up_window_seconds=self._catch_up_window_seconds,
             governor=self._governor,
         )
+        if batch.costly:
+            # Before anything else, and whether or not this node still leads: nobody is to plan them again.
+            await self._park_costly(batch.costly)
         if batch.parked:
             await self._park(terms, batch.parked)
         if batch.rezoned:
@@ -386,16 +411,15 @@ class Firer(Service):
             for shard in {job.shard for job in jobs[: batch.planned]}:
                 self._doubted(shard)
             raise
-        self._caught_up.late += batch.late
-        self._caught_up.dropped += batch.dropped
         if batch.deferred:
-            self._caught_up.deferred += batch.deferred
             self._deferred()
         return left
 
     def _done(self, epochs: Mapping[int, int], asked: Fire | OnTime, done: Fired) -> None:
         """Note where the jobs went."""
         self.fired += done.live
+        if isinstance(asked, Fire):
+            self._caught_up.add(asked, done)
         shards = asked.shards if isinstance(asked, OnTime) else list(epochs) * len(asked.job_ids)
         columns = zip(asked.job_ids, asked.expected, asked.next_run_at, shards, strict=True)
         for job_id, expected, next_run_at, shard in columns:
@@ -424,6 +448,14 @@ class Firer(Service):
                 else:
                     self._look_again(shard, job_id, due)
 
+    async def _park_costly(self, jobs: Sequence[tuple[DueJob, str]]) -> None:
+        parked = set(await fires.park_costly(self._pool, jobs=jobs))
+        for job, reason in jobs:
+            if job.job_id in parked:
+                log.error("job %s is paused: %s", job.job_id, reason)
+            else:
+                self._look_again(job.shard, job.job_id, job.next_run_at)
+
     async def _move(self, jobs: Sequence[tuple[DueJob, datetime]]) -> None:
         """The rules of their zones have changed since they were planned: nothing fires, and they are looked at anew."""
         moves = [Move(job.job_id, job.version, job.next_run_at, moment) for job, moment in jobs]
@@ -438,7 +470,7 @@ class Firer(Service):
         """What this pass found late, in one line however many jobs it was."""
         found = self._caught_up
         if found.late or found.dropped:
-            self._caught_up = Batch()
+            self._caught_up = CaughtUp()
             log.log(
                 logging.WARNING if found.late + found.dropped >= _LARGE else logging.INFO,
                 "catching up: %d late occurrences run (%d of them wait for their turn), %d are dropped as missed",

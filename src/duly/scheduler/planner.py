@@ -18,11 +18,11 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, TooCostly
 from duly.model import Policy, policy_from_stored
 from duly.scheduler.governor import Governor
 from duly.states import RunFlag
-from duly.store.fires import DueJob, Fire, OnTime
+from duly.store.fires import COSTLY, DueJob, Fire, OnTime
 from duly.timing import FirePlan, carried, changed_since, is_rezoned, make_timetable, plan_fire
 
 log = logging.getLogger("duly.scheduler")
@@ -35,6 +35,8 @@ _MISSED, _SERIAL = int(RunFlag.MISSED), int(RunFlag.SERIAL)
 # neither the transaction nor the event loop is held up.
 MAX_RUNS = 5_000
 MAX_SECONDS = 0.1
+# What planning one job may take of the processor. Its fuel ends long before; this is for what burns none.
+MAX_CPU_SECONDS = 0.05
 
 # The reason by which `fires/fire.sql` tells those that run later from those that never run.
 DEFERRED = "deferred"
@@ -48,12 +50,14 @@ class Batch:
     `fires` are the others, by shard.
     `rezoned` were planned by rules of their zone that have changed since, and go to where those of now put them.
     `held` are not due yet, and what becomes of them can only be told when they are: an earlier run is still unfinished.
+    `costly` are those whose plan costs too much, by its fuel or by the time it took.
     `planned` is how many of the jobs it came to; the others are for another batch.
     """
 
     on_time: OnTime = field(default_factory=OnTime)
     fires: dict[int, Fire] = field(default_factory=dict)
     parked: list[tuple[DueJob, str]] = field(default_factory=list)
+    costly: list[tuple[DueJob, str]] = field(default_factory=list)
     rezoned: list[tuple[DueJob, datetime]] = field(default_factory=list)
     held: list[DueJob] = field(default_factory=list)
     planned: int = 0
@@ -73,7 +77,8 @@ def plan_batch(
 ) -> Batch:
     batch = Batch()
     plans: dict[Any, FirePlan] = {}
-    until = time.monotonic() + MAX_SECONDS
+    began, began_cpu = time.monotonic(), time.thread_time()
+    ended = began
     out_of_time = False
     policies: dict[str | None, Policy] = {}
     any_rezoned = changed_since() is not None
@@ -107,6 +112,9 @@ def plan_batch(
                     batch.rezoned.append((job, moved))
                     continue
                 plan = _plan(job, policy, now=at, misfire_grace=misfire_grace, since=since)
+            except TooCostly as error:
+                batch.costly.append((job, f"{COSTLY}: {error}"))
+                continue
             except InvalidInput as error:
                 batch.parked.append((job, f"cannot be planned: {error}"))
                 continue
@@ -116,7 +124,14 @@ def plan_batch(
                 batch.parked.append((job, f"cannot be planned: {type(error).__name__}: {error}"[:500]))
                 continue
             finally:
-                out_of_time = time.monotonic() > until
+                before, ended = ended, time.monotonic()
+                out_of_time = ended > began + MAX_SECONDS
+            if ended - before > MAX_CPU_SECONDS:
+                # The others of this batch took no more of the processor than of the time: the rest is its own.
+                own = time.thread_time() - began_cpu - (before - began)
+                if own > MAX_CPU_SECONDS:
+                    batch.costly.append((job, f"{COSTLY}: schedule: it took {own * 1000:.0f} ms to work out"))
+                    continue
             if key is not None:
                 plans[key] = plan
         _add(batch, job, plan, policy, governor)
@@ -211,7 +226,6 @@ def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Go
         fire.run_flags.append(run_flags(policy, missed=missed, alone=len(plan.runs) == 1))
         fire.run_place.append(place)
     for drop in plan.drops:
-        batch.dropped += drop.count
         _add_drop(fire, job.job_id, drop.first, drop.last, drop.count, drop.reason)
 
 

@@ -12,6 +12,8 @@ from uuid import UUID
 from duly.model import ScheduleKind, from_micros, to_micros
 from duly.store.pool import LARGE, Executor
 
+# How the reason begins for which a job is paused whose plan costs too much: nothing tries it again.
+COSTLY = "too costly to plan"
 LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 _2000_US = to_micros(datetime(2000, 1, 1, tzinfo=UTC))
 
@@ -276,6 +278,18 @@ async def abandon(store: Executor, *, shard: int, epoch: int, waiting: Sequence[
         [one.last_at for one in waiting],
         [one.status for one in waiting],
     )
+
+
+async def park_costly(store: Executor, *, jobs: Sequence[tuple[DueJob, str]]) -> list[UUID]:
+    """Pause jobs whose plan costs too much, each with its reason, whoever leads their shards by now."""
+    rows = await store.fetch(
+        "jobs/park_costly",
+        [job.job_id for job, _ in jobs],
+        [job.version for job, _ in jobs],
+        [job.next_run_at for job, _ in jobs],
+        [reason for _, reason in jobs],
+    )
+    return [row["job_id"] for row in rows]
 
 
 async def park(store: Executor, *, shard: int, epoch: int, jobs: Sequence[tuple[UUID, datetime, str]]) -> list[UUID]:

@@ -8,7 +8,7 @@ from uuid import UUID
 from duly.checks import check_moment, plan_schedule
 from duly.errors import InvalidInput
 from duly.model import DstFold, DstGap, JobRequest, Policy
-from duly.timing import make_timetable
+from duly.timing import EACH, Fuel, make_timetable
 
 # More than every second for a week: far beyond what a test looks at, far below what fills a machine's memory.
 LIMIT = 1_000_000
@@ -51,10 +51,12 @@ def occurrences(
         job_id=_ANY_JOB,
     )
     found: list[datetime] = []
-    moment = plan.first
+    moment, fuel = plan.first, Fuel()
     while moment is not None and moment <= last:
         if len(found) == LIMIT:
             raise InvalidInput("end", f"is too far away: there are more than {LIMIT:,} occurrences before it")
         found.append(moment)
-        moment = timetable.next(moment)
+        moment = timetable.next(moment, fuel)
+        # However many there are, each of them is as dear as one of an ordinary rule at most.
+        fuel.left += EACH
     return found

@@ -8,12 +8,13 @@ become instants in `dst`) → a `Timetable` within the job's bounds → `missed`
 """
 
 from .cache import cache_info, next_occurrence
+from .fuel import EACH, Fuel
 from .keys import check_template, render_key
 from .missed import Drop, FirePlan, plan_fire, plan_resume
 from .parse import parse_schedule
 from .rezoned import carried, differing, is_rezoned
 from .schedule import Occurrence, Schedule
-from .timetable import Timetable, jitter_offset, make_timetable
+from .timetable import TOO_FAR, Timetable, jitter_offset, make_timetable
 from .wheel import Wheel
 from .zones import (
     changed_since,
@@ -28,8 +29,11 @@ from .zones import (
 )
 
 __all__ = [
+    "EACH",
+    "TOO_FAR",
     "Drop",
     "FirePlan",
+    "Fuel",
     "Occurrence",
     "Schedule",
     "Timetable",

@@ -8,11 +8,15 @@ nothing at all is known to do so after 28 masks.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from datetime import date
+
+from .fuel import Fuel
 
 _LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EVERY_SEVENTH = sum(1 << 7 * week for week in range(54))
 _LAST_YEAR = 9999
+_WEEKS = 53  # the most days of one weekday in a year
 _CYCLE = 400  # years after which the calendar repeats, weekdays included
 
 
@@ -27,8 +31,8 @@ class DayFilter:
     """
 
     __slots__ = (
-        "_masks", "_month_days", "_months", "_numbered", "_week_numbers", "_week_start", "_weekdays", "_within_year",
-        "_year_days",
+        "_masks", "_month_days", "_months", "_numbered", "_week_numbers", "_week_start", "_weekdays",
+        "_within_year", "_year", "_year_days", "allows_all",
     )  # fmt: skip
 
     def __init__(
@@ -43,41 +47,58 @@ class DayFilter:
         week_numbers: Collection[int] = (),
         week_start: int = 0,
     ) -> None:
+        self.allows_all = not (months or month_days or year_days or weekdays or numbered or week_numbers)
         self._months = tuple(months)
-        self._month_days = tuple(month_days)
-        self._year_days = tuple(year_days)
+        # However long the lists are, a mask of a year is made of these few numbers.
+        self._month_days = _Numbered.of(month_days, 31) if month_days else None
+        self._year_days = _Numbered.of(year_days, 366) if year_days else None
         self._weekdays = tuple(weekdays)
-        self._numbered = tuple(numbered)
+        self._numbered = {
+            day: _Numbered.of([number for one, number in numbered if one == day], _WEEKS, step=7)
+            for day in {day for day, _ in numbered}
+        }
         self._within_year = within_year
         self._week_numbers = frozenset(week_numbers)
         self._week_start = week_start
         self._masks: dict[tuple[int, bool, bool, bool], int] = {}
+        # The year that was looked at last: the next question is mostly about the same.
+        self._year = (1, 0, 0)
 
-    @property
-    def allows_all(self) -> bool:
-        return not (
-            self._months
-            or self._month_days
-            or self._year_days
-            or self._weekdays
-            or self._numbered
-            or self._week_numbers
-        )
-
-    def next(self, day: int) -> int | None:
+    def next(self, day: int, fuel: Fuel) -> int | None:
         """The first allowed day from `day` on, or None up to the end of the year 9999."""
-        if day > _LAST_DAY:
-            return None
-        year = date.fromordinal(day).year
-        first = date(year, 1, 1).toordinal()
-        mask = self._mask(year) >> (day - first)
+        if self.allows_all:
+            return day if day <= _LAST_DAY else None
+        first, last, bits = self._year
+        if not first <= day <= last:
+            if day > _LAST_DAY:
+                return None
+            first, last, bits = self._year = self._year_of(day)
+        mask = bits >> (day - first)
         if mask:
             return day + (mask & -mask).bit_length() - 1
+        year = date.fromordinal(first).year
         for later in range(year + 1, min(year + _CYCLE, _LAST_YEAR) + 1):
+            fuel.burn()
             mask = self._mask(later)
             if mask:
                 return date(later, 1, 1).toordinal() + (mask & -mask).bit_length() - 1
         return None
+
+    def nth_from(self, day: int, index: int) -> int:
+        """The allowed day at a position, counted from 0 at `day`; it lies in the same year."""
+        first, _, bits = self._year_of(day)
+        return day + nth_bit(bits >> (day - first), index)
+
+    def count_from(self, day: int) -> int:
+        """How many days are allowed from `day` to the end of its year."""
+        first, _, bits = self._year_of(day)
+        return (bits >> (day - first)).bit_count()
+
+    def _year_of(self, day: int) -> tuple[int, int, int]:
+        """The first and last day of the year that holds `day`, and its mask."""
+        year = date.fromordinal(day).year
+        first = date(year, 1, 1).toordinal()
+        return first, first + 364 + is_leap(year), self._mask(year)
 
     def between(self, first: int, last: int) -> int:
         """The allowed days in [first, last], at most a year, as bits counted from `first`."""
@@ -103,10 +124,10 @@ class DayFilter:
         months = _months_of(leap)
         if self._months:
             mask &= sum(((1 << months[month - 1][1]) - 1) << months[month - 1][0] for month in self._months)
-        if self._month_days:
-            mask &= self._month_day_bits(months)
-        if self._year_days:
-            mask &= _bits(number - 1 if number > 0 else length + number for number in self._year_days)
+        if self._month_days is not None:
+            mask &= sum(self._month_days.bits(month_length) << start for start, month_length in months)
+        if self._year_days is not None:
+            mask &= self._year_days.bits(length)
         if self._weekdays or self._numbered:
             bits = 0
             for day in self._weekdays:
@@ -116,27 +137,15 @@ class DayFilter:
             mask &= self._week_bits(weekday, length, leap_before, leap_after)
         return mask
 
-    def _month_day_bits(self, months: list[tuple[int, int]]) -> int:
-        return _bits(
-            start + (number - 1 if number > 0 else length + number)
-            for start, length in months
-            for number in self._month_days
-            if abs(number) <= length
-        )
-
     def _numbered_bits(self, weekday: int, year_length: int, months: list[tuple[int, int]]) -> int:
-        spans = [(0, year_length)] if self._within_year else months
-        found = []
-        for start, length in spans:
-            for day, number in self._numbered:
-                if number > 0:
-                    at = (day - weekday - start) % 7 + 7 * (number - 1)
-                else:
-                    last = length - 1 - (weekday + start + length - 1 - day) % 7
-                    at = last + 7 * (number + 1)
-                if 0 <= at < length:
-                    found.append(start + at)
-        return _bits(found)
+        bits = 0
+        for start, length in [(0, year_length)] if self._within_year else months:
+            for day, numbers in self._numbered.items():
+                first = (day - weekday - start) % 7
+                # Every seventh day from its first one on is the same weekday.
+                weeks = (length - first + 6) // 7
+                bits |= numbers.bits(weeks) << (start + first)
+        return bits
 
     def _week_bits(self, weekday: int, length: int, leap_before: bool, leap_after: bool) -> int:
         wanted = self._week_numbers
@@ -185,9 +194,37 @@ def _months_of(leap: bool) -> list[tuple[int, int]]:
     return months
 
 
-def _bits(days: Iterable[int]) -> int:
-    bits = 0
-    for day in days:
-        if day >= 0:
-            bits |= 1 << day
-    return bits
+def nth_bit(bits: int, index: int) -> int:
+    """The place of the set bit with this index, counted from 0; there are more than `index`."""
+    low, high = 0, bits.bit_length()
+    while high - low > 1:
+        middle = (low + high) // 2
+        if (bits & ((1 << middle) - 1)).bit_count() <= index:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@dataclass(frozen=True, slots=True)
+class _Numbered:
+    """Numbers from 1, or from -1 backwards, as bits: number n is bit (n - 1) × step."""
+
+    ahead: int
+    back: int  # as if there were `most` of them
+    most: int
+    step: int
+
+    @classmethod
+    def of(cls, numbers: Iterable[int], most: int, step: int = 1) -> _Numbered:
+        ahead = back = 0
+        for number in numbers:
+            if number > 0:
+                ahead |= 1 << (number - 1) * step
+            else:
+                back |= 1 << (most + number) * step
+        return cls(ahead, back, most, step)
+
+    def bits(self, length: int) -> int:
+        """Of `length` things those that are named."""
+        return (self.ahead | self.back >> (self.most - length) * self.step) & ((1 << length * self.step) - 1)

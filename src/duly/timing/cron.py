@@ -16,19 +16,22 @@ from zoneinfo import ZoneInfo
 from duly.errors import InvalidSchedule
 from duly.model import DstFold, DstGap, ScheduleKind
 
+from .calendar_days import is_leap
 from .cron_text import CronFields, read_cron
 from .dst import Gap, count_instants, dropped_instants, next_instant, walk_instants
+from .fuel import Fuel
 from .schedule import Occurrence, Schedule
 
 # The calendar repeats after 400 years, weekdays included: what is not found in them is never found.
-_CYCLE_MONTHS = 4800
+_CYCLE = 400
+_CYCLE_MONTHS = 12 * _CYCLE
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 
 def month_shape(year: int, month: int) -> tuple[int, int]:
     """(days in the month, weekday of its first day with Monday = 0)."""
     length = _LENGTHS[month]
-    if month == 2 and year % 4 == 0 and (year % 100 != 0 or year % 400 == 0):
+    if month == 2 and is_leap(year):
         length = 29
     return length, date(year, month, 1).weekday()
 
@@ -36,24 +39,28 @@ def month_shape(year: int, month: int) -> tuple[int, int]:
 class CronPattern:
     """A cron text as a set of naive local times. Knows nothing of zones."""
 
-    __slots__ = ("_masks", "fields")
+    __slots__ = ("_masks", "_years", "fields")
 
     def __init__(self, fields: CronFields) -> None:
         self.fields = fields
         self._masks: dict[tuple[int, int], int] = {}
+        self._years: dict[tuple[bool, int], int] = {}
         self._refuse_if_never()
 
-    def next_local(self, after: datetime) -> datetime | None:
+    def next_local(self, after: datetime, fuel: Fuel) -> datetime | None:
         """The first matching local time strictly after a naive one, or None up to the end of the year 9999."""
         year, month, day = after.year, after.month, after.day
         months, times = self.fields.months, self.fields.times
+        fuel.burn()
         mask = self._mask(year, month) if month in months else 0
         if mask >> day & 1:
             clock = times.after(after.hour, after.minute, after.second)
             if clock is not None:
                 return datetime(year, month, day, *clock)  # noqa: DTZ001 - naive local time
         mask = mask >> (day + 1) << (day + 1)
-        for _ in range(_CYCLE_MONTHS + 1):
+        for looked in range(_CYCLE_MONTHS + 1):
+            if looked & 7 == 7:
+                fuel.burn(3)
             if mask:
                 day = (mask & -mask).bit_length() - 1
                 return datetime(year, month, day, *times.first)  # noqa: DTZ001 - naive local time
@@ -65,9 +72,10 @@ class CronPattern:
             mask = self._mask(year, month) if month in months else 0
         return None
 
-    def count_local(self, first: datetime, last: datetime) -> int:
+    def count_local(self, first: datetime, last: datetime, fuel: Fuel) -> int:
         """How many matching local times lie in (first, last]."""
-        return self._count_through(last) - self._count_through(first) + self._count_days(first.date(), last.date())
+        days = self._count_days(first.date(), last.date(), fuel)
+        return self._count_through(last) - self._count_through(first) + days * len(self.fields.times)
 
     def _count_through(self, moment: datetime) -> int:
         """Matches on the day of `moment`, up to and including it."""
@@ -75,20 +83,45 @@ class CronPattern:
             return 0
         return self.fields.times.count_through(moment.hour, moment.minute, moment.second)
 
-    def _count_days(self, first: date, last: date) -> int:
-        """Matches on all days in [first, last)."""
+    def _count_days(self, first: date, last: date, fuel: Fuel) -> int:
+        """Matching days in [first, last): whole years at once, and the months at the edges one by one."""
+        fuel.burn(3)
+        if first.year == last.year:
+            return self._count_months(first, last)
+        days = self._count_months(first, first.replace(month=12, day=31)) + self._matches(
+            first.replace(month=12, day=31)
+        )
+        years = last.year - first.year - 1
+        cycles, years = divmod(years, _CYCLE)
+        fuel.burn(years + (_CYCLE if cycles else 0))
+        if cycles:
+            days += cycles * sum(self._count_year(year) for year in range(first.year + 1, first.year + 1 + _CYCLE))
+        days += sum(self._count_year(year) for year in range(last.year - years, last.year))
+        return days + self._count_months(last.replace(month=1, day=1), last)
+
+    def _count_year(self, year: int) -> int:
+        kind = is_leap(year), date(year, 1, 1).weekday()
+        count = self._years.get(kind)
+        if count is None:
+            count = self._count_months(date(year, 1, 1), date(year, 12, 31)) + self._matches(date(year, 12, 31))
+            self._years[kind] = count
+        return count
+
+    def _matches(self, day: date) -> int:
+        return self._mask(day.year, day.month) >> day.day & 1 if day.month in self.fields.months else 0
+
+    def _count_months(self, first: date, last: date) -> int:
+        """Matching days in [first, last), both of one year."""
         days = 0
-        year, month = first.year, first.month
-        while (year, month) <= (last.year, last.month):
+        for month in range(first.month, last.month + 1):
             if month in self.fields.months:
-                mask = self._mask(year, month)
-                if (year, month) == (first.year, first.month):
+                mask = self._mask(first.year, month)
+                if month == first.month:
                     mask = mask >> first.day << first.day
-                if (year, month) == (last.year, last.month):
+                if month == last.month:
                     mask &= (1 << last.day) - 1
                 days += mask.bit_count()
-            year, month = (year, month + 1) if month < 12 else (year + 1, 1)
-        return days * len(self.fields.times)
+        return days
 
     def _mask(self, year: int, month: int) -> int:
         shape = month_shape(year, month)
@@ -161,20 +194,20 @@ class CronSchedule(Schedule):
     def on_elapsed_time(self) -> bool:
         return self.pattern.fields.elapsed
 
-    def next(self, after: datetime) -> datetime | None:
-        return next_instant(self.pattern.next_local, after, self.zone, self._gap, self._fold)
+    def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
+        return next_instant(self.pattern.next_local, after, self.zone, self._gap, self._fold, fuel or Fuel())
 
-    def walk(self, after: datetime) -> Iterator[Occurrence]:
-        return walk_instants(self.pattern.next_local, after, self.zone, self._gap, self._fold)
+    def walk(self, after: datetime, fuel: Fuel | None = None) -> Iterator[Occurrence]:
+        return walk_instants(self.pattern.next_local, after, self.zone, self._gap, self._fold, fuel or Fuel())
 
-    def count(self, after: datetime, until: datetime, limit: int) -> int:
-        pattern = self.pattern
-        return count_instants(pattern.count_local, pattern.next_local, after, until, self.zone, self._gap, self._fold)
+    def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
+        times = self.pattern.count_local, self.pattern.next_local
+        return count_instants(*times, after, until, self.zone, self._gap, self._fold, fuel or Fuel())
 
-    def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
+    def dropped(self, after: datetime, until: datetime, fuel: Fuel | None = None) -> list[Occurrence]:
         if self._gap != "skip":
             return []
-        return dropped_instants(self.pattern.next_local, after, until, self.zone)
+        return dropped_instants(self.pattern.next_local, after, until, self.zone, fuel or Fuel())
 
     def __hash__(self) -> int:
         return self._hash

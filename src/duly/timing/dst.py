@@ -18,17 +18,22 @@ from zoneinfo import ZoneInfo
 
 from duly.model import DstFold, DstGap
 
+from .fuel import Fuel
 from .schedule import DAWN, MICROSECOND, Occurrence
+from .zones import when_forgotten
 
 # The first wall-clock time of a set strictly after the given one. Naive on both sides.
-NextLocal = Callable[[datetime], datetime | None]
+NextLocal = Callable[[datetime, Fuel], datetime | None]
 # How many wall-clock times of a set lie in (first, last]. Naive.
-CountLocal = Callable[[datetime, datetime], int]
+CountLocal = Callable[[datetime, datetime, Fuel], int]
 # "vanish": the time just is not there, as for a rule that runs on elapsed time. Not a drop to tell anyone about.
 Gap = DstGap | Literal["vanish"]
 
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
+# What a hop over a gap burns, and what it takes to find the changes of a year that nobody has asked about yet.
+_HOP = 30
+_YEAR = 150
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +53,9 @@ class Shift:
         return self.before <= midnight and midnight + _DAY <= self.after
 
 
-def next_instant(next_local: NextLocal, after: datetime, zone: ZoneInfo, gap: Gap, fold: DstFold) -> datetime | None:
+def next_instant(
+    next_local: NextLocal, after: datetime, zone: ZoneInfo, gap: Gap, fold: DstFold, fuel: Fuel
+) -> datetime | None:
     """The first instant strictly after `after` that a wall-clock time of the set maps to."""
     if after < DAWN:
         after = DAWN - MICROSECOND
@@ -58,47 +65,79 @@ def next_instant(next_local: NextLocal, after: datetime, zone: ZoneInfo, gap: Ga
         early, late = _offsets(local, zone)
         if early == late:
             # In the ordinary case both maps start here, and the first of two passes is the earlier answer.
-            return _resolve(next_local, local, zone, gap, second=fold == "second")
+            return _resolve(next_local, local, zone, gap, fuel, second=fold == "second")
         shift = _shift_around(local, zone, early, late)
         answers = []
         if fold != "second":
             # All doubled times map into the first pass: once it is over, go on behind them.
             start = shift.before - MICROSECOND if here.fold else local
-            answers.append(_resolve(next_local, start, zone, gap, second=False))
+            answers.append(_resolve(next_local, start, zone, gap, fuel, second=False))
         if fold != "first":
             # All doubled times map into the second pass: while it is to come, none of them is behind us.
             start = local if here.fold else shift.after - MICROSECOND
-            answers.append(_resolve(next_local, start, zone, gap, second=True))
+            answers.append(_resolve(next_local, start, zone, gap, fuel, second=True))
         return min((answer for answer in answers if answer is not None), default=None)
     except OverflowError:  # past the year 9999
         return None
 
 
 def walk_instants(
-    next_local: NextLocal, after: datetime, zone: ZoneInfo, gap: Gap, fold: DstFold
+    next_local: NextLocal, after: datetime, zone: ZoneInfo, gap: Gap, fold: DstFold, fuel: Fuel
 ) -> Iterator[Occurrence]:
     """All of them in order, with what a change of the clocks did to each; what `skip` drops is there, marked."""
     # Dropped ones take part as if they were shifted, and are told apart by not being in the set at their new time.
     shown: Gap = "shift" if gap == "skip" else gap
     previous = max(after, DAWN - MICROSECOND)
-    while (moment := next_instant(next_local, previous, zone, shown, fold)) is not None:
+    while True:
+        # Most of them are far from any change: one look each, and nothing to note.
+        for plain in _walk_plain(next_local, previous, zone, fuel):
+            yield plain
+            previous = plain.scheduled_at
+        moment = next_instant(next_local, previous, zone, shown, fold, fuel)
+        if moment is None:
+            return
+        fuel.burn(_HOP)
         local = moment.astimezone(zone)
         wall = local.replace(tzinfo=None, fold=0)
-        if next_local(wall - MICROSECOND) != wall:
+        if next_local(wall - MICROSECOND, fuel) != wall:
             shift = _shift_at(moment, zone)
-            nominal = next_local(shift.before - MICROSECOND) or shift.before
+            nominal = next_local(shift.before - MICROSECOND, fuel) or shift.before
             note = _gap_note(nominal, shift, zone, dropped=gap == "skip")
             yield Occurrence(moment, local, note, dropped=gap == "skip")
         else:
-            yield Occurrence(moment, local, _note(next_local, previous, wall, local, zone, gap, fold))
+            yield Occurrence(moment, local, _note(next_local, previous, wall, local, zone, gap, fold, fuel))
         previous = moment
 
 
-def dropped_instants(next_local: NextLocal, after: datetime, until: datetime, zone: ZoneInfo) -> list[Occurrence]:
+def _walk_plain(next_local: NextLocal, after: datetime, zone: ZoneInfo, fuel: Fuel) -> Iterator[Occurrence]:
+    """Occurrences from an ordinary time on, up to the first whose wall-clock time is missing or doubled."""
+    try:
+        local = after.astimezone(zone).replace(tzinfo=None, fold=0)
+    except OverflowError:  # past the year 9999
+        return
+    early, late = _offsets(local, zone)
+    while early == late:
+        found = next_local(local, fuel)
+        if found is None:
+            return
+        local = found
+        early, late = _offsets(local, zone)
+        if early == late:
+            fuel.burn()
+            try:
+                moment = (local - early).replace(tzinfo=UTC)
+            except OverflowError:  # past the year 9999
+                return
+            yield Occurrence(moment, local.replace(tzinfo=zone))
+
+
+def dropped_instants(
+    next_local: NextLocal, after: datetime, until: datetime, zone: ZoneInfo, fuel: Fuel
+) -> list[Occurrence]:
     """What `skip` drops in (after, until]: one per gap that holds times of the set and does not end on one."""
     found = []
-    for shift in shifts_between(after, until, zone):
-        nominal = _moved_in(next_local, shift)
+    for shift in shifts_between(after, until, zone, fuel):
+        nominal = _moved_in(next_local, shift, fuel)
         if nominal is not None:
             note = _gap_note(nominal, shift, zone, dropped=True)
             found.append(Occurrence(shift.at, shift.at.astimezone(zone), note, dropped=True))
@@ -113,6 +152,7 @@ def count_instants(
     zone: ZoneInfo,
     gap: Gap,
     fold: DstFold,
+    fuel: Fuel,
 ) -> int:
     """How many instants of the set lie in (after, until]: stretch by stretch of one offset, never one by one."""
     after = max(after, DAWN - MICROSECOND)
@@ -124,7 +164,7 @@ def count_instants(
     if doubled is not None and fold == "second" and after < doubled.at:
         start = min(start, doubled.after - MICROSECOND)
     count = 0
-    for shift in shifts_between(after, until, zone):
+    for shift in shifts_between(after, until, zone, fuel):
         end = shift.before
         start_next = shift.after
         if shift.after < shift.before:
@@ -132,19 +172,42 @@ def count_instants(
                 end = shift.after
             if fold == "first":
                 start_next = shift.before
-        elif gap == "shift" and _moved_in(next_local, shift) is not None:
+        elif gap == "shift" and _moved_in(next_local, shift, fuel) is not None:
             count += 1
-        count += _count_open(count_local, start, end - MICROSECOND)
+        count += _count_open(count_local, start, end - MICROSECOND, fuel)
         start = start_next - MICROSECOND
     end, doubled = _edge(until, zone)
     if doubled is not None and fold == "second" and until < doubled.at:
         end = doubled.after - MICROSECOND
-    return count + _count_open(count_local, start, end)
+    return count + _count_open(count_local, start, end, fuel)
 
 
-def shifts_between(after: datetime, until: datetime, zone: ZoneInfo) -> Iterator[Shift]:
-    """Every change of the offset in (after, until], found by looking once a day."""
-    low = max(after, DAWN)
+def shifts_between(after: datetime, until: datetime, zone: ZoneInfo, fuel: Fuel | None = None) -> Iterator[Shift]:
+    """Every change of the offset in (after, until]. Without fuel it may cost what it costs, and is not remembered."""
+    after = max(after, DAWN)
+    if until <= after or zone.utcoffset(None) is not None:  # the clocks of the latter never change
+        return
+    for year in range(after.year, until.year + 1):
+        for shift in _find_shifts(zone, year) if fuel is None else _shifts_of(zone, year, fuel):
+            if after < shift.at <= until:
+                yield shift
+
+
+def _shifts_of(zone: ZoneInfo, year: int, fuel: Fuel) -> tuple[Shift, ...]:
+    fuel.burn()
+    found = _years_seen.get((zone, year))
+    if found is None:
+        fuel.burn(_YEAR)
+        if len(_years_seen) >= _MOST_YEARS:
+            _years_seen.clear()
+        found = _years_seen[zone, year] = tuple(_find_shifts(zone, year))
+    return found
+
+
+def _find_shifts(zone: ZoneInfo, year: int) -> Iterator[Shift]:
+    """The changes after the beginning of a year, up to that of the next, found by looking once a day."""
+    low = datetime(year, 1, 1, tzinfo=UTC)
+    until = datetime(year + 1, 1, 1, tzinfo=UTC) if year < _LAST_DAY.year else _LAST_DAY
     offset = low.astimezone(zone).utcoffset()
     while low < until:
         high = min(low + _DAY, until)
@@ -156,6 +219,13 @@ def shifts_between(after: datetime, until: datetime, zone: ZoneInfo) -> Iterator
             low, offset = shift.at, shift.at.astimezone(zone).utcoffset()
         else:
             low = high
+
+
+# By zone and year: its changes. A zone whose rules are read anew is another object.
+_MOST_YEARS = 20_000
+_LAST_DAY = datetime(9999, 12, 31, tzinfo=UTC)
+_years_seen: dict[tuple[ZoneInfo, int], tuple[Shift, ...]] = {}
+when_forgotten(_years_seen.clear)
 
 
 def instant_of(local: datetime, zone: ZoneInfo, *, second: bool) -> datetime:
@@ -178,9 +248,11 @@ def gap_text(local: datetime, zone: ZoneInfo) -> str:
     return f"the clocks in {zone.key} go from {_wall(shift.before)} to {_wall(shift.after)}"
 
 
-def _resolve(next_local: NextLocal, start: datetime, zone: ZoneInfo, gap: Gap, *, second: bool) -> datetime | None:
+def _resolve(
+    next_local: NextLocal, start: datetime, zone: ZoneInfo, gap: Gap, fuel: Fuel, *, second: bool
+) -> datetime | None:
     while True:
-        local = next_local(start)
+        local = next_local(start, fuel)
         if local is None:
             return None
         early, late = _offsets(local, zone)
@@ -188,6 +260,7 @@ def _resolve(next_local: NextLocal, start: datetime, zone: ZoneInfo, gap: Gap, *
             return (local - early).replace(tzinfo=UTC)
         if early > late:
             return (local - (late if second else early)).replace(tzinfo=UTC)
+        fuel.burn(_HOP)
         shift = _shift_around(local, zone, early, late)
         if gap == "shift" and not shift.lost_day(local):
             return shift.at
@@ -242,16 +315,16 @@ def _edge(moment: datetime, zone: ZoneInfo) -> tuple[datetime, Shift | None]:
     return local, None if early == late else _shift_around(local, zone, early, late)
 
 
-def _count_open(count_local: CountLocal, first: datetime, last: datetime) -> int:
-    return count_local(first, last) if first < last else 0
+def _count_open(count_local: CountLocal, first: datetime, last: datetime, fuel: Fuel) -> int:
+    return count_local(first, last, fuel) if first < last else 0
 
 
-def _moved_in(next_local: NextLocal, shift: Shift) -> datetime | None:
+def _moved_in(next_local: NextLocal, shift: Shift, fuel: Fuel) -> datetime | None:
     """The first time of the set that a gap moves to its end, unless the end is in the set itself."""
-    if shift.after <= shift.before or next_local(shift.after - MICROSECOND) == shift.after:
+    if shift.after <= shift.before or next_local(shift.after - MICROSECOND, fuel) == shift.after:
         return None
     start = shift.before - MICROSECOND
-    while (nominal := next_local(start)) is not None and nominal < shift.after:
+    while (nominal := next_local(start, fuel)) is not None and nominal < shift.after:
         if not shift.lost_day(nominal):
             return nominal
         start = datetime.combine(nominal.date(), time()) + _DAY - MICROSECOND
@@ -259,7 +332,14 @@ def _moved_in(next_local: NextLocal, shift: Shift) -> datetime | None:
 
 
 def _note(
-    next_local: NextLocal, previous: datetime, wall: datetime, local: datetime, zone: ZoneInfo, gap: Gap, fold: DstFold
+    next_local: NextLocal,
+    previous: datetime,
+    wall: datetime,
+    local: datetime,
+    zone: ZoneInfo,
+    gap: Gap,
+    fold: DstFold,
+    fuel: Fuel,
 ) -> str | None:
     if gap == "vanish":
         return None
@@ -269,7 +349,7 @@ def _note(
         if fold == "both":
             return f"local {_wall(wall)} occurs twice in {zone.key}: this is the {pass_} time"
         return f"local {_wall(wall)} occurs twice in {zone.key}: only the {pass_} time is used"
-    nominal = next_local(previous.astimezone(zone).replace(tzinfo=None, fold=0))
+    nominal = next_local(previous.astimezone(zone).replace(tzinfo=None, fold=0), fuel)
     if nominal is not None and nominal < wall and not exists(nominal, zone):
         shift = _shift_around(nominal, zone, *_offsets(nominal, zone))
         if shift.lost_day(nominal):

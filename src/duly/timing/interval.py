@@ -12,6 +12,7 @@ from zoneinfo import ZoneInfo
 from duly.errors import InvalidSchedule
 from duly.model import ScheduleKind
 
+from .fuel import Fuel
 from .schedule import Schedule
 from .wording import quote
 
@@ -46,7 +47,7 @@ class IntervalSchedule(Schedule):
     def identity(self) -> tuple[object, ...]:
         return "interval", self.canonical, self.zone.key, self.anchor
 
-    def next(self, after: datetime) -> datetime | None:
+    def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
         if after < self.anchor:
             return self.anchor
         try:
@@ -54,7 +55,7 @@ class IntervalSchedule(Schedule):
         except OverflowError:  # past the year 9999
             return None
 
-    def count(self, after: datetime, until: datetime, limit: int) -> int:
+    def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
         through_until = max(-1, (until - self.anchor) // self.period)
         through_after = max(-1, (after - self.anchor) // self.period)
         return max(0, through_until - through_after)

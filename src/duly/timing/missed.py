@@ -4,10 +4,10 @@ How long an outage may be is nobody's choice, so a plan's cost must not depend o
 
 - Where the schedule counts in closed form (cron, interval), a long backlog is counted, not visited: one call drops
   all that the policy drops and fires the first of those it keeps.
-- Otherwise (RRULE) the due occurrences are listed and the policy applied to the list. A list longer than `MAX_STEPS`
-  is cut, and one call drops only what is certain to be dropped: behind it follow at least as many as the policy keeps.
-  `next_run_at` is then the next overdue one, and the caller goes on from there. The last call sees the end of the
-  backlog, so the newest are the ones that run.
+- Otherwise (RRULE) the due occurrences are listed and the policy applied to the list. A list longer than `MAX_STEPS`,
+  or than the fuel reaches, is cut, and one call drops only what is certain to be dropped: behind it follow at least as
+  many as the policy keeps. `next_run_at` is then the next overdue one, and the caller goes on from there. The last call
+  sees the end of the backlog, so the newest are the ones that run.
 
 At most `MAX_RUNS` runs come out of one call; the remaining ones keep their turn, again through `next_run_at`.
 """
@@ -17,12 +17,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from duly.errors import TooCostly
 from duly.model import Policy
 
+from .fuel import Fuel
 from .schedule import MICROSECOND
 from .timetable import Timetable
 
-MAX_STEPS = 5_000
+MAX_STEPS = 2_000
 MAX_RUNS = 1_000
 _SHORT = 50  # a backlog that is listed faster than it is counted
 
@@ -66,6 +68,7 @@ def plan_fire(
     max_runs: int | None = None,
     misfire_grace: timedelta = _GRACE,
     since: datetime | None = None,
+    fuel: Fuel | None = None,
 ) -> FirePlan:
     """The plan for a job whose next occurrence was to be at `expected`, found due at `now`.
 
@@ -76,6 +79,8 @@ def plan_fire(
 
     With `since` (when the job last fired or was last changed), what `dst_gap="skip"` dropped after it and before the
     last occurrence of this plan is among the drops. If nothing is due, the plan is empty and keeps `expected`.
+
+    Raises `TooCostly` where what follows takes too long to work out.
     """
     if expected > now:
         return FirePlan((), (), expected, final=False)
@@ -84,16 +89,16 @@ def plan_fire(
     if room is not None and room <= 0:
         return FirePlan((), (), None, final=True)
     # Nothing follows a one-off, whatever its text and policy say: `expected` is its one time, and it is due.
-    following = None if once else timetable.next(expected)
+    following = None if once else timetable.next(expected, fuel)
     if (following is None or following > now) and expected >= now - misfire_grace:
         # One occurrence, on time: almost every fire.
         plan = FirePlan(((expected, False),), (), following, final=following is None)
     else:
-        plan = _plan_late(timetable, expected, now, policy, misfire_grace)
+        plan = _plan_late(timetable, expected, now, policy, misfire_grace, fuel)
     if room is not None and len(plan.runs) >= room:
         plan = FirePlan(plan.runs[:room], plan.drops, None, final=True)
     if since is not None and policy.dst_gap == "skip" and not once:
-        return _with_dst_drops(timetable, plan, since, expected)
+        return _with_dst_drops(timetable, plan, since, expected, fuel or Fuel())
     return plan
 
 
@@ -109,22 +114,30 @@ def plan_resume(timetable: Timetable, *, now: datetime, fired: datetime | None =
 
 
 def _plan_late(
-    timetable: Timetable, expected: datetime, now: datetime, policy: Policy, misfire_grace: timedelta
+    timetable: Timetable,
+    expected: datetime,
+    now: datetime,
+    policy: Policy,
+    misfire_grace: timedelta,
+    fuel: Fuel | None,
 ) -> FirePlan:
     rule = _Rule.of(timetable, policy, now)
+    # A plan for a thousand runs is a list of them.
+    fuel = fuel or Fuel.for_list(MAX_STEPS + min(rule.keep or 0, MAX_RUNS))
     on_time_from = now - misfire_grace
     if timetable.schedule.kind == "once":
         drops, dropped = rule.drop([expected])
         return FirePlan(() if dropped else ((expected, True),), drops, None, final=True)
-    if timetable.schedule.counts_fast and timetable.count(expected, now, _SHORT) > _SHORT:
-        drops, first = _drop_counted(timetable, expected, on_time_from, rule)
-        due, following = _list_due(timetable, first, now, MAX_RUNS)
+    if timetable.schedule.counts_fast and timetable.count(expected, now, _SHORT, fuel) > _SHORT:
+        drops, first = _drop_counted(timetable, expected, on_time_from, rule, fuel)
+        due, following = _list_due(timetable, first, now, MAX_RUNS, fuel)
     else:
-        due, following = _list_due(timetable, expected, now, MAX_STEPS)
+        due, following = _list_due(timetable, expected, now, MAX_STEPS, fuel)
         late = [moment for moment in due if moment < on_time_from]
         if len(late) == len(due) and following is not None and following < on_time_from and rule.keep is not None:
             # The list was cut. Those that follow have the better claim to the places of those that run.
-            following_late = timetable.count(due[-1], on_time_from - MICROSECOND, rule.keep)
+            counting = Fuel.for_list(rule.keep)
+            following_late = timetable.count(due[-1], on_time_from - MICROSECOND, rule.keep, counting)
             rule = _Rule(rule.window_from, rule.keep - following_late, rule.reason)
         drops, dropped = rule.drop(late)
         due = due[dropped:]
@@ -135,14 +148,19 @@ def _plan_late(
 
 
 def _list_due(
-    timetable: Timetable, first: datetime | None, now: datetime, limit: int
+    timetable: Timetable, first: datetime | None, now: datetime, limit: int, fuel: Fuel
 ) -> tuple[list[datetime], datetime | None]:
-    """At most `limit` due occurrences from `first` on, and the one after them."""
+    """At most `limit` due occurrences from `first` on, and the one after them. Fewer where the fuel ends before."""
     due: list[datetime] = []
     following = first
-    while following is not None and following <= now and len(due) < limit:
-        due.append(following)
-        following = timetable.next(following)
+    try:
+        while following is not None and following <= now and len(due) < limit:
+            due.append(following)
+            following = timetable.next(following, fuel)
+    except TooCostly:
+        if len(due) < 2:
+            raise
+        following = due.pop()
     return due, following
 
 
@@ -179,54 +197,57 @@ class _Rule:
 
 
 def _drop_counted(
-    timetable: Timetable, expected: datetime, on_time_from: datetime, rule: _Rule
+    timetable: Timetable, expected: datetime, on_time_from: datetime, rule: _Rule, fuel: Fuel
 ) -> tuple[tuple[Drop, ...], datetime | None]:
     """What `rule` drops of the occurrences from `expected` on, and the first one after that."""
     drops = []
     first: datetime | None = expected
     if rule.window_from is not None and expected < rule.window_from:
         window_from = min(rule.window_from, on_time_from)
-        drops.append(_counted(timetable, expected, window_from, "catch_up_window"))
-        first = timetable.next(window_from - MICROSECOND)
+        drops.append(_counted(timetable, expected, window_from, "catch_up_window", fuel))
+        first = timetable.next(window_from - MICROSECOND, fuel)
     if first is not None and rule.keep is not None:
-        over = _count_before(timetable, first, on_time_from) - rule.keep
+        over = _count_before(timetable, first, on_time_from, fuel) - rule.keep
         if over > 0:
-            bound = _after_number(timetable, first, over, on_time_from)
-            drops.append(_counted(timetable, first, bound, rule.reason))
-            first = timetable.next(bound - MICROSECOND)
+            bound = _after_number(timetable, first, over, on_time_from, fuel)
+            drops.append(_counted(timetable, first, bound, rule.reason, fuel))
+            first = timetable.next(bound - MICROSECOND, fuel)
     return tuple(drops), first
 
 
-def _counted(timetable: Timetable, first: datetime, bound: datetime, reason: str) -> Drop:
+def _counted(timetable: Timetable, first: datetime, bound: datetime, reason: str, fuel: Fuel) -> Drop:
     """The drop of all occurrences in [first, bound); `first` is one."""
-    return Drop(first, _last_before(timetable, first, bound), _count_before(timetable, first, bound), reason)
+    count = _count_before(timetable, first, bound, fuel)
+    return Drop(first, _last_before(timetable, first, bound, fuel), count, reason)
 
 
-def _count_before(timetable: Timetable, first: datetime, bound: datetime) -> int:
+def _count_before(timetable: Timetable, first: datetime, bound: datetime, fuel: Fuel) -> int:
     """How many occurrences lie in [first, bound). `first` counts as one even if an edited schedule lost it."""
     if first >= bound:
         return 0
-    return 1 + timetable.count(first, bound - MICROSECOND, MAX_STEPS)
+    return 1 + timetable.count(first, bound - MICROSECOND, MAX_STEPS, fuel)
 
 
-def _after_number(timetable: Timetable, first: datetime, number: int, high: datetime) -> datetime:
+def _after_number(timetable: Timetable, first: datetime, number: int, high: datetime, fuel: Fuel) -> datetime:
     """The least whole microsecond before which `number` occurrences from `first` on lie; not later than `high`."""
-    low = first
+    low, counted, before_low = first, first, 1
     while high - low > MICROSECOND:
         middle = low + (high - low) // 2
-        if _count_before(timetable, first, middle) >= number:
+        # From where it has been counted to: each count is over half the time of the one before it.
+        before_middle = before_low + timetable.count(counted, middle - MICROSECOND, MAX_STEPS, fuel)
+        if before_middle >= number:
             high = middle
         else:
-            low = middle
+            low, counted, before_low = middle, middle - MICROSECOND, before_middle
     return high
 
 
-def _last_before(timetable: Timetable, first: datetime, bound: datetime) -> datetime:
+def _last_before(timetable: Timetable, first: datetime, bound: datetime, fuel: Fuel) -> datetime:
     """The newest occurrence before `bound`, by halving the time in which it can lie."""
     newest, high = first, bound
     while True:
         middle = newest + (high - newest) // 2
-        found = timetable.next(middle)
+        found = timetable.next(middle, fuel)
         if found is not None and found < bound:
             newest = found
         elif middle <= newest:
@@ -235,9 +256,9 @@ def _last_before(timetable: Timetable, first: datetime, bound: datetime) -> date
             high = middle
 
 
-def _with_dst_drops(timetable: Timetable, plan: FirePlan, since: datetime, expected: datetime) -> FirePlan:
+def _with_dst_drops(timetable: Timetable, plan: FirePlan, since: datetime, expected: datetime, fuel: Fuel) -> FirePlan:
     handled = [moment for moment, _ in plan.runs[-1:]] + [drop.last for drop in plan.drops[-1:]]
-    lost = timetable.dropped(since, max(handled, default=expected))
+    lost = timetable.dropped(since, max(handled, default=expected), fuel)
     if not lost:
         return plan
     drops = tuple(Drop(one.scheduled_at, one.scheduled_at, 1, "dst_gap") for one in lost)

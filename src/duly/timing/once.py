@@ -13,6 +13,7 @@ from duly.errors import InvalidSchedule
 from duly.model import DstFold, DstGap, ScheduleKind
 
 from .dst import exists, gap_text, next_instant, walk_instants
+from .fuel import Fuel
 from .schedule import DAWN, Occurrence, Schedule, count_by_walking
 from .wording import quote
 
@@ -34,10 +35,10 @@ class OnceSchedule(Schedule):
     def identity(self) -> tuple[object, ...]:
         return "once", self.zone.key, self.at
 
-    def next(self, after: datetime) -> datetime | None:
+    def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
         return self.at if self.at > after else None
 
-    def count(self, after: datetime, until: datetime, limit: int) -> int:
+    def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
         return int(after < self.at <= until)
 
 
@@ -57,20 +58,20 @@ class LocalOnceSchedule(Schedule):
     def identity(self) -> tuple[object, ...]:
         return "once", self.zone.key, self.local, self.dst_gap, self.dst_fold
 
-    def next(self, after: datetime) -> datetime | None:
-        return next_instant(self._next_local, after, self.zone, self.dst_gap, self._fold)
+    def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
+        return next_instant(self._next_local, after, self.zone, self.dst_gap, self._fold, fuel or Fuel())
 
-    def walk(self, after: datetime) -> Iterator[Occurrence]:
-        return walk_instants(self._next_local, after, self.zone, self.dst_gap, self._fold)
+    def walk(self, after: datetime, fuel: Fuel | None = None) -> Iterator[Occurrence]:
+        return walk_instants(self._next_local, after, self.zone, self.dst_gap, self._fold, fuel or Fuel())
 
-    def count(self, after: datetime, until: datetime, limit: int) -> int:
-        return count_by_walking(self, after, until, limit)
+    def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
+        return count_by_walking(self, after, until, limit, fuel or Fuel())
 
     @property
     def _fold(self) -> DstFold:
         return "first" if self.dst_fold == "both" else self.dst_fold
 
-    def _next_local(self, after: datetime) -> datetime | None:
+    def _next_local(self, after: datetime, fuel: Fuel) -> datetime | None:
         return self.local if self.local > after else None
 
 

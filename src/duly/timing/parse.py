@@ -9,9 +9,10 @@ from duly.model import DstFold, DstGap
 
 from .cron import make_cron
 from .cron_text import check_cron
+from .fuel import Fuel
 from .interval import is_interval, make_interval
 from .once import is_once, make_once, make_once_at, make_once_now
-from .rrule import is_rrule, make_rrule
+from .rrule import RruleSchedule, is_rrule, make_rrule
 from .schedule import Schedule
 from .wording import quote
 from .zones import forget_zones, load_zone
@@ -31,29 +32,43 @@ def parse_schedule(
     dst_fold: DstFold = "first",
     anchor: datetime | None = None,
     starts: bool = False,
+    fuel: Fuel | None = None,
 ) -> Schedule:
     """The schedule behind a text that a client gave.
 
     `anchor` is the start or creation of the job: intervals count from it, and an RRULE without DTSTART begins there
     (default: `now`). `starts`: it is a start that the client gave, so that an occurrence may be at the anchor itself.
     No text, or `now`, is a one-off at `now`. Refused with `InvalidSchedule`: what cannot be read, and a recurring
-    schedule with no occurrence after `now`. A one-off in the past is fine: it is due at once.
+    schedule with no occurrence after `now`, or none that can be worked out. A one-off in the past is fine: it is due at
+    once.
     """
     if text is not None and not isinstance(text, str):
         raise InvalidSchedule(f"{type(text).__name__} is not a text", part="schedule")
     text = "now" if text is None else text.strip() if len(text) <= _LONGEST else text
     if text.lower() == "now":
         return make_once_at(now, load_zone(timezone))
-    schedule = read_schedule(text, timezone, dst_gap, dst_fold, now if anchor is None else anchor, starts=starts)
+    fuel = fuel or Fuel()
+    anchor = now if anchor is None else anchor
+    schedule = read_schedule(text, timezone, dst_gap, dst_fold, anchor, starts=starts, fuel=fuel)
     if schedule.kind == "cron":
         check_cron(text)
-    if schedule.kind != "once" and schedule.next(now) is None:
+    if isinstance(schedule, RruleSchedule) and schedule.dates.added:
+        # Dates that were added to a rule hide what follows them: it has to be workable by itself.
+        schedule.without_added().next(now, fuel)
+    if schedule.kind != "once" and schedule.next(now, fuel) is None:
         raise InvalidSchedule(f"can never fire again after {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z", part="schedule")
     return schedule
 
 
 def read_schedule(
-    text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime, *, starts: bool = False
+    text: str,
+    timezone: str,
+    dst_gap: DstGap,
+    dst_fold: DstFold,
+    anchor: datetime,
+    *,
+    starts: bool = False,
+    fuel: Fuel | None = None,
 ) -> Schedule:
     """The schedule behind a text, whether or not anything is left of it: what stored text is read with."""
     zone = load_zone(timezone)
@@ -68,7 +83,7 @@ def read_schedule(
     if len(text) > _LONGEST:
         raise InvalidSchedule(f"a schedule of {len(text)} characters, use at most {_LONGEST}", part="schedule")
     if is_rrule(text):
-        return make_rrule(text, zone, dst_gap, dst_fold, anchor, starts=starts)
+        return make_rrule(text, zone, dst_gap, dst_fold, anchor, starts=starts, fuel=fuel)
     if is_interval(text):
         return make_interval(text, zone, anchor)
     if is_once(text):

@@ -3,45 +3,29 @@
 A rule is a grid (every INTERVAL-th period from DTSTART) and filters (the BY parts). The search alternates between the
 two: the next day the filter allows, then the next one on the grid from there, until one is both. Nothing is listed and
 nothing is walked from DTSTART, so a rule costs the same in its first year and its thousandth. A search whose grid and
-filter hardly ever meet ends when its `Fuel` does; what the calendar and the clock rule out altogether is known before
-the first jump.
+filter hardly ever meet ends when its fuel does, in `TooCostly`; what the calendar and the clock rule out altogether is
+known before the first jump.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator
 from datetime import date, datetime, time, timedelta
 from math import gcd
 
-from .calendar_days import DayFilter
+from .calendar_days import DayFilter, nth_bit
+from .fuel import Fuel
 from .rrule_text import RuleParts
-from .schedule import MICROSECOND
+from .schedule import LAST, MICROSECOND
 from .times import TimesOfDay
 
-_TANK = 2_000  # jumps; about 4 ms
-_COUNT_TANK = 5_000  # to find where COUNT ends, once per rule
-_PERIOD = 2  # what looking at all days of a period costs, in jumps
+_JUMP = 2  # what a jump burns, and looking at the places of a period
+_PERIOD = 1
 _DAY = 86_400
 _UNITS = {"HOURLY": 3_600, "MINUTELY": 60, "SECONDLY": 1}
 _LAST_DAY = date.max.toordinal()
-
-
-class CountTooLarge(Exception):
-    """COUNT cannot be followed to its end in bounded time."""
-
-
-class Fuel:
-    """How many jumps a search may still make."""
-
-    __slots__ = ("left",)
-
-    def __init__(self, jumps: int = _TANK) -> None:
-        self.left = jumps
-
-    def burn(self, jumps: int = 1) -> bool:
-        self.left -= jumps
-        return self.left >= 0
 
 
 class Recurrence(ABC):
@@ -52,21 +36,17 @@ class Recurrence(ABC):
     start: datetime
 
     @abstractmethod
-    def next_local(self, after: datetime, fuel: Fuel) -> datetime | None:
-        """The first of them strictly after `after`; None if there is none, or none that the fuel reaches."""
+    def next_local(self, after: datetime, fuel: Fuel, until: datetime = LAST) -> datetime | None:
+        """The first of them strictly after `after`; None if there is none. Behind `until` nothing is looked for, and
+        what is found there does not matter."""
 
-    def nth(self, count: int) -> datetime | None:
+    def nth(self, count: int, fuel: Fuel) -> datetime | None:
         """The `count`-th of them, or None if there are fewer."""
-        fuel = Fuel(_COUNT_TANK)
         moment = self.next_local(self.start - MICROSECOND, fuel)
         for _ in range(1, count):
             if moment is None:
                 break
-            if not fuel.burn():
-                raise CountTooLarge
             moment = self.next_local(moment, fuel)
-        if moment is None and fuel.left < 0:
-            raise CountTooLarge
         return moment
 
 
@@ -80,87 +60,162 @@ def make_recurrence(parts: RuleParts, start: datetime) -> Recurrence:
 class ByDay(Recurrence):
     """YEARLY, MONTHLY, WEEKLY and DAILY: a grid of periods, the days in them, the times of each day."""
 
-    __slots__ = ("_days", "_grid", "_positions", "_times", "start")
+    __slots__ = ("_days", "_grid", "_period", "_places", "_times", "start")
 
     def __init__(self, parts: RuleParts, start: datetime) -> None:
         self.start = start
         self._grid = _Grid(parts, start)
         self._days = _day_filter(parts, start)
-        self._positions = tuple(parts.bysetpos)
+        self._places = _Places(parts.bysetpos) if parts.bysetpos else None
+        # The period that was looked at last, with its days: the next question is mostly about the same.
+        self._period = (1, 0, 0)
         self._times = TimesOfDay(
             parts.byhour or (start.hour,), parts.byminute or (start.minute,), parts.bysecond or (start.second,)
         )
 
-    def next_local(self, after: datetime, fuel: Fuel) -> datetime | None:
+    def next_local(self, after: datetime, fuel: Fuel, until: datetime = LAST) -> datetime | None:
         after = max(after, self.start - MICROSECOND)
-        if self._positions:
-            return self._next_position(after, fuel)
+        last = until.toordinal()
+        if self._places is not None:
+            return self._next_place(self._places, after, last, fuel)
         today = after.toordinal()
-        day = self._next_day(today, fuel)
-        if day == today:
-            clock = self._times.after(after.hour, after.minute, after.second)
-            if clock is not None:
-                return datetime.combine(after.date(), time(*clock))
-            day = self._next_day(today + 1, fuel)
-        return None if day is None else _at(day, self._times.first)
+        clock = self._times.after(after.hour, after.minute, after.second)
+        day = self._next_day(today if clock is not None else today + 1, last, fuel)
+        if day is None:
+            return None
+        return _at(day, clock if clock is not None and day == today else self._times.first)
 
-    def nth(self, count: int) -> datetime | None:
-        if self._positions:
-            return super().nth(count)
+    def nth(self, count: int, fuel: Fuel) -> datetime | None:
+        if self._places is not None:
+            return self._nth_place(self._places, count, fuel)
         # Whole days at a time; the times of the first day before the start itself do not count.
-        fuel = Fuel(_COUNT_TANK)
         today = self.start.toordinal()
-        day = self._next_day(today, fuel)
+        day = self._next_day(today, _LAST_DAY, fuel)
         left = count
         if day == today:
             left += self._times.count_through(self.start.hour, self.start.minute, self.start.second - 1)
+        days, index = divmod(left - 1, self._times.size)
         if self._grid.daily and self._days.allows_all:
-            days, index = divmod(left - 1, len(self._times))
             day = today + days * self._grid.interval
-            return None if day > _LAST_DAY else _at(day, self._times.nth(index))
-        while day is not None and left > len(self._times):
-            left -= len(self._times)
-            day = self._next_day(day + 1, fuel)
-        if day is None:
-            if fuel.left < 0:
-                raise CountTooLarge
-            return None
-        return _at(day, self._times.nth(left - 1))
+        elif self._grid.interval == 1:
+            day = self._skip_years(day, days, fuel)
+        else:
+            for _ in range(days):
+                if day is None:
+                    break
+                day = self._next_day(day + 1, _LAST_DAY, fuel)
+        return None if day is None or day > _LAST_DAY else _at(day, self._times.nth(index))
 
-    def _next_day(self, day: int, fuel: Fuel) -> int | None:
+    def _skip_years(self, day: int | None, days: int, fuel: Fuel) -> int | None:
+        """The allowed day that so many others lie before, from `day` on: whole years at a time, as every day is on the
+        grid."""
+        while day is not None:
+            fuel.burn()
+            here = self._days.count_from(day)
+            if days < here:
+                return self._days.nth_from(day, days)
+            days -= here
+            year = date.fromordinal(day).year
+            day = date(year + 1, 1, 1).toordinal() if year < date.max.year else None
+        return None
+
+    def _next_day(self, day: int, last: int, fuel: Fuel) -> int | None:
         """The first day from `day` on that is on the grid and allowed."""
-        while fuel.burn():
+        while True:
+            fuel.burn(_JUMP)
             aligned = self._grid.align(day)
-            if aligned is None:
+            if aligned is None or aligned > last:
                 return None
-            allowed = self._days.next(aligned)
+            allowed = self._days.next(aligned, fuel)
             if allowed is None or allowed == aligned:
                 return allowed
             day = allowed
-        return None
 
-    def _next_position(self, after: datetime, fuel: Fuel) -> datetime | None:
+    def _next_place(self, places: _Places, after: datetime, until: int, fuel: Fuel) -> datetime | None:
         """With BYSETPOS: of all times of one period, in order, only those at the given places."""
-        # The period is looked at from its beginning: places count from there, even if DTSTART is in its middle.
-        day = self._next_day(max(1, self._grid.bounds(after.toordinal())[0]), fuel)
-        while day is not None and fuel.burn(_PERIOD):
-            first, last = self._grid.bounds(day)
-            first = max(1, first)
-            for moment in self._chosen(first, self._days.between(first, last)):
-                if moment > after:
-                    return moment
-            day = self._next_day(last + 1, fuel)
+        today = after.toordinal()
+        for first, days in self._periods(today, until, fuel):
+            place = places.next(self._passed(after, today - first, days), days.bit_count() * self._times.size)
+            if place is not None:
+                return self._time_at(first, days, place)
         return None
 
-    def _chosen(self, first: int, days: int) -> list[datetime]:
-        """The times at the given places, out of all times of the days whose bits are set, counted from `first`."""
-        total = days.bit_count() * len(self._times)
-        places = sorted({place - 1 if place > 0 else total + place for place in self._positions})
-        places = [place for place in places if 0 <= place < total]
-        if not places:
-            return []
-        listed = [first + at for at in range(days.bit_length()) if days >> at & 1]
-        return [_at(listed[place // len(self._times)], self._times.nth(place % len(self._times))) for place in places]
+    def _nth_place(self, places: _Places, count: int, fuel: Fuel) -> datetime | None:
+        after = self.start - MICROSECOND
+        today = after.toordinal()
+        for first, days in self._periods(today, _LAST_DAY, fuel):
+            total, passed = days.bit_count() * self._times.size, self._passed(after, today - first, days)
+            here = places.count(passed, total, fuel)
+            if count <= here:
+                place = places.next(passed, total)
+                for _ in range(1, count):
+                    fuel.burn()
+                    place = None if place is None else places.next(place + 1, total)
+                return None if place is None else self._time_at(first, days, place)
+            count -= here
+        return None
+
+    def _periods(self, day: int, until: int, fuel: Fuel) -> Iterator[tuple[int, int]]:
+        """Each period from that of `day` on: its first day, and bits for the allowed ones, counted from there."""
+        # It is looked at from its beginning: places count from there, even if DTSTART is in its middle.
+        first, last, days = self._period
+        if first <= day <= last:
+            fuel.burn(_PERIOD)
+            yield first, days
+            day = last + 1
+        else:
+            day = max(1, self._grid.bounds(day)[0])
+        while (found := self._next_day(day, until, fuel)) is not None:
+            fuel.burn(_PERIOD)
+            first, last = self._grid.bounds(found)
+            first = max(1, first)
+            days = self._days.between(first, last)
+            self._period = first, last, days
+            yield first, days
+            day = last + 1
+
+    def _passed(self, after: datetime, today: int, days: int) -> int:
+        """How many times of a period are not later than `after`, which is on its day `today`, counted from 0."""
+        if today < 0:
+            return 0
+        passed = (days & ((1 << today) - 1)).bit_count() * self._times.size
+        if days >> today & 1:
+            passed += self._times.count_through(after.hour, after.minute, after.second)
+        return passed
+
+    def _time_at(self, first: int, days: int, place: int) -> datetime:
+        """The time at a place, out of all times of the days whose bits are set, counted from `first`."""
+        day, index = divmod(place, self._times.size)
+        return _at(first + nth_bit(days, day), self._times.nth(index))
+
+
+class _Places:
+    """The places of BYSETPOS, in order: from the beginning of a period, and from its end."""
+
+    __slots__ = ("_ahead", "_back", "_counts")
+
+    def __init__(self, positions: Collection[int]) -> None:
+        self._ahead = tuple(sorted(place - 1 for place in positions if place > 0))
+        self._back = tuple(sorted(place for place in positions if place < 0))
+        self._counts: tuple[int, int] = (-1, 0)
+
+    def next(self, passed: int, total: int) -> int | None:
+        """The first place of a period with `total` times that is not among the `passed` ones."""
+        at, back = bisect_left(self._ahead, passed), bisect_left(self._back, passed - total)
+        ahead = self._ahead[at] if at < len(self._ahead) else total
+        place = min(ahead, total + self._back[back] if back < len(self._back) else total)
+        return place if place < total else None
+
+    def count(self, passed: int, total: int, fuel: Fuel) -> int:
+        """How many places there are behind those that have passed."""
+        if passed == 0 and self._counts[0] == total:
+            return self._counts[1]
+        fuel.burn((len(self._ahead) + len(self._back)) // 16)
+        both = {place for place in self._ahead if passed <= place < total}
+        both.update(total + place for place in self._back if total + place >= passed)
+        if passed == 0:
+            self._counts = total, len(both)
+        return len(both)
 
 
 class ByClock(Recurrence):
@@ -181,37 +236,41 @@ class ByClock(Recurrence):
         self._tails = self._make_tails(parts)
         self._never = not self._tails or not self._clock_can_match()
 
-    def next_local(self, after: datetime, fuel: Fuel) -> datetime | None:
+    def next_local(self, after: datetime, fuel: Fuel, until: datetime = LAST) -> datetime | None:
         if self._never:
             return None
         after = max(after, self.start - MICROSECOND)
         # The last whole second not later than `after`; everything lies on whole seconds.
         now = _seconds(after)
         position = now // self._unit * self._unit
-        found = self._search(position, fuel)
+        last = _seconds(until)
+        found = self._search(position, last, fuel)
         if found is None:
             return None
         if found == position:
             at = bisect_right(self._tails, now - position)
             if at < len(self._tails):
                 return _moment(position + self._tails[at])
-            found = self._search(position + self._unit, fuel)
+            found = self._search(position + self._unit, last, fuel)
         return None if found is None else _moment(found + self._tails[0])
 
-    def nth(self, count: int) -> datetime | None:
+    def nth(self, count: int, fuel: Fuel) -> datetime | None:
         if self._never or not self._days.allows_all or self._hours or self._minutes or self._seconds:
-            return super().nth(count)
+            return super().nth(count, fuel)
         before = bisect_right(self._tails, _seconds(self.start) - self._base - 1)
         units, index = divmod(count - 1 + before, len(self._tails))
         return _moment(self._base + units * self._step + self._tails[index])
 
-    def _search(self, position: int, fuel: Fuel) -> int | None:
+    def _search(self, position: int, last: int, fuel: Fuel) -> int | None:
         """The first unit from `position` on that is on the grid and passes every filter."""
         hours, minutes, seconds = self._hours, self._minutes, self._seconds
-        while fuel.burn():
+        while True:
+            fuel.burn(_JUMP)
             position += (self._base - position) % self._step
+            if position > last:
+                return None
             day, clock = divmod(position, _DAY)
-            allowed = self._days.next(day)
+            allowed = self._days.next(day, fuel)
             if allowed is None:
                 return None
             if allowed != day:
@@ -224,7 +283,6 @@ class ByClock(Recurrence):
                 position = position // 60 * 60 + _following(seconds, clock % 60, 60)
             else:
                 return position
-        return None
 
     def _make_tails(self, parts: RuleParts) -> tuple[int, ...]:
         """The seconds into a unit at which it fires."""

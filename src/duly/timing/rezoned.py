@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from duly.model import DstFold, Policy, ScheduleKind
 
 from .dst import instant_of, shifts_between
+from .fuel import Fuel
 from .schedule import MICROSECOND
 from .timetable import Timetable, make_timetable
 from .zones import before, changed_since
@@ -54,6 +55,8 @@ def carried(
     had not heard of the change.
     """
 
+    fuel = Fuel()
+
     def table(schedule: str, timezone: str) -> Timetable:
         return make_timetable(
             kind=kind,
@@ -64,16 +67,17 @@ def carried(
             end_at=end_at,
             policy=policy,
             job_id=job_id,
+            fuel=fuel,
         )
 
     since, timetable = changed_since(), table(schedule, timezone)
     old = table(_TZID.sub(lambda one: f"TZID={before(one[1]) or one[1]}", schedule), before(timezone) or timezone)
-    if not old.occurs_at(expected):
+    if not old.occurs_at(expected, fuel):
         return expected
-    if planned is not None and since is not None and planned >= since and timetable.occurs_at(expected):
+    if planned is not None and since is not None and planned >= since and timetable.occurs_at(expected, fuel):
         return expected
     if kind == "once":
-        return timetable.first(now) or expected
+        return timetable.first(now, fuel) or expected
     # What lies before the plan is answered for, and so is what has run.
     bounds = [expected - MICROSECOND]
     if planned is not None and planned < expected:
@@ -84,7 +88,7 @@ def carried(
     elif timetable.schedule.start_local == old.schedule.start_local:
         bounds = [_same_local(bound, old, timetable, policy.dst_fold) for bound in bounds] + bounds[1:]
     # Else the rules say another time of day for the moment at which the job was made: its instants stay.
-    return timetable.next(max(bounds)) or expected
+    return timetable.next(max(bounds), fuel) or expected
 
 
 def differing(old: Mapping[str, bytes], new: Mapping[str, bytes], around: datetime) -> dict[str, bytes]:

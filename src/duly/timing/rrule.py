@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, time, timedelta
 from typing import ClassVar
 from zoneinfo import ZoneInfo
 
-from duly.errors import InvalidSchedule
+from duly.errors import InvalidSchedule, TooCostly
 from duly.model import DstFold, DstGap, ScheduleKind
 
 from .dst import Gap, dropped_instants, next_instant, walk_instants
-from .recurrence import CountTooLarge, Fuel, Recurrence, make_recurrence
+from .fuel import Fuel
+from .recurrence import Recurrence, make_recurrence
 from .rrule_text import DateList, Moment, RuleText, read_rrule
-from .schedule import DAWN, MICROSECOND, Occurrence, Schedule, count_by_walking
+from .schedule import DAWN, LAST, MICROSECOND, Occurrence, Schedule, count_by_walking
 from .zones import load_zone
 
 _HEADS = ("RRULE", "DTSTART", "RDATE", "EXDATE", "EXRULE", "FREQ=")
@@ -33,13 +34,14 @@ class RuleDates:
     taken: frozenset[datetime]
     taken_days: frozenset[date]
 
-    def next_local(self, after: datetime) -> datetime | None:
-        fuel = Fuel()
+    def next_local(self, after: datetime, fuel: Fuel) -> datetime | None:
         while True:
-            found = self._next_of_rule(after, fuel)
             at = bisect_right(self.added, after)
-            if at < len(self.added) and (found is None or self.added[at] < found):
-                found = self.added[at]
+            added = self.added[at] if at < len(self.added) else None
+            found = self._next_of_rule(after, added, fuel)
+            if added is not None and (found is None or added < found):
+                fuel.burn()
+                found = added
             if found is None:
                 return None
             if found in self.taken:
@@ -49,8 +51,12 @@ class RuleDates:
             else:
                 return found
 
-    def _next_of_rule(self, after: datetime, fuel: Fuel) -> datetime | None:
-        found = self.rule.next_local(after, fuel) if self.rule is not None else None
+    def _next_of_rule(self, after: datetime, before: datetime | None, fuel: Fuel) -> datetime | None:
+        """The rule's own next time. What lies behind an added date, or behind the rule's last time, is not sought."""
+        if self.rule is None or (self.last is not None and after >= self.last):
+            return None
+        until = min(self.last or LAST, before or LAST)
+        found = self.rule.next_local(after, fuel, until)
         return None if found is None or (self.last is not None and found > self.last) else found
 
 
@@ -76,6 +82,7 @@ class RruleSchedule(Schedule):
     dates: RuleDates
     elapsed: bool
     identity: tuple[object, ...] = field(init=False)
+    added: RuleDates = field(init=False)
     _gap: Gap = field(init=False)
     _fold: DstFold = field(init=False)
     _hash: int = field(init=False)
@@ -83,6 +90,7 @@ class RruleSchedule(Schedule):
     def __post_init__(self) -> None:
         identity = ("rrule", self.canonical, self.zone.key, self.dst_gap, self.dst_fold, self.start, self.begin)
         object.__setattr__(self, "identity", identity)
+        object.__setattr__(self, "added", replace(self.dates, rule=None))
         object.__setattr__(self, "_gap", "vanish" if self.elapsed else self.dst_gap)
         object.__setattr__(self, "_fold", "both" if self.elapsed else self.dst_fold)
         object.__setattr__(self, "_hash", hash(identity))
@@ -99,26 +107,41 @@ class RruleSchedule(Schedule):
     def start_local(self) -> datetime:
         return self.start
 
-    def next(self, after: datetime) -> datetime | None:
-        after = max(after, self.begin)
-        moment = next_instant(self.dates.next_local, after, self.rule_zone, self._gap, self._fold)
-        while moment is not None and self._ended(moment):
-            moment = next_instant(self.dates.next_local, moment, self.rule_zone, self._gap, self._fold)
-        return moment
+    def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
+        fuel = fuel or Fuel()
+        dates, after = self.dates, max(after, self.begin)
+        while True:
+            moment = next_instant(dates.next_local, after, self.rule_zone, self._gap, self._fold, fuel)
+            if moment is None or not self._ended(moment):
+                return moment
+            # Behind UNTIL there are only the dates that were added.
+            dates, after = self.added, moment
 
-    def walk(self, after: datetime) -> Iterator[Occurrence]:
-        for one in walk_instants(self.dates.next_local, max(after, self.begin), self.rule_zone, self._gap, self._fold):
+    def walk(self, after: datetime, fuel: Fuel | None = None) -> Iterator[Occurrence]:
+        after, fuel = max(after, self.begin), fuel or Fuel()
+        for one in walk_instants(self.dates.next_local, after, self.rule_zone, self._gap, self._fold, fuel):
+            if self._ended(one.scheduled_at):
+                break
+            yield self._shown(one)
+            after = one.scheduled_at
+        else:
+            return
+        for one in walk_instants(self.added.next_local, after, self.rule_zone, self._gap, self._fold, fuel):
             if not self._ended(one.scheduled_at):
                 yield self._shown(one)
 
-    def count(self, after: datetime, until: datetime, limit: int) -> int:
-        return count_by_walking(self, after, until, limit)
+    def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
+        return count_by_walking(self, after, until, limit, fuel or Fuel())
 
-    def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
+    def dropped(self, after: datetime, until: datetime, fuel: Fuel | None = None) -> list[Occurrence]:
         if self._gap != "skip":
             return []
-        after = max(after, self.begin)
-        return [self._shown(one) for one in dropped_instants(self.dates.next_local, after, until, self.rule_zone)]
+        found = dropped_instants(self.dates.next_local, max(after, self.begin), until, self.rule_zone, fuel or Fuel())
+        return [self._shown(one) for one in found]
+
+    def without_added(self) -> RruleSchedule:
+        """The rule alone."""
+        return replace(self, dates=replace(self.dates, added=()))
 
     def __hash__(self) -> int:
         return self._hash
@@ -141,7 +164,14 @@ def is_rrule(text: str) -> bool:
 
 
 def make_rrule(
-    text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime, *, starts: bool = False
+    text: str,
+    zone: ZoneInfo,
+    dst_gap: DstGap,
+    dst_fold: DstFold,
+    anchor: datetime,
+    *,
+    starts: bool = False,
+    fuel: Fuel | None = None,
 ) -> RruleSchedule:
     """From RFC 5545 text. Without DTSTART the rule begins at `anchor`, to the second.
 
@@ -170,7 +200,7 @@ def make_rrule(
         until=until,
         dates=RuleDates(
             rule=rule,
-            last=_last(read, rule, until, rule_zone, begin),
+            last=_last(read, rule, until, rule_zone, begin, fuel or Fuel()),
             added=tuple(sorted(added)),
             taken=frozenset(local for moment, local in taken if not moment.is_date),
             # A bare date takes the whole day: there is nothing else it could mean for a rule with times.
@@ -204,16 +234,16 @@ def _until(read: RuleText, zone: ZoneInfo) -> datetime | None:
 
 
 def _last(
-    read: RuleText, rule: Recurrence | None, until: datetime | None, zone: ZoneInfo, begin: datetime
+    read: RuleText, rule: Recurrence | None, until: datetime | None, zone: ZoneInfo, begin: datetime, fuel: Fuel
 ) -> datetime | None:
     """No local time of the rule is later: what ends the search. UNTIL leaves a day's room for doubled hours."""
     if rule is not None and read.rule is not None and read.rule.count is not None:
         # Without DTSTART the rule starts at the very second of the anchor, and that may be before its first occurrence.
         uncounted = begin != DAWN and begin >= rule.start.replace(tzinfo=zone).astimezone(UTC)
-        uncounted = uncounted and rule.next_local(rule.start - MICROSECOND, Fuel()) == rule.start
         try:
-            return rule.nth(read.rule.count + uncounted)
-        except CountTooLarge:
+            uncounted = uncounted and rule.next_local(rule.start - MICROSECOND, fuel) == rule.start
+            return rule.nth(read.rule.count + uncounted, fuel)
+        except TooCostly:
             raise InvalidSchedule(
                 f"COUNT: {read.rule.count} is more than can be followed for this rule, use UNTIL", part="COUNT"
             ) from None

@@ -14,7 +14,10 @@ from zoneinfo import ZoneInfo
 
 from duly.model import ScheduleKind
 
+from .fuel import Fuel
+
 MICROSECOND = timedelta(microseconds=1)
+LAST = datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001 - naive local time
 # Before any schedule starts, and far enough from datetime.min that no zone's offset leads below it.
 DAWN = datetime(2, 1, 1, tzinfo=UTC)
 
@@ -35,7 +38,11 @@ class Occurrence:
 
 class Schedule(ABC):
     """Immutable, hashable, compared by meaning. `parse_schedule(s.canonical)` with the same zone, policies and
-    anchor gives an equal schedule."""
+    anchor gives an equal schedule.
+
+    Every answer burns from `fuel`, the tank of the question that it is a part of; without one it has a tank of its own.
+    `TooCostly` is raised when that is empty.
+    """
 
     __slots__ = ()
 
@@ -67,21 +74,23 @@ class Schedule(ABC):
         """What makes two schedules the same."""
 
     @abstractmethod
-    def next(self, after: datetime) -> datetime | None:
+    def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
         """The first occurrence strictly after `after`, or None if there is never another one."""
 
     @abstractmethod
-    def count(self, after: datetime, until: datetime, limit: int) -> int:
+    def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
         """How many occurrences lie in (after, until]. Where that takes a walk, it ends at `limit`."""
 
-    def walk(self, after: datetime) -> Iterator[Occurrence]:
+    def walk(self, after: datetime, fuel: Fuel | None = None) -> Iterator[Occurrence]:
         """Occurrences strictly after `after`, dropped ones included, each with its note."""
-        moment = self.next(after)
+        fuel = fuel or Fuel()
+        moment = self.next(after, fuel)
         while moment is not None:
+            fuel.burn()
             yield Occurrence(moment, moment.astimezone(self.zone))
-            moment = self.next(moment)
+            moment = self.next(moment, fuel)
 
-    def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
+    def dropped(self, after: datetime, until: datetime, fuel: Fuel | None = None) -> list[Occurrence]:
         """What `dst_gap="skip"` dropped in (after, until], oldest first."""
         return []
 
@@ -94,11 +103,11 @@ class Schedule(ABC):
         return hash(self.identity)
 
 
-def count_by_walking(schedule: Schedule, after: datetime, until: datetime, limit: int) -> int:
+def count_by_walking(schedule: Schedule, after: datetime, until: datetime, limit: int, fuel: Fuel) -> int:
     """`Schedule.count` for kinds without a closed form."""
     count = 0
-    moment = schedule.next(after)
+    moment = schedule.next(after, fuel)
     while count < limit and moment is not None and moment <= until:
         count += 1
-        moment = schedule.next(moment)
+        moment = schedule.next(moment, fuel)
     return count

@@ -14,17 +14,18 @@ Clock = tuple[int, int, int]
 class TimesOfDay:
     """Every (hour, minute, second) of the three sets, in order."""
 
-    __slots__ = ("_hour_set", "_minute_set", "hours", "minutes", "seconds")
+    __slots__ = ("_hour_set", "_minute_set", "hours", "minutes", "seconds", "size")
 
     def __init__(self, hours: Iterable[int], minutes: Iterable[int], seconds: Iterable[int]) -> None:
         self.hours = tuple(sorted(set(hours)))
         self.minutes = tuple(sorted(set(minutes)))
         self.seconds = tuple(sorted(set(seconds)))
+        self.size = len(self.hours) * len(self.minutes) * len(self.seconds)
         self._hour_set = frozenset(self.hours)
         self._minute_set = frozenset(self.minutes)
 
     def __len__(self) -> int:
-        return len(self.hours) * len(self.minutes) * len(self.seconds)
+        return self.size
 
     @property
     def first(self) -> Clock:

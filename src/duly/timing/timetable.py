@@ -10,9 +10,11 @@ from functools import lru_cache
 from hashlib import blake2b
 from uuid import UUID
 
+from duly.errors import TooCostly
 from duly.model import DstFold, DstGap, Policy, ScheduleKind
 
 from .cache import next_occurrence
+from .fuel import LENT, Fuel
 from .interval import make_interval
 from .parse import read_schedule
 from .schedule import DAWN, MICROSECOND, Occurrence, Schedule
@@ -20,6 +22,8 @@ from .zones import load_zone, when_forgotten
 
 _NONE = timedelta(0)
 _LONGEST_OFFSET = timedelta(days=1)  # what jitter_seconds may be at most
+# What the last occurrence of a list says that has to end early.
+TOO_FAR = "the list ends here: what follows takes too long to work out"
 _PARSED = 16_384  # distinct schedules remembered; a few hundred are usual
 
 
@@ -28,6 +32,7 @@ class Timetable:
     """Occurrences are `schedule`'s own ("nominal") times in [start_at, end_at], each plus `offset`.
 
     The bounds hold for the nominal time: a job that ends at midnight still has its midnight run, jittered past it.
+    As with a schedule, whoever asks several things for one answer passes the tank that they burn from.
     """
 
     schedule: Schedule
@@ -35,25 +40,50 @@ class Timetable:
     end_at: datetime | None = None
     offset: timedelta = _NONE
 
-    def next(self, after: datetime) -> datetime | None:
+    def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
         """The first occurrence strictly after `after`, or None if there is never another one."""
-        nominal = next_occurrence(self.schedule, self._nominal(after))
+        nominal = next_occurrence(self.schedule, self._nominal(after), fuel)
         if nominal is None or (self.end_at is not None and nominal > self.end_at):
             return None
         return self._jittered(nominal) if self.offset else nominal
 
-    def first(self, now: datetime) -> datetime | None:
+    def first(self, now: datetime, fuel: Fuel | None = None) -> datetime | None:
         """Where a job that is new at `now` begins: a one-off at its time, even a past one; others after `now`."""
-        return self.next(DAWN if self.schedule.kind == "once" else now)
+        return self.next(DAWN if self.schedule.kind == "once" else now, fuel)
 
-    def walk(self, after: datetime) -> Iterator[Occurrence]:
+    def walk(self, after: datetime, fuel: Fuel | None = None) -> Iterator[Occurrence]:
         """Occurrences strictly after `after`, dropped ones included, each with its note."""
-        for occurrence in self.schedule.walk(self._nominal(after)):
+        for occurrence in self.schedule.walk(self._nominal(after), fuel or Fuel()):
             if self.end_at is not None and occurrence.scheduled_at > self.end_at:
                 return
             if self._jittered(occurrence.scheduled_at) is None:
                 return
             yield self._shifted(occurrence)
+
+    def listed(self, after: datetime, count: int, fuel: Fuel | None = None) -> list[Occurrence]:
+        """The next `count` occurrences after `after`; those that are dropped between them are there too, uncounted.
+
+        Where working out the first takes too long, that is the answer; further on, the list ends early and its last
+        one says why.
+        """
+        fuel = fuel or Fuel.for_list(count)
+        found: list[Occurrence] = []
+        left = count
+        try:
+            for occurrence in self.walk(after, fuel):
+                # The second bound is for a schedule that aims at the gap: years may pass with nothing but drops.
+                if left <= 0 or len(found) >= 2 * count + 10:
+                    break
+                found.append(occurrence)
+                left -= not occurrence.dropped
+                if left <= 0:
+                    break
+        except TooCostly:
+            if not found:
+                raise
+            note = "; ".join(filter(None, (found[-1].note, TOO_FAR)))
+            found[-1] = dataclasses.replace(found[-1], note=note)
+        return found
 
     def of_nominal(self, nominal: datetime) -> datetime | None:
         """When the schedule's own time `nominal` occurs here; None if it is none of the schedule's."""
@@ -68,43 +98,43 @@ class Timetable:
         """
         if not self.offset:
             return fired
-        nominal = fired - self.offset
-        if next_occurrence(self.schedule, nominal - MICROSECOND) != nominal:
-            nominal = self._newest(fired)
+        nominal, fuel = fired - self.offset, Fuel()
+        if next_occurrence(self.schedule, nominal - MICROSECOND, fuel) != nominal:
+            nominal = self._newest(fired, fuel)
         return max(fired, self._jittered(nominal) or fired)
 
-    def _newest(self, until: datetime) -> datetime:
+    def _newest(self, until: datetime, fuel: Fuel) -> datetime:
         """The newest nominal time not later than `until`, by halving the time in which it can lie."""
-        first = next_occurrence(self.schedule, until - _LONGEST_OFFSET)
+        first = next_occurrence(self.schedule, until - _LONGEST_OFFSET, fuel)
         if first is None or first > until:
             return until - _LONGEST_OFFSET
         newest, high = first, until
         while newest < high:
             middle = newest + (high - newest) // 2
-            found = next_occurrence(self.schedule, middle)
+            found = next_occurrence(self.schedule, middle, fuel)
             if found is not None and found <= until:
                 newest = found
             else:
                 high = middle
         return newest
 
-    def occurs_at(self, moment: datetime) -> bool:
+    def occurs_at(self, moment: datetime, fuel: Fuel | None = None) -> bool:
         """Whether `moment` is one of the occurrences."""
-        return self.next(moment - MICROSECOND) == moment
+        return self.next(moment - MICROSECOND, fuel) == moment
 
-    def count(self, after: datetime, until: datetime, limit: int) -> int:
+    def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
         """How many occurrences lie in (after, until]; where that takes a walk, it ends at `limit`."""
         last = until - self.offset
         if self.end_at is not None:
             last = min(last, self.end_at)
-        return self.schedule.count(self._nominal(after), last, limit)
+        return self.schedule.count(self._nominal(after), last, limit, fuel)
 
-    def dropped(self, after: datetime, until: datetime) -> list[Occurrence]:
+    def dropped(self, after: datetime, until: datetime, fuel: Fuel | None = None) -> list[Occurrence]:
         """What `dst_gap="skip"` dropped in (after, until], oldest first."""
         last = until - self.offset
         if self.end_at is not None:
             last = min(last, self.end_at)
-        return [self._shifted(occurrence) for occurrence in self.schedule.dropped(self._nominal(after), last)]
+        return [self._shifted(occurrence) for occurrence in self.schedule.dropped(self._nominal(after), last, fuel)]
 
     def _nominal(self, after: datetime) -> datetime:
         """The time to search the schedule from."""
@@ -144,6 +174,7 @@ def make_timetable(
     end_at: datetime | None,
     policy: Policy,
     job_id: UUID,
+    fuel: Fuel | None = None,
 ) -> Timetable:
     """The timetable of a stored job, from its canonical text.
 
@@ -163,16 +194,22 @@ def make_timetable(
         return Timetable(one_off, start_at, end_at, offset)
     anchored = kind == "rrule" and "DTSTART" not in schedule
     key = (schedule, timezone, policy.dst_gap, policy.dst_fold, anchor if anchored else None, start_at == anchor)
-    if offset:
-        return Timetable(_parsed(*key), start_at, end_at, offset)
-    return _shared(*key, start_at, end_at)
+    token = None if fuel is None else LENT.set(fuel)
+    try:
+        if offset:
+            return Timetable(_parsed(*key), start_at, end_at, offset)
+        return _shared(*key, start_at, end_at)
+    finally:
+        if token is not None:
+            LENT.reset(token)
 
 
 @lru_cache(maxsize=_PARSED)
 def _parsed(
     text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime | None, starts: bool
 ) -> Schedule:
-    return read_schedule(text, timezone, dst_gap, dst_fold, DAWN if anchor is None else anchor, starts=starts)
+    anchor = DAWN if anchor is None else anchor
+    return read_schedule(text, timezone, dst_gap, dst_fold, anchor, starts=starts, fuel=LENT.get())
 
 
 @lru_cache(maxsize=_PARSED)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 
 import pytest
 from dateutil.rrule import rrulestr
 
-from duly.errors import InvalidInput, InvalidSchedule
+from duly.errors import InvalidInput, InvalidSchedule, TooCostly
 from duly.timing import parse_schedule
-from duly.timing.recurrence import Fuel, make_recurrence
+from duly.timing.fuel import Fuel
+from duly.timing.recurrence import make_recurrence
 from duly.timing.rrule_text import FREQUENCIES, WEEKDAYS, read_rrule
 
 from .helpers import NEW_YORK, chain, fires, parse, utc
@@ -70,10 +72,11 @@ def test_agrees_with_dateutil(seed: int) -> None:
         assert parts is not None
         recurrence = make_recurrence(parts, start)
         found: list[datetime] = []
-        moment = recurrence.next_local(start - MICROSECOND, Fuel())
-        while moment is not None and len(found) < 6:
-            found.append(moment)
-            moment = recurrence.next_local(moment, Fuel())
+        with suppress(TooCostly):  # a grid that hardly ever meets its filters
+            moment = recurrence.next_local(start - MICROSECOND, Fuel())
+            while moment is not None and len(found) < 6:
+                found.append(moment)
+                moment = recurrence.next_local(moment, Fuel())
         # dateutil walks from the start: only what it reaches in reasonable time is compared.
         reach = {"HOURLY": 400, "MINUTELY": 8, "SECONDLY": 1}.get(parts.freq, 8000)
         if not found or (found[-1] - start).days > reach:
@@ -84,7 +87,7 @@ def test_agrees_with_dateutil(seed: int) -> None:
         except ValueError:  # it refuses some rules that can match nothing
             continue
         assert found == expected, (text, start)
-        assert recurrence.nth(len(found)) == found[-1], (text, start)
+        assert recurrence.nth(len(found), Fuel()) == found[-1], (text, start)
         compared += 1
 
 

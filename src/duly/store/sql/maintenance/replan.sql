@@ -1,5 +1,5 @@
 -- Jobs that were active with nothing planned go on from their next future occurrence; one that has none left has ended,
--- and one that cannot be planned is parked, for maintenance/unpark.sql.
+-- and one that cannot be planned is parked, for maintenance/unpark.sql; what costs too much to plan is just paused.
 --   $1 job_ids  $2 versions they were read with  $3 next_run_at  $4 why not, where it cannot be planned
 with able as materialized (
     -- A one-off that has fired is over: planned anew it would run twice.
@@ -25,7 +25,7 @@ repaired as (
 ),
 parked as (
     insert into duly.parked (job_id, version, parked_at)
-    select job_id, version, updated_at from repaired where reason is not null
+    select job_id, version, updated_at from repaired where reason is not null and reason not like 'too costly%'
     on conflict (job_id) do update set version = excluded.version, parked_at = excluded.parked_at, retry_at = null
 ),
 noted as (
