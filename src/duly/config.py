@@ -78,6 +78,7 @@ class Settings(BaseSettings):
         None, ge=1, le=1000, description="handlers with isolation='process' that run at once; default: one a core"
     )
     allow_commands: bool = Field(False, description="whether this worker runs jobs whose handler is a command")
+    worker_tenants: str = Field("", description="tenants whose runs a worker takes, by commas; empty: everybody's")
     pass_env: str = Field(
         "", description="environment variables that commands get of the worker's besides PATH, HOME and the like"
     )

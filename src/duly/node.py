@@ -170,10 +170,14 @@ async def running_worker(
     settings: Settings,
     *,
     queues: Sequence[str] | Mapping[str, int] = ("default",),
+    tenants: Sequence[str] = (),
     concurrency: int | None = None,
     observer: Observer | None = None,
 ) -> AsyncIterator[Worker]:
-    """`queues` as a mapping gives each a weight: the share it has of a worker that could serve any of them."""
+    """`queues` as a mapping gives each a weight: the share it has of a worker that could serve any of them.
+
+    `tenants`: whose runs it takes; none: everybody's.
+    """
     notifier = make_notifier(pool, settings)
     worker = Worker(
         pool,
@@ -182,6 +186,7 @@ async def running_worker(
         name=node_name(),
         version=duly_version(),
         queues=queues,
+        tenants=tenants,
         concurrency=concurrency,
         notifier=notifier,
         observer=observer,

@@ -72,4 +72,20 @@ MUTANTS = (
         "job.queue)",
         (f"{_BOUNDS}test_over_http_it_is_403_and_names_the_field",),
     ),
+    Mutant(
+        "worker-serves-everybody",
+        "a worker for one tenant begins another's run",
+        "store/sql/runs/claim_served.sql",
+        " and j.tenant = any ($8::text[])\n                from duly.jobs j",
+        "\n                from duly.jobs j",
+        ("services/test_served_tenants.py::test_a_run_that_was_rescued_is_still_for_its_own_tenants_workers",),
+    ),
+    Mutant(
+        "walk-never-goes-on",
+        "a crowd of others' runs keeps a tenant's worker from the tenant's own",
+        "worker/floors.py",
+        "self._floors[lane] = end + timedelta(microseconds=1)",
+        "pass",
+        ("services/test_served_tenants.py::test_a_crowd_of_others_runs_is_passed_over_once",),
+    ),
 )

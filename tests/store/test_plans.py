@@ -157,6 +157,14 @@ async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(
             assert "priority" in lane["Index Cond"]
 
 
+async def test_a_claim_for_some_tenants_walks_the_lanes_and_never_reads_the_queue(full_pool: Pool) -> None:
+    for plan in await plans_of(full_pool, "runs/claim_served", uuid4(), 15.0, 100, *LANES, [], ["acme"], 1000):
+        assert_index_only_access(plan)
+        lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
+        assert len(lanes) == 3  # how far it looks, what it takes, what comes next
+        assert all("run_at" in lane["Index Cond"] and "priority" in lane["Index Cond"] for lane in lanes)
+
+
 def test_both_claims_are_the_same_statement_but_for_the_tasks_that_one_leaves_to_others() -> None:
     claim, some = (re.sub(r"(?m)^--.*\n", "", statement(name)) for name in ("runs/claim", "runs/claim_some"))
     assert re.sub(r"(?s) *-- Only here:.*-- Until here\.\n", "", some) == claim

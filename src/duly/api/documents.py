@@ -151,7 +151,8 @@ def forecast_document(forecast: Forecast) -> dict[str, Any]:
     }
 
 
-def cluster_document(status: ClusterStatus) -> dict[str, Any]:
+def cluster_document(status: ClusterStatus, *, tenant: str | None = None) -> dict[str, Any]:
+    """`tenant`: of those that workers serve, only this one is named."""
     return {
         "nodes": [{**_node_document(node), "shards": node.shards} for node in status.nodes if node.kind == "scheduler"],
         "shards": [
@@ -170,6 +171,7 @@ def cluster_document(status: ClusterStatus) -> dict[str, Any]:
                 **_node_document(node),
                 "held": node.held,
                 "queues": node.info.get("queues", []),
+                "tenants": _served(node, tenant),
                 "concurrency": node.info.get("concurrency"),
                 "hanging_threads": node.info.get("hanging_threads", 0),
             }
@@ -178,6 +180,11 @@ def cluster_document(status: ClusterStatus) -> dict[str, Any]:
         ],
         "lag_seconds": status.lag_seconds,
     }
+
+
+def _served(node: NodeStatus, tenant: str | None) -> list[str] | None:
+    served: list[str] | None = node.info.get("tenants")
+    return served if served is None or tenant is None else [one for one in served if one == tenant]
 
 
 def _node_document(node: NodeStatus) -> dict[str, Any]:

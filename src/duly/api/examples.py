@@ -208,7 +208,9 @@ EXAMPLES: dict[str, Example] = {
                     "since": "2026-03-06T08:00:00Z",
                 }
             ],
-            "workers": [{**_NODE, "held": 7, "queues": ["default"], "concurrency": 100, "hanging_threads": 0}],
+            "workers": [
+                {**_NODE, "held": 7, "queues": ["default"], "tenants": None, "concurrency": 100, "hanging_threads": 0}
+            ],
             "lag_seconds": 0.0,
         }
     ),

@@ -547,6 +547,9 @@ class SchedulerDocument(NodeDocument):
 class WorkerDocument(NodeDocument):
     held: int = Field(description="how many runs it holds")
     queues: list[str]
+    tenants: list[str] | None = Field(
+        description="whose runs it takes; null: everybody's. Other tenants are named to `admin` only"
+    )
     concurrency: int | None
     hanging_threads: int = Field(description="threads whose handlers were told to stop and go on")
 

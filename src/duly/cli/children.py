@@ -55,6 +55,7 @@ class WorkerProcesses:
         *,
         home: Path | None,
         queues: Mapping[str, int],
+        tenants: Sequence[str] = (),
         concurrency: int | None,
         count: int = 1,
         quiet: bool = False,
@@ -72,6 +73,8 @@ class WorkerProcesses:
         arguments += ["worker", "--app", app_name]
         for queue, weight in queues.items():
             arguments += ["--queue", f"{queue}={weight}"]
+        for tenant in tenants:
+            arguments += ["--tenant", tenant]
         if concurrency is not None:
             arguments += ["--concurrency", str(concurrency)]
         if settings.allow_commands:

@@ -39,6 +39,16 @@ QueueOption = Annotated[
         metavar="QUEUE[=WEIGHT]",
     ),
 ]
+TenantOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--tenant",
+        help="A tenant to serve; repeat for several. The worker then takes no other tenant's run, whatever its queue. "
+        "Best with a queue that only they use (duly tenant set T --queues Q): others' runs need not be passed over. "
+        "Without it: everybody's (DULY_WORKER_TENANTS, by commas).",
+        metavar="T",
+    ),
+]
 ConcurrencyOption = Annotated[
     int | None,
     typer.Option(help="Runs a worker process holds at once (DULY_CONCURRENCY).", min=1, max=100_000, metavar="N"),
@@ -91,6 +101,7 @@ def scheduler(context: typer.Context) -> None:
 _WORKER_EXAMPLES = examples(
     "duly worker --app myproject.jobs:app",
     "duly worker --app myproject.jobs:app --queue reports=3 --queue default --concurrency 20",
+    "duly worker --app myproject.jobs:app --tenant acme --queue acme",
     "duly worker --app myproject.jobs:app --processes 4 --allow-commands --command-user batch",
 )
 
@@ -99,6 +110,7 @@ def worker(
     context: typer.Context,
     app: Annotated[str, typer.Option(help="The application: module:attribute of a Duly object.", metavar="MODULE:APP")],
     queue: QueueOption = None,
+    tenant: TenantOption = None,
     concurrency: ConcurrencyOption = None,
     processes: Annotated[
         int | None,
@@ -137,11 +149,11 @@ def worker(
     else:
         settings = session.settings_with(application)
     settings = with_commands(settings, allowed=allow_commands, user=command_user, passed=pass_env)
-    queues = queues_of(application, queue)
+    queues, tenants = queues_of(application, queue), tenants_of(settings, tenant)
     if processes is not None:
-        workers = _workers(settings, app, application, queues, concurrency, processes=processes, quiet=quiet)
+        workers = _workers(settings, app, application, queues, tenants, concurrency, processes=processes, quiet=quiet)
         raise typer.Exit(node.run(lambda: _supervise(workers, processes)))
-    code = node.run(lambda: _work(settings, application, queues, concurrency, quiet=quiet, lifeline=lifeline))
+    code = node.run(lambda: _work(settings, application, queues, tenants, concurrency, quiet=quiet, lifeline=lifeline))
     _leave_threads_behind(code)
     raise typer.Exit(code)
 
@@ -172,6 +184,16 @@ def queues_of(application: Duly, chosen: Sequence[str] | None) -> dict[str, int]
     return queues
 
 
+def tenants_of(settings: Settings, chosen: Sequence[str] | None) -> list[str]:
+    """Whose runs a worker takes; none: everybody's."""
+    from duly.checks import check_text
+
+    tenants = list(chosen) if chosen else [name.strip() for name in settings.worker_tenants.split(",") if name.strip()]
+    for name in tenants:
+        check_text("--tenant", name, longest=100)
+    return list(dict.fromkeys(tenants))
+
+
 def shown_queues(queues: Mapping[str, int]) -> str:
     return ", ".join(queue if weight == 1 else f"{queue}={weight}" for queue, weight in queues.items())
 
@@ -195,6 +217,7 @@ def _workers(
     app_name: str,
     application: Duly,
     queues: Mapping[str, int],
+    tenants: Sequence[str],
     concurrency: int | None,
     *,
     processes: int,
@@ -209,6 +232,7 @@ def _workers(
         app_name,
         home=home_of(settings),
         queues=queues,
+        tenants=tenants,
         concurrency=concurrency,
         count=processes,
         quiet=quiet,
@@ -255,6 +279,7 @@ async def _work(
     settings: Settings,
     application: Duly,
     queues: Mapping[str, int],
+    tenants: Sequence[str],
     concurrency: int | None,
     *,
     quiet: bool,
@@ -280,12 +305,22 @@ async def _work(
                 await operations.declare(request)
             running = await stack.enter_async_context(
                 running_worker(
-                    store.pool, application.tasks, settings, queues=queues, concurrency=concurrency, observer=observer
+                    store.pool,
+                    application.tasks,
+                    settings,
+                    queues=queues,
+                    tenants=tenants,
+                    concurrency=concurrency,
+                    observer=observer,
                 )
             )
             stop_now.append(running.stop_now)
             log.info(
-                "worker %s is running: %d tasks, queues %s", node_name(), len(application.tasks), shown_queues(queues)
+                "worker %s is running: %d tasks, queues %s%s",
+                node_name(),
+                len(application.tasks),
+                shown_queues(queues),
+                f", for {', '.join(map(repr, tenants))} only" if tenants else "",
             )
         await signals.asked.wait()
         if lifeline is None:  # else its supervisor has said so

@@ -92,7 +92,7 @@ def status(
                     epochs.get(node.node_id, ""),
                     str(node.info.get("coordinator", "")),
                     _running(node),
-                    ", ".join(node.info.get("queues", ())),
+                    _serves(node),
                     away(node.started_at, now),
                 )
                 for node in nodes
@@ -157,6 +157,12 @@ def _state(node: NodeStatus) -> str:
     if node.alive:
         return "alive"
     return "stopped" if node.stopped_at is not None else "lost"
+
+
+def _serves(node: NodeStatus) -> str:
+    queues = ", ".join(node.info.get("queues", ()))
+    tenants = node.info.get("tenants")
+    return queues if tenants is None else f"{queues} for {', '.join(tenants) or 'others'}"
 
 
 def _running(node: NodeStatus) -> str:

@@ -225,7 +225,11 @@ def _node(document: Document, kind: str) -> NodeStatus:
         started_at=_time(document["started_at"]),
         lease_until=_time(document["lease_until"]),
         stopped_at=read_time(document["stopped_at"]),
-        info={name: document[name] for name in ("queues", "concurrency", "hanging_threads") if name in document},
+        info={
+            name: document[name]
+            for name in ("queues", "tenants", "concurrency", "hanging_threads")
+            if document.get(name) is not None
+        },
         alive=document["alive"],
         shards=document.get("shards", 0),
         held=document.get("held", 0),

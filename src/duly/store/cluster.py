@@ -168,9 +168,13 @@ async def known_handlers(store: Executor) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Whether a live worker has a task, and how long ago the last one had that did. None: none is known."""
+    """Whether a live worker has a task, and how long ago the last one had that did. None: none is known.
+
+    `for_some`: a live one has it that takes the runs of some tenants only, whose this may be or not.
+    """
 
     live: bool
+    for_some: bool
     seconds_ago: float | None
 
 

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from duly.errors import InvalidInput
@@ -59,6 +59,13 @@ Lanes = tuple[list[str], list[int]]
 """Queues and priorities, pairwise, in the order to look at them."""
 
 
+class Served(NamedTuple):
+    """Whose runs a claim takes, and how many runs of each lane it looks at to find them."""
+
+    tenants: Sequence[str]
+    stretch: int
+
+
 @dataclass(frozen=True, slots=True)
 class Claim:
     """What one claim statement brought. `next_run_at`: when the next run of these lanes may start, if one waits."""
@@ -73,6 +80,8 @@ class Claim:
     now: datetime
     #: How many seconds the database worked on it; the way there and back is not in it.
     took: float = 0.0
+    #: Where a claim for some tenants has stopped looking in each lane; None: at what could not start yet.
+    ends: Sequence[datetime | None] = ()
 
 
 # Not frozen, unlike all other values: that would double the cost of making one, and one is made for every run.
@@ -125,14 +134,23 @@ async def claim(
     lanes: Lanes,
     floors: Sequence[datetime | None] | None = None,
     without: Sequence[str] | None = None,
+    served: Served | None = None,
 ) -> Claim:
     """Take up to `limit` startable runs, highest priority first, under one new lease.
 
     `floors`: runs of a lane that could have started before its floor are not looked at. `without`: tasks whose runs are
-    left to other workers; what the claim says of emptied lanes then tells nothing.
+    left to other workers; what the claim says of emptied lanes then tells nothing. `served`: only some tenants' runs
+    are taken, as far as the claim looks for them.
     """
     floors = [None] * len(lanes[0]) if floors is None else floors
-    if without is None:
+    rows: Sequence[Any]
+    ends: Sequence[datetime | None] = ()
+    if served is not None:
+        found = await store.fetch(
+            "runs/claim_served", worker_id, lease_seconds, limit, *lanes, floors, without or [], *served
+        )
+        rows, ends = [tuple(row)[:-1] for row in found], found[-1]["ends"]
+    elif without is None:
         rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes, floors)
     else:
         rows = await store.fetch("runs/claim_some", worker_id, lease_seconds, limit, *lanes, floors, without)
@@ -149,7 +167,7 @@ async def claim(
             break  # the last row
         claim_id = run.claim_id = claim_of_row
         runs.append(run)
-    return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at, now, took.total_seconds())
+    return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at, now, took.total_seconds(), ends)
 
 
 async def lanes(store: Executor, *, queues: Sequence[str]) -> list[tuple[str, int]]:

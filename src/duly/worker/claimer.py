@@ -12,7 +12,7 @@ from duly.clock import Clock
 from duly.service import Service
 from duly.store import runs as store
 from duly.store.pool import Pool
-from duly.worker.floors import Floors
+from duly.worker.floors import Floors, Walk
 
 # One claim's size is bounded because a completion reads its claim's arrays whole.
 CLAIM_LIMIT = 1_000
@@ -53,8 +53,12 @@ class Claimer(Service):
         room: Room,
         started: Started,
         without: Without = lambda: None,
+        tenants: Sequence[str] = (),
     ) -> None:
-        """`without`: tasks whose runs this worker does not take at the moment, though their queue is one of its own."""
+        """`without`: tasks whose runs this worker does not take at the moment, though their queue is one of its own.
+
+        `tenants`: whose runs it takes; none: everybody's.
+        """
         super().__init__()
         self._pool = pool
         self._clock = clock
@@ -62,6 +66,8 @@ class Claimer(Service):
         self._weights = weights_of(queues)
         self._lanes = _lanes(self._weights)
         self._floors = Floors()
+        self._tenants = list(tenants)
+        self._walk = Walk()
         self._lease = lease_seconds
         self._room = room
         self._started = started
@@ -101,19 +107,24 @@ class Claimer(Service):
         self._narrowed = without is not None
         lanes = await self._lanes_now()
         sent = time.monotonic()
+        served = store.Served(self._tenants, self._walk.stretch) if self._tenants else None
         claim = await store.claim(
             self._pool,
             worker_id=self._worker_id,
             lease_seconds=self._lease,
             limit=room,
             lanes=lanes,
-            floors=self._floors.of(lanes, sent),
+            floors=self._floors.of(lanes, sent) if served is None else self._walk.of(lanes, sent, without),
             without=without,
+            served=served,
         )
         answered = time.monotonic()
         # Before anything starts: no run may seem to have started before it was due.
         self._pool.clock.observe(claim.now, sent, answered)
-        if without is None:  # else nobody knows what was left in them
+        walking = False
+        if served is not None:
+            walking = self._walk.learn(lanes, claim, answered, full=len(claim.runs) == room)
+        elif without is None:  # else nobody knows what was left in them
             self._floors.learn(lanes, claim, answered, full=len(claim.runs) == room)
         if claim.runs:
             self._started(claim, sent)
@@ -123,6 +134,8 @@ class Claimer(Service):
                 return 0.0
             self.room_freed()  # while the claim was under way, perhaps
             return None
+        if walking:
+            return 0.0
         if claim.next_run_at is not None:
             wait = (claim.next_run_at - self._clock.now()).total_seconds()
             return min(self.interval, max(0.001, wait, min(LONGEST_GATHER, GATHER_SECONDS * len(claim.runs))))

@@ -63,6 +63,8 @@ class Offers:
             raise Unable(f"this worker has no task {name!r}, and the store cannot say who has: {error}") from error
         if offer.live:
             raise Elsewhere(f"this worker has no task {name!r}, but another has")
+        if offer.for_some:
+            raise Unable(f"this worker has no task {name!r}; another has, which takes some tenants' runs only")
         # Of the run's own age, too: a task may be submitted some time before the first worker that has it starts.
         since_us = max(lacking.noticed_us, to_micros(run.scheduled_at))
         if offer.seconds_ago is not None:

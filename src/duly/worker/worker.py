@@ -51,7 +51,10 @@ Observer = Callable[[ClaimedRun, Outcome | None], None]
 
 
 class Worker:
-    """Its id is made anew at every start: a restarted worker is another worker and inherits nothing."""
+    """Its id is made anew at every start: a restarted worker is another worker and inherits nothing.
+
+    With `tenants` it takes theirs and nobody else's runs.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class Worker:
         name: str,
         version: str,
         queues: Sequence[str] | Mapping[str, int] = ("default",),
+        tenants: Sequence[str] = (),
         concurrency: int | None = None,
         notifier: Notifier | None = None,
         observer: Observer | None = None,
@@ -74,6 +78,7 @@ class Worker:
         self._name = name
         self._version = version
         self._queues = weights_of(queues)
+        self._tenants = list(dict.fromkeys(tenants))
         self._tasks = tasks
         self._concurrency = concurrency or settings.concurrency
         self._notifier = notifier
@@ -125,6 +130,7 @@ class Worker:
             room=self._room,
             started=self._claimed,
             without=self._left_to_others,
+            tenants=self._tenants,
         )
         self.leases = LeaseKeeper(
             pool.url,
@@ -154,6 +160,7 @@ class Worker:
             info={
                 "queues": list(self._queues),
                 **({"weights": self._queues} if len(set(self._queues.values())) > 1 else {}),
+                **({"tenants": self._tenants} if self._tenants else {}),
                 "concurrency": self._concurrency,
                 "tasks": sorted(self._tasks),
                 "targets": sorted(self._targets),

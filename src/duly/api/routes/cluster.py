@@ -69,7 +69,9 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
     )
     @needs("read")
     async def get_cluster(who: Principal = CALLER) -> Response:
-        return json_response(cluster_document(await operations.status()))
+        # Who else there is, is for whoever runs the store.
+        named = None if who.rights.whole_store else who.tenant
+        return json_response(cluster_document(await operations.status(), tenant=named))
 
     @router.get(
         "/stats",
