@@ -97,8 +97,7 @@ class Walk:
                 self._floors[lane] = claim.emptied_to
                 break  # it did not come to the others
             if end is None:
-                floor = claim.now - SLACK
-                self._floors[lane] = max(floor, self._floors.get(lane, floor))
+                self._floors[lane] = max(claim.now - SLACK, self._floors.get(lane, _NEVER))
             else:
                 self._floors[lane] = end + timedelta(microseconds=1)
                 more = True
