@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import cluster, edges, firing, jobs, rights, timing, upkeep, working
+from mutants import cluster, edges, firing, jobs, requests, rights, timing, upkeep, working
 from mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -14,4 +14,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *edges.MUTANTS,
     *timing.MUTANTS,
     *rights.MUTANTS,
+    *requests.MUTANTS,
 )

@@ -34,7 +34,7 @@ _TURN_SECONDS = 0.005
 # A few kilobytes of gzip can stand for any number of megabytes: so much is unpacked, or counted, at a time.
 _STEP_BYTES = 256 * 1024
 # What the documents of one body may come to in memory, about: three bytes of JSON can become a list of 64.
-_MOST_HELD_BYTES = 128 * 1024 * 1024
+_MOST_HELD_BYTES = 96 * 1024 * 1024
 _CONTAINER_BYTES, _KEY_BYTES, _VALUE_BYTES = 200, 120, 40
 # However dense it is, JSON comes to less than this many times its length.
 _DENSEST = 100
@@ -188,7 +188,7 @@ async def read_array(body: bytes, *, most: int, each: int) -> list[Read]:
             try:
                 read.append(parser.checked(value))
             except Problem as problem:
-                read.append(problem)
+                read.append(problem.bare())
             await turns.give()
             if window.take("]"):
                 window.end()
@@ -217,7 +217,7 @@ async def read_lines(body: bytes, *, most: int, each: int) -> list[Read]:
         try:
             read.append(parser.document(line))
         except Problem as problem:
-            read.append(problem)
+            read.append(problem.bare())
         await turns.give()
     return read
 

@@ -24,6 +24,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from duly.api.problems import MEDIA_TYPE, Problem
 
 log = logging.getLogger("duly.api")
+# uvicorn warns of each request that is none: whoever can connect could fill the log. Errors are told.
+_quiet = logging.getLogger("duly.api.connections")
+_quiet.setLevel(logging.WARNING)
+_quiet.addFilter(lambda record: record.levelno != logging.WARNING)
 
 # Descriptors that connections leave alone: for PostgreSQL, files, and what is accepted but not yet looked at.
 _LEAST_KEPT_BACK = 64
@@ -189,6 +193,7 @@ class Connection(H11Protocol):
         self._crowd = crowd
         self._limits = crowd.limits
         self.conn = _Reading(crowd.limits)
+        self.logger = _quiet
         self._received = 0
         self._heard = True
         self._heard_at = 0.0
@@ -251,9 +256,6 @@ class Connection(H11Protocol):
             super().shutdown()
         else:
             self.drop()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """Anybody may ask for one: that is no news for the log."""
 
     # What is done about clients
 

@@ -11,9 +11,11 @@ from duly.api.problems import FieldError, Problem
 _JOB_ID = "019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e"
 _RUN_ID = f"{_JOB_ID}-4006432a6d5a2000"
 _NODE_ID = "5f0f3c1e-8a57-4f0e-9d0c-6f3f7d1f2a10"
+# An endpoint: a task's name is refused where no worker has that task, and an example should do as it stands.
+_HANDLER = {"type": "http", "url": "https://example.org/hooks/weekly-report"}
 _REQUEST = {
     "name": "Weekly report",
-    "handler": "send_report",
+    "handler": _HANDLER,
     "payload": {"report_type": "weekly"},
     "schedule": "0 9 * * MON",
     "timezone": "America/New_York",
@@ -90,7 +92,7 @@ _LETTER: dict[str, Any] = {
     "job_id": _JOB_ID,
     "name": "Weekly report",
     "queue": "default",
-    "handler": "send_report",
+    "handler": _HANDLER,
     "scheduled_at": "2026-03-09T13:00:00Z",
     "buried_at": "2026-03-09T13:21:07Z",
     "attempt": 4,

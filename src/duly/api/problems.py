@@ -103,6 +103,11 @@ class Problem(Exception):
         self.headers = headers
         self.omitted = omitted
 
+    def bare(self) -> Problem:
+        """Without where it was raised: what is kept by the thousand must not keep frames and all that they hold."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+        return self
+
     @classmethod
     def invalid(cls, errors: Sequence[FieldError], *, omitted: int = 0) -> Problem:
         """422 for one or more fields."""

@@ -90,7 +90,12 @@ def _or_null(kind: str, rules: dict[str, Any]) -> dict[str, Any]:
     return {"anyOf": [{"type": kind, **rules}, {"type": "null"}]}
 
 
-_MOMENT: dict[str, Any] = {"anyOf": [{"type": "string", "format": "date-time"}, {"type": "null"}]}
+# As the years are above, for those who read the description.
+MOMENT_RULES: dict[str, Any] = {
+    "format": "date-time",
+    "pattern": "^(19[0-9]{2}|[2-8][0-9]{3}|9[0-8][0-9]{2}|99[0-8][0-9]|999[0-8])-",
+}
+_MOMENT = _or_null("string", MOMENT_RULES)
 _HEADERS: dict[str, Any] = {
     "type": "object",
     "maxProperties": MAX_HEADERS,
@@ -219,7 +224,7 @@ class JobBody(BaseModel):
     idempotency_key_template: str = Field(
         DEFAULT_POLICY.idempotency_key_template,
         description="with {{job_id}} {{scheduled_at_unix}} {{name}} {{date}} {{week}} {{month}} {{year}} {{hour}}",
-        json_schema_extra={"format": "duly-key-template"},
+        json_schema_extra={"format": "duly-key-template", **text_rules(500)},
     )
     dedupe_key: str | None = Field(
         None,
@@ -265,6 +270,8 @@ class JobDocument(JobBody):
     idempotency_key_template: str
     schedule: str
     timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
     job_id: str
     tenant: str
     status: JobStatus
@@ -428,7 +435,7 @@ class ProblemDocument(_Document):
 class BatchItem(_Document):
     """What became of one job of a batch: 201 created, 200 known by its dedupe_key, else why not."""
 
-    status: Literal[200, 201, 409, 422]
+    status: Literal[200, 201, 403, 409, 422]
     job_id: str | None = None
     error: ProblemDocument | None = None
 

@@ -7,8 +7,11 @@ model costs; whatever is unusual goes the models' way, which also words all refu
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -37,10 +40,15 @@ _MOST_NAMED = 50
 # An answer names a few wrong fields of each of the first jobs that are wrong, and of all others the first.
 _MOST_WITH_ERRORS = 100
 _MOST_ERRORS_EACH = 3
+# Of one tenant at once; whoever comes after that waits for its turn. Bodies that arrive take their size in memory, and
+# those that are worked on several times that.
+_MOST_ARRIVING = 4
+_MOST_WORKED_ON = 2
 
 
 def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
     limit = operations.settings.batch_max_bytes
+    arriving, worked_on = _Places(_MOST_ARRIVING), _Places(_MOST_WORKED_ON)
 
     @needs("write")
     async def submit_batch(request: Request) -> Response:
@@ -50,24 +58,26 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         allow_unknown_handler = read_flag(request, ALLOW_UNKNOWN_HANDLER)
         if IDEMPOTENCY_KEY in request.headers:
             raise InvalidInput(IDEMPOTENCY_KEY, "is for one job: give each job of a batch a dedupe_key of its own")
-        media_type, body = await read_bytes(request, limit=limit, media_types=(*JSON, *NDJSON))
-        read = await (read_array if media_type in JSON else read_lines)(body, most=MAX_JOBS, each=body_limit)
-        del body
-        requests, refused = await _to_requests(read, principal.tenant)
-        del read
-        if atomic and refused:
-            raise _whole(refused)
-        try:
-            submitted = await operations.submit_each(
-                requests,
-                tenant=principal.tenant,
-                atomic=atomic,
-                allow_unknown_handler=allow_unknown_handler,
-                rights=principal.rights,
-            )
-        except Refused as error:
-            raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error
-        return await _answer(submitted, refused)
+        async with arriving.one_for(principal.tenant):
+            media_type, body = await read_bytes(request, limit=limit, media_types=(*JSON, *NDJSON))
+            async with worked_on.one_for(principal.tenant):
+                read = await (read_array if media_type in JSON else read_lines)(body, most=MAX_JOBS, each=body_limit)
+                del body
+                requests, refused = await _to_requests(read, principal.tenant)
+                del read
+                if atomic and refused:
+                    raise _whole(refused)
+                try:
+                    submitted = await operations.submit_each(
+                        requests,
+                        tenant=principal.tenant,
+                        atomic=atomic,
+                        allow_unknown_handler=allow_unknown_handler,
+                        rights=principal.rights,
+                    )
+                except Refused as error:
+                    raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error
+                return await _answer(submitted, refused)
 
     router.add_api_route(
         "/jobs/batch",
@@ -106,6 +116,27 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
     )
 
 
+class _Places:
+    """So many for each tenant at once."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._places: dict[str, asyncio.Semaphore] = {}
+        self._wanted: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def one_for(self, tenant: str) -> AsyncIterator[None]:
+        places = self._places.setdefault(tenant, asyncio.Semaphore(self._most))
+        self._wanted[tenant] += 1
+        try:
+            async with places:
+                yield
+        finally:
+            self._wanted[tenant] -= 1
+            if not self._wanted[tenant]:
+                del self._wanted[tenant], self._places[tenant]
+
+
 async def _to_requests(read: Sequence[Read], tenant: str) -> tuple[list[JobRequest], dict[int, Problem]]:
     requests: list[JobRequest] = []
     refused: dict[int, Problem] = {}
@@ -121,7 +152,7 @@ async def _to_requests(read: Sequence[Read], tenant: str) -> tuple[list[JobReque
                 request = body.to_request(dedupe_key=body.dedupe_key, tenant=tenant)
             requests.append(request)
         except Problem as problem:
-            refused[index] = problem
+            refused[index] = problem.bare()
     return requests, refused
 
 

@@ -100,7 +100,10 @@ def only(*known: str, repeated: str | None = None) -> Any:
 
 def cursor_of(what: str) -> Any:
     """Opaque to clients: what a list gave, and nothing made by hand."""
-    return Query(description="next_cursor of the page before", json_schema_extra={"format": f"duly-{what}-cursor"})
+    return Query(
+        description="next_cursor of the page before",
+        json_schema_extra={"format": f"duly-{what}-cursor", "minLength": 1},
+    )
 
 
 def read_flag(request: Request, name: str) -> bool:

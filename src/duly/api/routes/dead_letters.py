@@ -14,6 +14,7 @@ from duly.api.problems import json_response
 from duly.api.routes.common import CALLER, answers, cursor_of, only, read_moment, request_body
 from duly.api.routes.jobs import Limit, Text
 from duly.api.schemas import (
+    MOMENT_RULES,
     DeadLetterDocument,
     DeadLetterFilterBody,
     DeadLetterList,
@@ -29,7 +30,7 @@ from duly.operations import DeadLetterFilter, Operations, Principal, Swept
 SWEEP_LIMIT = 10_000
 _FILTERS = ("job_id", "name", "queue", "handler", "error_type", "since", "until")
 JobId = Annotated[str | None, Query(json_schema_extra={"format": "uuid"})]
-_Time = Annotated[str | None, Query(json_schema_extra={"format": "date-time"})]
+_Time = Annotated[str | None, Query(json_schema_extra=MOMENT_RULES)]
 
 
 def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:

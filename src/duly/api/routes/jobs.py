@@ -30,6 +30,7 @@ from duly.api.routes.common import (
     request_body,
 )
 from duly.api.schemas import (
+    MOMENT_RULES,
     ExplanationAnswer,
     JobDocument,
     JobList,
@@ -50,13 +51,12 @@ from duly.operations.looking import PAGE_LIMIT
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 _LONGEST_KEY = 200
+_MOST_TAGS = 100
 _ETAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,9})\1\s*')
 
 # Of a tag, whatever a client or a cache on the way may have made of it.
 _IF_MATCH = r'^(\*|(W/)?("[0-9]{1,9}"|[0-9]{1,9}))$'
 _LABEL = r"^[^\x00-\x1f\x7f-\x9f=:]{1,63}[=:][^\x00-\x1f\x7f-\x9f=]{0,255}$"
-
-_TIME = {"format": "date-time"}
 
 Text = Annotated[str | None, Query(json_schema_extra=text_rules(200))]
 Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": PAGE_LIMIT})]
@@ -222,7 +222,8 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         summary="What became of one occurrence, or of all in a range, and why",
         description=(
             "Without `from`: of the one at `at`, or of the last one that was expected. With `from`: a list of every "
-            "occurrence from then to `to`, and every run beside them, oldest first. `to` and `cursor` are for that."
+            "occurrence from then to `to`, and every run beside them, oldest first. `to` and `cursor` are for that, "
+            "and `at` is not."
         ),
         tags=["jobs"],
         dependencies=[only("at", "from", "to", "cursor", "limit")],
@@ -233,9 +234,12 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         request: Request,
         job_id: str,
         who: Principal = CALLER,
-        at: Annotated[str | None, Query(description="absent: the last expected one", json_schema_extra=_TIME)] = None,
-        from_: Annotated[str | None, Query(alias="from", json_schema_extra=_TIME)] = None,
-        to: Annotated[str | None, Query(description="absent: now", json_schema_extra=_TIME)] = None,
+        at: Annotated[
+            str | None,
+            Query(description="absent: the last expected one; not with `from`", json_schema_extra=MOMENT_RULES),
+        ] = None,
+        from_: Annotated[str | None, Query(alias="from", json_schema_extra=MOMENT_RULES)] = None,
+        to: Annotated[str | None, Query(description="absent: now", json_schema_extra=MOMENT_RULES)] = None,
         cursor: Annotated[str | None, cursor_of("run")] = None,
         limit: Limit = 100,
     ) -> Response:
@@ -383,8 +387,8 @@ def _read_if_match(request: Request) -> list[str] | None:
     given = ",".join(request.headers.getlist("if-match"))
     if given.strip() == "*":
         return None
-    tags = [_ETAG.fullmatch(part) for part in given.split(",")]
-    if any(tag is None for tag in tags):
+    tags = [_ETAG.fullmatch(part) for part in given.split(",", _MOST_TAGS)]
+    if len(tags) > _MOST_TAGS or any(tag is None for tag in tags):
         raise InvalidInput("If-Match", 'must be an ETag of this job, such as "3"')
     return [tag[2] for tag in tags if tag is not None]
 
