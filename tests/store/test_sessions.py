@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import asyncpg
 import pytest
 
-from duly import Context, Duly, Permanent, Snooze
 from duly.config import Settings
 from duly.errors import DataRefused, StoreUnavailable, StoreUnusable
-from duly.node import running_scheduler, running_worker
-from duly.operations import Operations
-from duly.store import maintenance
 from duly.store import pool as pools
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool, connection_options
 from duly.store.session import Session
 from duly.store.statements import statement
-from support import count, eventually, put_now, take
+from living import live
 
 ODD = {
     "search_path": "evil, pg_catalog",
@@ -80,80 +74,6 @@ async def be_hostile(url: str, schema: str) -> None:
                 f"create function {schema}.{signature} language plpgsql as "
                 "$$ begin raise exception 'a stranger''s function was called' using errcode = 'P0001'; end $$"
             )
-
-
-async def live(pool: Pool, settings: Settings) -> None:
-    """A job's life, in all its turns."""
-    operations = await Operations.open(pool, settings)
-    app = Duly(settings=settings)
-    snoozed: set[str] = set()
-
-    @app.task()
-    async def fine(ctx: Context) -> dict[str, int]:
-        ctx.progress(0.5, "half")
-        return {"n": 1}
-
-    @app.task()
-    async def late(ctx: Context) -> None:
-        if ctx.run_id not in snoozed:
-            snoozed.add(ctx.run_id)
-            raise Snooze(0.01)
-
-    @app.task(max_retries=1, retry_backoff="immediate")
-    async def bad(ctx: Context) -> None:
-        raise ValueError("bad")
-
-    @app.task()
-    async def never(ctx: Context) -> None:
-        raise Permanent("never")
-
-    async def submit(task: Callable[..., Any], **options: Any) -> str:
-        request = app.request(task, **options)
-        return str((await operations.submit(request, allow_unknown_handler=True)).job_id)
-
-    # A worker that is gone: rescue takes its runs back.
-    await put_now(pool, 3, handler="fine")
-    assert len((await take(pool, limit=3, lease=0.01)).runs) == 3
-    await asyncio.sleep(0.02)
-    assert (await maintenance.rescue(pool)).requeued == 3
-
-    await operations.set_tenant("default", max_jobs=1000)
-    at = pool.clock.now() + timedelta(seconds=1)
-    jobs = [await submit(task) for task in (fine, late, bad, never)]
-    jobs.append(await submit(fine, schedule=at))
-    jobs.append(await submit(fine, schedule="every 1s", max_runs=2, idempotency_key_template="own:{{job_id}}"))
-    paused = await submit(fine, schedule="every 1h")
-    await operations.pause(paused)
-    await operations.resume(paused)
-    await operations.change(paused, {"priority": 7})
-    cancelled = await submit(fine, schedule=at + timedelta(hours=1))
-    await operations.cancel(cancelled)
-    async with running_scheduler(pool, settings), running_worker(pool, app.tasks, settings):
-        await operations.trigger(paused)
-
-        async def ended() -> bool:
-            # What the three claimed ones, five single ones, two of the interval and the trigger come to.
-            return await count(pool, "history", "status in ('succeeded', 'dead')") == 3 + 5 + 2 + 1
-
-        await eventually(ended, seconds=30)
-        [letter] = [one for one in (await operations.dead_letters()).items if one.handler == "never"]
-        await operations.redrive(letter.run_id)
-
-        async def dead_again() -> bool:
-            return await count(pool, "dead_letters") == 2 and await count(pool, "runs") == 0
-
-        await eventually(dead_again, seconds=30)
-    await operations.status()
-    await operations.counts()
-    await operations.figures()
-    await operations.counts(tenant="default")
-    for job_id in jobs:
-        await operations.explain(job_id)
-        await operations.job_runs(job_id)
-    await operations.list_jobs()
-    assert await count(pool, "jobs", "status_reason is not null") == 0
-    assert await count(pool, "parked") == 0
-    await app.close()
 
 
 async def test_every_session_has_dulys_own_settings(database_url: str) -> None:
@@ -224,7 +144,7 @@ async def test_functions_that_are_inlined_for_speed_are_bound(pool: Pool) -> Non
     rows = await pool.query(
         "select p.proname as name from pg_proc p where p.pronamespace = 'duly'::regnamespace and p.proconfig is null"
     )
-    assert {row["name"] for row in rows} == {"mark_of_line", "new_token", "now", "shard_of"}
+    assert {row["name"] for row in rows} == {"is_among", "mark_of_line", "new_token", "now", "shard_of"}
 
 
 async def test_nobody_may_call_a_function_of_the_schema_without_being_allowed_to(pool: Pool) -> None:
@@ -240,7 +160,7 @@ def test_every_call_of_a_statement_names_postgresqls_own_function() -> None:
     for name in STATEMENTS:
         text = re.sub(r"--.*|'[^']*'", "", statement(name))
         calls = set(re.findall(r"(?<![\w.])([a-z_]\w*)\(", re.sub(r"(?<![\w.])unnest\([^()]+,", "", text)))
-        assert calls <= {"array", "coalesce", "extract", "greatest", "least", "nullif"}, name
+        assert calls <= {"array", "coalesce", "extract", "greatest", "least", "nullif", "operator"}, name
 
 
 async def test_a_column_that_is_added_changes_no_answer(database_url: str, pool: Pool) -> None:

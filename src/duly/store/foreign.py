@@ -26,6 +26,7 @@ from datetime import datetime
 from functools import cache
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
+from weakref import WeakSet
 
 from duly.clock import Clock
 from duly.errors import InvalidInput
@@ -97,6 +98,30 @@ class Joined:
         await InTransaction(self._foreign.connection).copy(table, columns, pieces)
 
 
+# Connections of asyncpg's that know the types of our arrays.
+_knowing: WeakSet[Any] = WeakSet()
+
+
+async def _know_types(connection: Any) -> None:
+    """Let asyncpg look at these types while PostgreSQL's own functions are all that can be meant.
+
+    It looks them up at their first use, by functions and operators that it names without a schema: with the caller's
+    search_path they may be somebody else's. What is looked up stays known to the connection; the path goes back.
+    """
+    real = getattr(connection, "_con", connection)  # what a pool lends stands for one of its own
+    if real in _knowing:
+        return
+    begin, end = "begin", "rollback"
+    if connection.is_in_transaction():
+        begin, end = "savepoint duly_types", "rollback to savepoint duly_types; release savepoint duly_types"
+    await connection.execute(f"{begin}; set local search_path = pg_catalog, pg_temp")
+    try:
+        await connection.prepare(statement("store/array_types"))
+    finally:
+        await connection.execute(end)
+    _knowing.add(real)
+
+
 def lacks_rights(error: BaseException) -> bool:
     """Whether a driver says that the connection's role may not do that. Some wrap what another one has said."""
     told = (error, getattr(error, "orig", None), error.__cause__)
@@ -124,6 +149,7 @@ class _Asyncpg:
     asynchronous = True
 
     async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
+        await _know_types(self.connection)
         return await InTransaction(self.connection).fetch(name, *args)
 
 
@@ -198,6 +224,8 @@ class _AsyncSQLAlchemy:
 
     async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
         sql, given = _for_dialect(self.connection.dialect, name, args)
+        if self.connection.dialect.driver == "asyncpg":
+            await _know_types((await self.connection.get_raw_connection()).driver_connection)
         return _fetch_all(await self.connection.exec_driver_sql(sql, given))
 
 

@@ -73,7 +73,7 @@ def known_migrations() -> list[Migration]:
 
 
 async def applied_migrations(pool: Pool) -> list[Applied]:
-    there = await pool.query("select to_regclass('duly.migrations') is not null as there")
+    there = await pool.query("select pg_catalog.to_regclass('duly.migrations') is not null as there")
     if not there[0]["there"]:
         return []
     rows = await pool.query("select version, name, applied_at from duly.migrations order by version")
@@ -169,6 +169,8 @@ async def _apply(
     shards: int,
     tell: Callable[[str], None],
 ) -> bool:
+    # Behind a pooler the path is the role's, and views keep for ever what they were bound to when they were made.
+    await connection.execute("set local search_path = pg_catalog, pg_temp")
     await connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")
     await connection.execute("set local statement_timeout = 0")
     await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
@@ -240,7 +242,9 @@ def _refuse_newer(done: set[int]) -> None:
 
 async def _check_server(pool: Pool) -> None:
     try:
-        rows = await pool.query("select current_setting('server_version_num')::int as number, version() as text")
+        rows = await pool.query(
+            "select pg_catalog.current_setting('server_version_num')::int as number, pg_catalog.version() as text"
+        )
     except asyncpg.PostgresError as error:
         raise StoreMismatch(f"this server does not answer like PostgreSQL: {error}") from error
     if rows[0]["number"] < MINIMUM_SERVER:

@@ -464,7 +464,7 @@ class Pool:
 
     async def _has_clock(self) -> bool:
         if not self._clock_known:
-            rows = await self.query("select to_regproc('duly.now') is not null as there")
+            rows = await self.query("select pg_catalog.to_regproc('duly.now') is not null as there")
             self._clock_known = bool(rows[0]["there"])
         return self._clock_known
 
@@ -504,12 +504,20 @@ class _PooledConnection(asyncpg.Connection):
         mine: Any = self
         mine._server_caps = mine._server_caps._replace(jit=False)
 
+    async def _introspect_types(self, *args: Any) -> Any:
+        """The driver's look at array types, which names no schema: with PostgreSQL's own functions, whatever the role's
+        path is. Once for a type and connection."""
+        theirs: Any = super()
+        async with self.transaction():
+            await self.execute("set local search_path = pg_catalog, pg_temp")
+            return await theirs._introspect_types(*args)
+
 
 # Whatever the role, the database or the server say, for a session of ours it is this.
 _SETTINGS = {
     # Functions and operators of ours are those of PostgreSQL, not those that somebody has put into a schema where
     # everybody may. Everything else is named with its schema.
-    "search_path": "pg_catalog",
+    "search_path": "pg_catalog, pg_temp",
     # Duly waits and gives up by its own clocks, and tries again what only lost a race.
     "lock_timeout": "0",
     "idle_session_timeout": "0",

@@ -83,14 +83,14 @@ begin
             array_to_string(tenants, ', '), left(asked, 100)));
     end if;
     asked := coalesce(asked, tenants[1]);
-    if is_command and not exists (
-        select from duly.submitters s
+    if is_command then
+        perform from duly.submitters s
         join pg_roles r on r.rolname = s.role
-        where s.tenant = asked and s.commands
-            and (s.role = caller or pg_has_role(caller, r.oid, 'USAGE'))
-    ) then
-        perform duly.forbid('handler', format('role %I submits no commands: they have the rights of the worker that runs '
-            'them', caller));
+        where s.tenant = asked and s.commands and pg_has_role(caller, r.oid, 'USAGE');
+        if not found then
+            perform duly.forbid('handler', format('role %I submits no commands: they have the rights of the worker that '
+                'runs them', caller));
+        end if;
     end if;
     return asked;
 end
@@ -248,15 +248,24 @@ begin
                 'allow_unknown_handler', handler));
         end if;
     end if;
-    perform duly.check_text('name', title, 200);
-    perform duly.check_text('queue', queue, 100);
+    -- Each look has its price, so what is as it is by default is not looked at.
+    if name is not null then
+        perform duly.check_text('name', name, 200);
+    end if;
+    if queue is distinct from 'default' then
+        perform duly.check_text('queue', queue, 100);
+    end if;
     if caller <> current_user then
         tenant := duly.tenant_of(caller, tenant, task = 'command' and callee is not null);
     end if;
     tenant := coalesce(tenant, 'default');
-    perform duly.check_text('tenant', tenant, 100);
+    if tenant <> 'default' then
+        perform duly.check_text('tenant', tenant, 100);
+    end if;
     perform duly.check_bounds(tenant, task, callee is not null, queue);
-    perform duly.check_text('timezone', timezone, 100);
+    if timezone is distinct from 'UTC' then
+        perform duly.check_text('timezone', timezone, 100);
+    end if;
     if priority is null or priority not between 0 and 9 then
         perform duly.refuse('priority', format('must be 0 to 9, not %s', coalesce(priority::text, 'null')));
     end if;

@@ -4,12 +4,12 @@
 with held as materialized (
     select c.claim_id, c.job_ids, c.scheduled_ats
     from duly.claims c
-    where c.claim_id = any (array(select claim_id from duly.live_claims where job_ids && $1::uuid[]))
+    where c.claim_id = any (array(select claim_id from duly.live_claims where job_ids operator(pg_catalog.&&) $1::uuid[]))
     order by c.claim_id
     for update
 )
 update duly.claims c
-set released = c.released || gone.ordinals
+set released = array_cat(c.released, gone.ordinals)
 from (
     select held.claim_id, array_agg(one.ordinal::int) as ordinals
     from held

@@ -66,7 +66,7 @@ planned as materialized (
         case
             when d.overlap = 'parallel' then 'queued'
             -- RUN_ALL (missed and serial, 2 + 8) says that each of them runs: it waits for the one before.
-            when d.overlap = 'skip' and b.job_id is not null and r.flags & 10 <> 10 then 'skipped'
+            when d.overlap = 'skip' and b.job_id is not null and r.flags::int & 10 <> 10 then 'skipped'
             when b.job_id is null and r.place = 1 then 'queued'
             -- Of those that wait; where nothing is unfinished, the first of these does not.
             when d.overlap = 'queue'

@@ -8,7 +8,7 @@ from (
         select h.job_id, h.scheduled_at, h.status, h.attempt, h.flags, h.fired_at, h.epoch, h.started_at,
             h.finished_at, h.worker_id, h.claim_id, h.result, h.error, h.note, null::timestamptz as run_at
         from duly.history h
-        where h.job_id = $1 and h.scheduled_at < $2 and h.flags & 16 = 0 and h.note ->> 'reason' is distinct from 'dst_gap'
+        where h.job_id = $1 and h.scheduled_at < $2 and h.flags::int & 16 = 0 and h.note ->> 'reason' is distinct from 'dst_gap'
         order by h.scheduled_at desc
         limit 1
     )

@@ -72,14 +72,14 @@ followed as (
     -- What waits in the queue goes where the job's runs now go. Runs that might overlap, and now may not, are marked as
     -- serial (8), for what comes after them (runs/line.sql).
     update duly.runs r
-    set queue = changed.queue, priority = changed.priority, flags = r.flags | case when after.serial then 8 else 0 end
+    set queue = changed.queue, priority = changed.priority, flags = r.flags::int | case when after.serial then 8 else 0 end
     from changed
     join before on before.job_id = changed.job_id
     cross join lateral (
         select before.policy ->> 'overlap' = 'parallel' and changed.policy ->> 'overlap' is distinct from 'parallel'
     ) as after (serial)
     where r.job_id = changed.job_id
-        and ((before.queue, before.priority) <> (changed.queue, changed.priority) or (after.serial and r.flags & 8 = 0))
+        and ((before.queue, before.priority) <> (changed.queue, changed.priority) or (after.serial and r.flags::int & 8 = 0))
     returning r.queue
 ),
 still_parked as (
@@ -90,7 +90,7 @@ told as (
 ),
 announced as (
     select count(pg_notify('duly_due',
-        shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as due
+        shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text)::text) as due
     from changed
     where next_run_at is not null and $17::boolean
 )

@@ -31,7 +31,7 @@ running as materialized (
 ),
 asked as (
     update duly.claims c
-    set cancelled = c.cancelled || running.ordinals
+    set cancelled = array_cat(c.cancelled, running.ordinals)
     from running
     where c.claim_id = running.claim_id and c.claim_id = any (array(select claim_id from running))
     returning c.worker_id

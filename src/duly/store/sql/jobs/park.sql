@@ -26,7 +26,7 @@ marked as (
     from parked
     on conflict (job_id) do update
     set version = excluded.version, parked_at = excluded.parked_at, tries = p.tries + 1,
-        retry_at = excluded.retry_at + interval '4 minutes' * (least(360::float8, 2::float8 ^ least(p.tries + 1, 10)::float8) - 1)
+        retry_at = excluded.retry_at + interval '4 minutes' * (least(360::float8, 2::float8 ^ least(p.tries + 1, 10)::float8) - 1::float8)
 ),
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)

@@ -27,6 +27,6 @@ with back as (
     returning j.job_id, j.shard, j.next_run_at
 )
 select count(pg_notify('duly_due',
-    shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as told
+    shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text)::text) as told
 from back
 where next_run_at is not null

@@ -13,7 +13,7 @@ noted as (
 ),
 announced as (
     select count(pg_notify('duly_due',
-        shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint)::text) as due
+        shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text)::text) as due
     from resumed
 )
 select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,

@@ -4,6 +4,7 @@
 --   $24 when they were created: one moment for all, and the one that intervals count from
 -- A job_id that exists already is the same submit sent again after its answer was lost; a taken dedupe_key is for
 -- the caller to look at: both are left alone and not returned.
+-- Operators are named as PostgreSQL's own here, and wherever else a caller's connection may be asked.
 with clock as materialized (
     select duly.now() as now
 ),
@@ -16,7 +17,7 @@ item as materialized (
         $17::timestamptz[], $18::int[], $19::text[], $20::smallint[], $21::text[], $22::text[], $23::boolean[])
         with ordinality as common (tenant, handler, target, kind, timezone, start_at, end_at, max_runs, queue,
             priority, policy, labels, immediate, number)
-        on common.number = own.shape
+        on common.number operator(pg_catalog.=) own.shape
 ),
 stored as (
     insert into duly.jobs (job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule,
@@ -43,13 +44,13 @@ told as (
 ),
 soon as (
     -- Leaders hold the near future in memory; few enough to name are named, of many the first and the last id are.
-    select case when count(*) > 50 then
-            '*:' || min(job_id::text collate "C") || ':' || max(job_id::text collate "C")
+    select case when count(*) operator(pg_catalog.>) 50 then
+            concat('*:', min(job_id::text collate "C"), ':', max(job_id::text collate "C"))
         else
-            string_agg(shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint, ',')
+            string_agg(concat(shard, ':', job_id, ':', (extract(epoch from next_run_at) operator(pg_catalog.*) 1e6)::bigint), ',')
         end as jobs
     from stored cross join clock
-    where next_run_at <= clock.now + interval '15 minutes'
+    where next_run_at operator(pg_catalog.<=) (clock.now operator(pg_catalog.+) interval '15 minutes')
 ),
 announced as (
     select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null

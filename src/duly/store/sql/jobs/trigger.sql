@@ -39,7 +39,7 @@ free as (
 live as (
     insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, flags, state, queue)
     select job_id, at, case when overlap = 'parallel' then now else 'infinity' end, now, shard, priority,
-        $2::smallint | case when overlap = 'parallel' then 0 else 8 end,
+        $2::smallint::int | case when overlap = 'parallel' then 0 else 8 end,
         case when overlap = 'parallel' then 'queued' else 'waiting' end, queue
     from free
     returning job_id, scheduled_at, queue, state

@@ -11,7 +11,7 @@ parent as (
             select min(to_date(right(c.relname, 8), 'YYYYMMDD'))
             from pg_inherits i
             join pg_class c on c.oid = i.inhrelid
-            where i.inhparent = ('duly.' || parent)::regclass and c.relname ~ '_\d{8}$'
+            where i.inhparent = ('duly.' || parent)::regclass::oid and c.relname::text ~ '_\d{8}$'
         ) as earliest
     from unnest(array['history', 'attempts']) as p (parent)
 ),

@@ -34,7 +34,7 @@ queued as (
         -- One of them may be what killed the worker. If they came back together they would meet it together again, until
         -- all had used up their attempts.
         clock.now + case when lost_together > 1
-            then random() * case attempt when 1 then 2 when 2 then 8 else 30 end * interval '1 second'
+            then random() * (case attempt when 1 then 2 when 2 then 8 else 30 end)::float8 * interval '1 second'
             else interval '0' end,
         fired_at, epoch, shard, priority, attempt, flags | duly.mark_of_line(job_id), 'queued', queue
     from run cross join clock
@@ -71,5 +71,5 @@ gone as (
 select (select count(*) from queued) as requeued,
     duly.heed_tokens($1::uuid[]) as heeded,
     (select count(*) from recorded) as buried,
-    (select array_agg(distinct job_id) from recorded where flags & 8 = 8) as serial,
+    (select array_agg(distinct job_id) from recorded where flags::int & 8 = 8) as serial,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from queued) q) as told

@@ -5,7 +5,7 @@
 -- says where the page ended, null at the end of the table.
 -- Days whose history was pruned cannot be asked, so nothing older than the oldest partition is looked at.
 with size as materialized (
-    select least($4::float8, greatest($3::float8, reltuples / $5::float8))::bigint as page from pg_class where oid = 'duly.jobs'::regclass
+    select least($4::float8, greatest($3::float8, reltuples / $5::float8))::bigint as page from pg_class where oid = 'duly.jobs'::regclass::oid
 ),
 page as materialized (
     select job_id, status, next_run_at, last_run_at, extra_at, updated_at
@@ -20,7 +20,7 @@ bounds as materialized (
             select min(to_date(right(p.relname, 8), 'YYYYMMDD'))::timestamp at time zone 'UTC'
             from pg_inherits i
             join pg_class p on p.oid = i.inhrelid
-            where i.inhparent = 'duly.history'::regclass and p.relname ~ '_\d{8}$'
+            where i.inhparent = 'duly.history'::regclass::oid and p.relname::text ~ '_\d{8}$'
         ) as earliest
 ),
 unfinished as materialized (

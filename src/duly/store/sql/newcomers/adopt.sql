@@ -32,7 +32,7 @@ noted as (
 ),
 soon as (
     select case when count(*) > 50 then '*' else
-            string_agg(shard || ':' || job_id || ':' || (extract(epoch from next_run_at) * 1e6)::bigint, ',')
+            string_agg(shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text, ',')
         end as jobs
     from adopted
     where next_run_at <= updated_at + interval '15 minutes'

@@ -24,7 +24,7 @@ run as materialized (
 recorded as (
     insert into duly.history (job_id, scheduled_at, fired_at, started_at, finished_at, claim_id, worker_id, epoch,
         attempt, flags, status, error)
-    select job_id, scheduled_at, fired_at, to_timestamp(started / 1e6), to_timestamp(finished / 1e6), claim_id,
+    select job_id, scheduled_at, fired_at, to_timestamp(started::numeric / 1e6), to_timestamp(finished::numeric / 1e6), claim_id,
         worker_id, epoch, attempt, flags, status, error::jsonb
     from run
     on conflict do nothing
@@ -32,8 +32,8 @@ recorded as (
 ),
 tried as (
     insert into duly.attempts (job_id, scheduled_at, attempt, claim_id, worker_id, started_at, finished_at, error)
-    select run.job_id, run.scheduled_at, run.attempt, run.claim_id, run.worker_id, to_timestamp(run.started / 1e6),
-        to_timestamp(run.finished / 1e6), run.error::jsonb
+    select run.job_id, run.scheduled_at, run.attempt, run.claim_id, run.worker_id, to_timestamp(run.started::numeric / 1e6),
+        to_timestamp(run.finished::numeric / 1e6), run.error::jsonb
     from run
     join recorded using (job_id, scheduled_at)
     on conflict do nothing
@@ -44,7 +44,7 @@ buried as (
     select run.job_id, run.scheduled_at, clock.now, run.attempt, j.tenant, j.name, j.queue, j.handler, j.target,
         j.payload, j.payload_ref, run.error::jsonb,
         duly.attempts_of(run.job_id, run.scheduled_at) || jsonb_build_object('attempt', run.attempt, 'worker_id', run.worker_id,
-            'started_at', to_timestamp(run.started / 1e6), 'finished_at', to_timestamp(run.finished / 1e6),
+            'started_at', to_timestamp(run.started::numeric / 1e6), 'finished_at', to_timestamp(run.finished::numeric / 1e6),
             'error', run.error::jsonb)
     from run
     cross join clock
@@ -53,4 +53,4 @@ buried as (
     where run.status = 'dead'
     on conflict do nothing
 )
-select count(*) as recorded, array_agg(distinct job_id) filter (where flags & 8 = 8) as serial from recorded
+select count(*) as recorded, array_agg(distinct job_id) filter (where flags::int & 8 = 8) as serial from recorded

@@ -23,7 +23,7 @@ running as materialized (
 ),
 asked as (
     update duly.claims c
-    set cancelled = c.cancelled || one.ordinal
+    set cancelled = array_append(c.cancelled, one.ordinal)
     from running one
     -- As it is once its lock is had: a run that went back to the queue meanwhile is looked for there.
     where c.claim_id = one.claim_id and not (one.ordinal = any (c.released))

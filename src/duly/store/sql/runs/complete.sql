@@ -21,8 +21,8 @@ run as materialized (
 recorded as (
     insert into duly.history (job_id, scheduled_at, fired_at, started_at, finished_at, claim_id, worker_id, epoch,
         attempt, flags, status, result)
-    select run.job_id, run.scheduled_at, run.fired_at, timestamptz 'epoch' + ended.started * interval '1 microsecond',
-        timestamptz 'epoch' + ended.finished * interval '1 microsecond', run.claim_id, run.worker_id, run.epoch, run.attempt,
+    select run.job_id, run.scheduled_at, run.fired_at, timestamptz 'epoch' + ended.started::float8 * interval '1 microsecond',
+        timestamptz 'epoch' + ended.finished::float8 * interval '1 microsecond', run.claim_id, run.worker_id, run.epoch, run.attempt,
         run.flags | ended.flags, 'succeeded', ended.result::jsonb
     from unnest($2::int[], $3::int[], $4::bigint[], $5::bigint[], $6::text[], $7::smallint[])
         as ended (position, ordinal, started, finished, result, flags)
@@ -58,4 +58,4 @@ closed as (
         for update of c
     ))
 )
-select count(*) as recorded, array_agg(distinct job_id) filter (where flags & 8 = 8) as serial from recorded
+select count(*) as recorded, array_agg(distinct job_id) filter (where flags::int & 8 = 8) as serial from recorded

@@ -51,7 +51,7 @@ standing as materialized (
         union
         select r.ctid, r.job_id, r.scheduled_at, r.state
         from duly.runs r
-        where r.job_id = asked.job_id and r.state = 'queued' and r.flags & 8 = 8
+        where r.job_id = asked.job_id and r.state = 'queued' and r.flags::int & 8 = 8
         union
         select r.ctid, r.job_id, r.scheduled_at, r.state
         from duly.runs r
@@ -72,20 +72,20 @@ line as materialized (
 ordered as (
     -- All that stand before one that waits are serial (8): whoever ends lets the next one go.
     update duly.runs r
-    set flags = r.flags | 8,
+    set flags = r.flags::int | 8,
         state = case when not line.active and r.scheduled_at = line.first then 'queued' else r.state end,
         run_at = case when not line.active and r.scheduled_at = line.first then duly.now() else r.run_at end
     from line
     -- By their places: a join may read the line. They keep them, for whoever moves runs has the job locked; should one be
     -- moved all the same (jobs/follow.sql), upkeep lets it go.
     where r.ctid = any (array(select place from standing)) and r.job_id = line.job_id and line.first is not null
-        and (r.flags & 8 = 0 or (not line.active and r.scheduled_at = line.first))
+        and (r.flags::int & 8 = 0 or (not line.active and r.scheduled_at = line.first))
     returning r.queue, r.state
 ),
 marked as (
     update duly.claims c
     set flags = array(
-            select (case when one.ordinal = any (hit.ordinals) then one.flags | 8 else one.flags end)::smallint
+            select (case when one.ordinal = any (hit.ordinals) then one.flags::int | 8 else one.flags end)::smallint
             from unnest(c.flags) with ordinality as one (flags, ordinal)
             order by one.ordinal
         )

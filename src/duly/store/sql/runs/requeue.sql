@@ -29,14 +29,14 @@ run as materialized (
 ),
 let_go as (
     update duly.claims c
-    set released = c.released || gone.ordinals
+    set released = array_cat(c.released, gone.ordinals)
     from (select claim_id, array_agg(ordinal::int) as ordinals from run group by claim_id) gone
     where c.claim_id = gone.claim_id
 ),
 tried as (
     insert into duly.attempts (job_id, scheduled_at, attempt, claim_id, worker_id, started_at, finished_at, error)
-    select job_id, scheduled_at, attempt, claim_id, worker_id, to_timestamp(started / 1e6),
-        to_timestamp(finished / 1e6), error::jsonb
+    select job_id, scheduled_at, attempt, claim_id, worker_id, to_timestamp(started::numeric / 1e6),
+        to_timestamp(finished::numeric / 1e6), error::jsonb
     from run
     where error is not null
     on conflict do nothing
@@ -55,7 +55,7 @@ queued as (
 cancelled as (
     insert into duly.history (job_id, scheduled_at, fired_at, started_at, finished_at, claim_id, worker_id, epoch,
         attempt, flags, status, error, note)
-    select run.job_id, run.scheduled_at, run.fired_at, to_timestamp(run.started / 1e6), clock.now, run.claim_id,
+    select run.job_id, run.scheduled_at, run.fired_at, to_timestamp(run.started::numeric / 1e6), clock.now, run.claim_id,
         run.worker_id, run.epoch, run.attempt, run.flags, 'cancelled', run.error::jsonb,
         jsonb_build_object('reason', case when run.stopped then 'the run was cancelled' else 'the job was cancelled' end)
     from run
@@ -66,7 +66,7 @@ cancelled as (
 )
 select (select count(*) from run) as requeued,
     duly.heed_tokens(array(select claim_id from held)) as heeded,
-    (select array_agg(distinct job_id) from cancelled where flags & 8 = 8) as serial,
+    (select array_agg(distinct job_id) from cancelled where flags::int & 8 = 8) as serial,
     (select count(pg_notify('duly_work', q.queue)::text) from (
         -- A worker that sleeps until a later moment must hear of an earlier one.
         select distinct queue from queued cross join clock where queued.run_at <= clock.now + interval '60 seconds'

@@ -24,11 +24,11 @@ select
 from counted
 cross join lateral (
     select (
-        case when c.relpages > 0 and c.reltuples >= 0 then c.reltuples / c.relpages else 45 end
-        * (pg_relation_size(c.oid) / current_setting('block_size')::int)
+        case when c.relpages > 0 and c.reltuples >= 0::real then c.reltuples::float8 / c.relpages::float8 else 45::float8 end
+        * (pg_relation_size(c.oid) / current_setting('block_size')::int)::float8
     )::bigint as jobs
     from pg_class c
-    where c.oid = 'duly.jobs'::regclass
+    where c.oid = 'duly.jobs'::regclass::oid
 ) estimate
 cross join (
     select sum(late.jobs) as count, min(late.oldest) as oldest, bool_or(late.jobs >= 1000) as more

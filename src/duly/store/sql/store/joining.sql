@@ -1,12 +1,12 @@
 -- What a submit in a transaction of the caller's must know of the store it has come to. Numbers and texts only: drivers
 -- differ in what they make of other types.   $1 tenants of the jobs
 select s.store_id::text as store_id, s.shard_count::int as shard_count,
-    (extract(epoch from duly.now()) * 1000000)::bigint as now_us,
+    (extract(epoch from duly.now()) operator(pg_catalog.*) 1000000.0)::bigint as now_us,
     (select max(version) from duly.migrations) as version,
     (
         select coalesce(json_agg(json_build_object('tenant', t.tenant, 'counted', t.max_jobs is not null, 'tasks', t.tasks,
             'queues', t.queues, 'commands', t.commands)), '[]')::text
         from duly.tenants t
-        where t.tenant = any ($1::text[])
+        where t.tenant operator(pg_catalog.=) any ($1::text[])
     ) as tenants
 from duly.store s

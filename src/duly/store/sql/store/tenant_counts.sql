@@ -34,13 +34,13 @@ first as materialized (
 ),
 estimate as materialized (
     select greatest(first.jobs, ((
-        case when c.relpages > 0 and c.reltuples >= 0 then c.reltuples / c.relpages else 45 end
-        * (pg_relation_size(c.oid) / current_setting('block_size')::int)
-    ) - greatest(of_others.jobs, (
-        select others.reltuples from pg_class others where others.oid = 'duly.jobs_of_tenant'::regclass
+        case when c.relpages > 0 and c.reltuples >= 0::real then c.reltuples::float8 / c.relpages::float8 else 45::float8 end
+        * (pg_relation_size(c.oid) / current_setting('block_size')::int)::float8
+    ) - greatest(of_others.jobs::float8, (
+        select others.reltuples::float8 from pg_class others where others.oid = 'duly.jobs_of_tenant'::regclass::oid
     )))::bigint) as jobs
     from pg_class c cross join first cross join of_others
-    where c.oid = 'duly.jobs'::regclass
+    where c.oid = 'duly.jobs'::regclass::oid
 )
 select
     case

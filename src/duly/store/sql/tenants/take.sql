@@ -6,6 +6,6 @@ with taken as (
     returning job_id
 )
 update duly.tenants t
-set jobs = t.jobs + (select count(*) from taken)
-where t.tenant = $1::text
+set jobs = t.jobs operator(pg_catalog.+) (select count(*) from taken)
+where t.tenant operator(pg_catalog.=) $1::text
 returning t.jobs
