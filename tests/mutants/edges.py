@@ -81,7 +81,7 @@ MUTANTS = (
         "settings-of-the-role",
         "somebody's search_path decides which functions are called",
         "store/pool.py",
-        '    "search_path": "pg_catalog",\n',
+        '    "search_path": "pg_catalog, pg_temp",\n',
         "",
         ("unit/test_store_errors.py",),
     ),

@@ -242,7 +242,7 @@ async def test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_s
         assert await submit(caller) == "a"
 
 
-async def test_what_a_caller_puts_in_front_of_postgresqls_own_is_not_asked_with_the_owners_rights(
+async def test_what_a_caller_puts_in_front_of_postgresqls_own_is_not_asked(
     database_url: str, pool: Pool, operations: Operations
 ) -> None:
     """Temporary tables and types come before everything unless a path names them."""
