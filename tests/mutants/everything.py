@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import cluster, edges, firing, jobs, requests, rights, timing, upkeep, working
+from mutants import cluster, door, edges, firing, jobs, requests, rights, timing, upkeep, working
 from mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -15,4 +15,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *timing.MUTANTS,
     *rights.MUTANTS,
     *requests.MUTANTS,
+    *door.MUTANTS,
 )
