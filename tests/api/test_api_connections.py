@@ -9,6 +9,7 @@ import resource
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ class App:
     """Answers as its path says."""
 
     def __init__(self) -> None:
+        self.state = SimpleNamespace()  # nothing here needs a key
         self.go_on = asyncio.Event()
         self.begun = 0
         self.bodies: list[bytes] = []
