@@ -114,5 +114,16 @@ async def test_only_an_admin_is_told_which_tasks_there_are(client_of: Client, po
         assert (alone.status_code, alone.json()["field"]) == (422, "handler")
         assert alone.json()["detail"].startswith("handler: no worker has a task 'zebra_tsk'; start a worker")
         batch = await client.post(f"{JOBS}/batch", json=[misspelt])
-        assert "zebra_task" not in alone.text + batch.text
+        atomic = await client.post(f"{JOBS}/batch?atomic=true", json=[misspelt, {"name": "y", "handler": "zebra"}])
+        assert (batch.json()["items"][0]["status"], atomic.status_code) == (422, 422)
+        job = (
+            await client.post(f"{JOBS}?allow_unknown_handler=true", json={**misspelt, "schedule": "every 1h"})
+        ).json()
+        changed = await client.patch(f"{JOBS}/{job['job_id']}", json={"handler": "zebra"})
+        cluster_seen = await client.get("/api/v1/cluster")
+        for answer in (alone, batch, atomic, changed, cluster_seen):
+            assert "zebra_task" not in answer.text
     assert "(known: zebra_task)" in (await (await client_of("admin")).post(JOBS, json=misspelt)).json()["detail"]
+    with pytest.raises(Exception, match="no worker has a task") as refused:
+        await pool.query("select duly.submit('zebra_tsk')")
+    assert "zebra_task" not in str(refused.value)

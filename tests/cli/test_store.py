@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from uuid import uuid4
 
 import asyncpg
+import pytest
 
 from cli.commands import Ended, Process
 from duly.store import cluster
@@ -53,8 +56,30 @@ def test_doctor_fails_on_an_empty_database_and_says_what_to_do(duly: Run, empty_
     document = duly("--database-url", empty_url, "doctor", "--json").document
     assert document["ok"] is False
     assert {check["name"]: check["status"] for check in document["checks"]} == {
-        "heartbeat": "ok", "zones": "ok", "database": "ok", "schema": "fail",
+        "heartbeat": "ok", "zones": "ok", "files": "ok", "database": "ok", "schema": "fail",
     }  # fmt: skip
+
+
+def test_doctor_warns_of_what_lies_open_to_others(duly: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told() -> dict[str, tuple[str, str]]:
+        checks = duly("--database-url", "postgresql://duly@127.0.0.1:1/duly", "doctor", "--json").document["checks"]
+        return {check["name"]: (check["status"], check["message"]) for check in checks}
+
+    home = tmp_path / "home"
+    monkeypatch.setenv("DULY_HOME", str(home))
+    assert told()["files"][0] == "ok"
+    home.mkdir(mode=0o700)
+    (key := home / "api.key").write_text(f"duly_local_{'0' * 64}\n")
+    key.chmod(0o600)
+    assert told()["files"] == ("ok", f"{home} is this user's own")
+    key.chmod(0o644)
+    assert told()["files"] == ("warn", f"{key} could be read by others (mode 644)")
+    home.chmod(0o777)
+    assert "chmod go-w" in told()["files"][1]
+    assert "commands" not in told()
+    monkeypatch.setenv("DULY_ALLOW_COMMANDS", "true")
+    status, message = told()["commands"]
+    assert (status, "--command-user" in message) == (("warn", True) if os.geteuid() == 0 else ("ok", False))
 
 
 def test_doctor_fails_where_nothing_answers(duly: Run) -> None:

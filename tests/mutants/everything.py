@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutants import cluster, door, edges, firing, jobs, requests, rights, timing, upkeep, working
+from mutants import cluster, door, edges, firing, jobs, requests, rights, text, timing, upkeep, working
 from mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -16,4 +16,5 @@ MUTANTS: tuple[Mutant, ...] = (
     *rights.MUTANTS,
     *requests.MUTANTS,
     *door.MUTANTS,
+    *text.MUTANTS,
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
@@ -71,7 +73,40 @@ def _check_settings(settings: Settings) -> list[Check]:
         # Settings that break the rule do not load at all; what is left to say is how much room there is.
         Check("heartbeat", "ok", f"every {span(beat)} for a lease of {span(lease)}: {lease / beat:.0f} in a lease"),
         _check_zones(),
+        _check_files(settings),
+        *([_check_commands(settings)] if settings.allow_commands else []),
     ]
+
+
+def _check_files(settings: Settings) -> Check:
+    """The home holds the embedded store and local keys: whoever can put files there is this user to Duly."""
+    from duly.homes import default_home
+    from duly.local_keys import key_file, read_key
+
+    try:
+        home = settings.home or default_home()
+        if not home.is_dir():
+            return Check("files", "ok", f"there is nothing in {home}")
+        mode = stat.S_IMODE(home.stat().st_mode)
+        if mode & 0o022:
+            return Check(
+                "files", "warn", f"others can change what is in {home} (mode {mode:o}); run: chmod go-w {home}"
+            )
+        for path in [key_file(home), *sorted((home / "keys").glob("*.key"))]:
+            read_key(path)
+    except (ConfigError, OSError) as error:
+        return Check("files", "warn", str(error))
+    return Check("files", "ok", f"{home} is this user's own")
+
+
+def _check_commands(settings: Settings) -> Check:
+    if os.geteuid() == 0 and settings.command_user is None:
+        return Check(
+            "commands",
+            "warn",
+            "they are allowed here, and a worker of root's runs them as root; give them an account: --command-user",
+        )
+    return Check("commands", "ok", f"they run as {settings.command_user or 'the account of their worker'}")
 
 
 def _check_zones() -> Check:
