@@ -303,4 +303,20 @@ MUTANTS = (
         "and j.next_run_at is not null and not exists (select from duly.parked p where p.job_id = j.job_id)\n",
         ("services/test_strangers_locks.py::test_what_can_go_on_goes_on_and_what_cannot_goes_on_afterwards",),
     ),
+    Mutant(
+        "costly-unless-changed",
+        "a job that was changed while it was planned is paused for its cost",
+        "store/sql/jobs/park_costly.sql",
+        "and xmin = f.version and next_run_at",
+        "and next_run_at",
+        ("services/test_costly.py",),
+    ),
+    Mutant(
+        "refused-counts-as-dropped",
+        "what the fence refused is told as dropped",
+        "scheduler/firer.py",
+        "            if job_id not in done.moved:\n                continue\n            if reason == DEFERRED",
+        "            if reason == DEFERRED",
+        ("services/test_costly.py",),
+    ),
 )

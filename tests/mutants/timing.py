@@ -293,4 +293,20 @@ MUTANTS = (
         "any_rezoned = False",
         ("services/test_zone_keeper.py::TestPlans::test_a_fire_that_comes_first_puts_its_plan_right",),
     ),
+    Mutant(
+        "hops-for-nothing",
+        "a hop over a gap burns no fuel: a rule of nothing but gaps is followed for thousands of years",
+        "timing/dst.py",
+        "        fuel.burn(_HOP)\n        shift = _shift_around",
+        "        shift = _shift_around",
+        ("unit/timing/test_budget.py",),
+    ),
+    Mutant(
+        "dates-hide-the-rule",
+        "a rule that cannot be worked out is stored if a date is added to it",
+        "timing/parse.py",
+        "schedule.without_added().next(now, fuel)",
+        "pass",
+        ("unit/timing/test_budget.py",),
+    ),
 )

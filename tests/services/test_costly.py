@@ -130,14 +130,14 @@ async def test_planning_that_burns_time_and_no_fuel_is_stopped_by_the_clock(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As it would be if a step of planning forgot to burn: the tank is as good as endless."""
-    monkeypatch.setattr(fuel, "TANK", 400_000)
+    monkeypatch.setattr(fuel, "TANK", 4_000_000)
     scheduler = FrozenScheduler(pool)
     job, other = costly(pool), due_job(pool, START + SECOND)
     await scheduler.put(job, other)
     await scheduler.lead(job, other)
     await scheduler.step(START + SECOND)
     (reason,) = await reasons(pool, job)
-    assert "too costly to plan: schedule:" in reason
+    assert re.search(r"too costly to plan: schedule: it took \d+ ms to work out", reason)
     assert await scheduler.runs(other) == [START + SECOND]
 
 
