@@ -16,6 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from duly.errors import InvalidInput, InvalidSchedule
+from duly.masking import HIDDEN, shown_instead
 from duly.model import (
     DEFAULT_POLICY,
     POLICY_CHOICES,
@@ -29,6 +30,8 @@ from duly.model import (
 from duly.timing import Fuel, check_template, jitter_offset, load_zone, make_timetable, parse_schedule
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+# Names with dots between them; a backslash takes what follows it as it is.
+_PATH = re.compile(r"(?:[^.\\]|\\.)+(?:\.(?:[^.\\]|\\.)+)*")
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
 # The ends of Python's own calendar are what the database driver takes for infinity.
 _FIRST, LAST_MOMENT = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -38,6 +41,7 @@ MAX_DEPTH = 200
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _encode_content = json.JSONEncoder(default=dict, sort_keys=True).encode
 MAX_LABELS = 32
+MAX_SECRET_FIELDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +141,28 @@ def _check_policy(policy: Policy) -> Policy:
     if policy.idempotency_key_template != DEFAULT_POLICY.idempotency_key_template:
         check_text("idempotency_key_template", policy.idempotency_key_template, longest=500)
         check_template(policy.idempotency_key_template)
+    if policy.secret_fields != ():
+        _check_secret_fields(policy.secret_fields)
     return policy
+
+
+def _check_secret_fields(paths: object) -> None:
+    if not isinstance(paths, tuple):
+        raise InvalidInput("secret_fields", f'must be a list of paths such as ["card.number"], not {_kind(paths)}')
+    if len(paths) > MAX_SECRET_FIELDS:
+        raise InvalidInput("secret_fields", f"must be at most {MAX_SECRET_FIELDS}, these are {len(paths)}")
+    for path in paths:
+        check_text("secret_fields", path, longest=200)
+        if not _PATH.fullmatch(path):
+            raise InvalidInput("secret_fields", f"{path!r} is no path: between its dots stand names, as in card.number")
+
+
+def check_secrets(payload: Any, policy: Policy) -> None:
+    """Refuse `***` in the place of a secret: whoever was shown it so and sends it back would lose the secret."""
+    if policy.secret_fields and (where := shown_instead(payload, policy.secret_fields)) is not None:
+        raise InvalidInput(
+            f"payload.{where[:200]}", f"is {HIDDEN}, which is how a secret is shown: send the secret itself"
+        )
 
 
 def _check_seconds(field: str, value: object, low: float, high: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from duly.errors import InvalidInput
-from duly.masking import HIDDEN, is_secret_header
+from duly.masking import HIDDEN, is_secret_header, shown_url
 
 METHODS = ("POST", "PUT", "PATCH", "GET", "DELETE")
 MAX_HEADERS = 50
@@ -21,6 +21,7 @@ MAX_TARGET_BYTES = 64 * 1024
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _HEADER_TEXT = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
+_SHOWN = f"is {HIDDEN}, which is how a secret is shown: send the secret itself"
 # What Duly itself says, and what belongs to the connection.
 _RESERVED = frozenset(
     {
@@ -48,8 +49,10 @@ def check_handler(handler: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def shown_target(target: Mapping[str, Any]) -> dict[str, Any]:
-    """The object as it may be shown: secret headers and secret environment variables have a name and no value."""
+    """The object as it may be shown: secret headers and variables, and a URL's query, have names and no values."""
     shown = dict(target)
+    if "?" in (url := str(shown.get("url", ""))) or "#" in url:
+        shown["url"] = shown_url(url)
     for field in ("secret_headers", "secret_env"):
         if field in shown:
             shown[field] = dict.fromkeys(shown[field], HIDDEN)
@@ -80,6 +83,8 @@ def _check_http(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         raise InvalidInput("handler.url", "must name a host, as in https://example.org/hook")
     if parts.username is not None or parts.password is not None:
         raise InvalidInput("handler.url", "must not hold a user or password; use secret_headers")
+    if HIDDEN in (part.rpartition("=")[2] for part in parts.query.split("&")):
+        raise InvalidInput("handler.url", _SHOWN)
     target: dict[str, Any] = {"type": "http", "url": url}
     method = handler.get("method", "POST")
     if not isinstance(method, str) or method.upper() not in METHODS:
@@ -104,6 +109,8 @@ def _check_headers(headers: object, field: str) -> dict[str, str]:
             raise InvalidInput(f"{field}.{name}", "is set by Duly itself")
         if not isinstance(value, str) or len(value) > 8192 or not _HEADER_TEXT.fullmatch(value):
             raise InvalidInput(f"{field}.{name}", "must be a text without line breaks or control characters")
+        if value == HIDDEN and (field == "handler.secret_headers" or is_secret_header(name)):
+            raise InvalidInput(f"{field}.{name}", _SHOWN)
     return dict(headers)
 
 
@@ -133,7 +140,8 @@ def _check_variables(variables: object, field: str) -> dict[str, str]:
             raise InvalidInput(field, f"{str(name)[:40]!r} is not the name of an environment variable")
         if name.startswith("DULY_"):
             raise InvalidInput(f"{field}.{name}", "is set by Duly itself")
-        _text(value, f"{field}.{name}", longest=MAX_TARGET_BYTES, shortest=0)
+        if _text(value, f"{field}.{name}", longest=MAX_TARGET_BYTES, shortest=0) == HIDDEN and "secret" in field:
+            raise InvalidInput(f"{field}.{name}", _SHOWN)
     return dict(variables)
 
 

@@ -53,6 +53,15 @@ class Policy:
     dst_gap: DstGap = "shift"
     dst_fold: DstFold = "first"
     idempotency_key_template: str = DEFAULT_KEY_TEMPLATE
+    #: Paths to what of the payload is never shown; `masking` says how they are read.
+    secret_fields: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        given: Any = self.secret_fields
+        if given != () and isinstance(given, list | tuple | set | frozenset):
+            # One spelling for the same paths. What is no path is left to be refused.
+            texts = all(isinstance(path, str) for path in given)
+            object.__setattr__(self, "secret_fields", tuple(sorted(set(given)) if texts else given))
 
     def to_stored(self) -> str | None:
         """The JSON text of what differs from the defaults, in field order; None when nothing does."""
@@ -122,6 +131,8 @@ def _stored_value(name: str, value: Any) -> Any:
         kinds = (int,) if name in POLICY_INTEGERS else (int, float)
         fits = type(value) in kinds and low <= value <= high
         fits = fits or (value is None and name == "catch_up_window_seconds")
+    elif name == "secret_fields":
+        fits = isinstance(value, list) and all(isinstance(path, str) for path in value)
     else:
         fits = isinstance(value, str)
     if not fits:
@@ -251,6 +262,8 @@ class DeadLetter:
     payload_ref: str | None
     error: ErrorInfo
     attempts: tuple[Attempt, ...]
+    secret_fields: tuple[str, ...] = ()
+    """What of the payload is never shown, as its job said when it was buried."""
 
     @property
     def run_id(self) -> str:

@@ -28,6 +28,7 @@ _LETTER = "64d3f1a2b3c4d.019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e-4006432a6d5a2000"
 schemathesis.openapi.format("duly-schedule", st.sampled_from(_SCHEDULES))
 schemathesis.openapi.format("duly-timezone", st.sampled_from(_ZONES))
 schemathesis.openapi.format("duly-key-template", st.sampled_from(_TEMPLATES))
+schemathesis.openapi.format("duly-path", st.sampled_from(["password", "card.number", "a\\.b", "Zoë.x y"]))
 schemathesis.openapi.format("http-url", st.sampled_from(["https://example.org/hook", "http://example.org:8080/a?b=c"]))
 schemathesis.openapi.format("date-time", _MOMENTS)
 schemathesis.openapi.format("duly-job-cursor", st.uuids().map(str))
@@ -43,7 +44,7 @@ def _send_lines(_: Any, value: Any) -> bytes:
 
 def _without_later_rules(job: Any) -> Any:
     """Rules between fields are told in words only: an end lies after the start, something is left to fire, what runs
-    once has no bounds.
+    once has no bounds, and secret paths are not lost without a new payload.
 
     Only what is right by itself is taken out: what is wrong was put there on purpose.
     """
@@ -56,7 +57,12 @@ def _without_later_rules(job: Any) -> Any:
         if not (field == "end_at" and _is_moment(value))
         and not (once and field == "start_at" and _is_moment(value))
         and not (once and field == "max_runs" and _is_count(value))
+        and not (field == "secret_fields" and _is_paths(value) and "payload" not in job)
     }
+
+
+def _is_paths(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(path, str) for path in value)
 
 
 def _is_count(value: Any) -> bool:

@@ -6,6 +6,30 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "secrets-shown-by-a-change",
+        "whoever may change a job lets its secret fields be shown",
+        "operations/revising.py",
+        "any(not covers(path, policy.secret_fields) for path in job.policy.secret_fields)",
+        "False",
+        ("services/test_secret_fields.py::test_no_change_of_mind_shows_what_was_secret",),
+    ),
+    Mutant(
+        "secrets-in-the-log-of-changes",
+        "a job's changes tell what its secret fields were",
+        "operations/revising.py",
+        'old["payload"] = shown_payload(job.payload, (*job.policy.secret_fields, *policy.secret_fields))',
+        "pass",
+        ("services/test_secret_fields.py::test_no_change_of_mind_shows_what_was_secret",),
+    ),
+    Mutant(
+        "stars-for-secrets",
+        "a job that is sent back as it was shown loses its secrets",
+        "checks.py",
+        "if policy.secret_fields and (where := shown_instead(payload, policy.secret_fields)) is not None:",
+        'if (where := "") != "":',
+        ("services/test_secret_fields.py::test_who_sends_back_what_was_shown_does_not_lose_the_secret",),
+    ),
+    Mutant(
         "put-back-overlooks-claims",
         "where the clock has gone back, a run that is running is fired again",
         "store/sql/jobs/put_back.sql",

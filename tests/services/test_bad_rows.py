@@ -60,6 +60,7 @@ SPOILT: list[tuple[str, str, str]] = [
             '{"idempotency_key_template": "{{nonsense}}"}', '{"idempotency_key_template": ""}',
             '{"retry_delay_seconds": "x"}', '{"retry_backoff": "sometimes"}', '{"missed_window": {}}',
             '{"catch_up_window_seconds": "x"}', '{"dst_gap": 1}', '{"dst_fold": null}', '{"a later version": 1}',
+            '{"secret_fields": "x"}', '{"secret_fields": [1]}', '{"secret_fields": ["..", "", "a"]}',
             '{"max_retries": ' + DIGITS + "}", '{"timeout_seconds": ' + HUGE + "}",
         )
     ],

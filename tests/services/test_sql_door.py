@@ -82,6 +82,14 @@ TEMPLATES = [
     "{{job_id}}:{{scheduled_at_unix}}", "{{name}}:{{date}}", "{{week}}", "plain", "{{nonsense}}", "{{name", "}}", "",
     " ", "{{ name }}", "{{name}}" * 70, "x" * 500, "x" * 501, "a\nb", "\u200b", "{{hour}}-{{month}}-{{year}}",
 ]  # fmt: skip
+PATHS = [
+    "[]", '["password"]', '["b", "a", "b", "\\u00fc", "Z"]', '["card.number", "a.b.c"]', '"password"', "null", "7",
+    "{}", "[7]",
+    "[null]", '[["a"]]', '[""]', '["."]', '["a."]', '[".a"]', '["a..b"]', '["a\\\\.b"]', '["a\\\\"]', '["a\\\\\\\\.b"]',
+    '["\\\\."]', '[" "]', json.dumps(["x" * 200]), json.dumps(["x" * 201]), json.dumps(["😀" * 200]),
+    json.dumps([f"p{number}" for number in range(32)]), json.dumps([f"p{number}" for number in range(33)]),
+    json.dumps(["same"] * 40),
+]  # fmt: skip
 NUMERIC = [
     "catch_up_window_seconds", "max_missed", "max_queued", "max_retries", "jitter_seconds", "retry_delay_seconds",
     "retry_max_delay_seconds", "timeout_seconds",
@@ -429,6 +437,8 @@ async def test_every_single_value_by_itself(door: Door) -> None:
     cases += [Case(policy={name: number}) for name in NUMERIC for number in NUMBERS]
     cases += [Case(policy={name: text_of(word)}) for name in WORDS for word in CHOICES]
     cases += [Case(policy={"idempotency_key_template": text_of(template)}) for template in TEMPLATES]
+    cases += [Case(policy={"secret_fields": paths}) for paths in PATHS]
+    cases += [Case(policy={"secret_fields": json.dumps([f"a{odd}b", odd])}) for odd in ODD]
     cases += [Case(handler=endpoint) for endpoint in ENDPOINTS]
     cases += [Case(fields={"name": odd}) for odd in ODD]
     cases += [Case(fields={"labels": json.dumps({"k": odd})}) for odd in ODD]

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.masking import HIDDEN, SHORTEST, Mask, make_mask, target_secrets
+from duly.masking import (
+    HIDDEN,
+    MOST_SPELLINGS,
+    SHORTEST,
+    Mask,
+    covers,
+    make_mask,
+    payload_secrets,
+    shown_instead,
+    shown_payload,
+    shown_url,
+    target_secrets,
+)
 from duly.worker.errors import ERROR_LIMIT, RESULT_LIMIT, error_text, exception_text, result_text
 
 SECRET = 'hunter2-"ü"-0123'
@@ -113,3 +125,85 @@ def test_of_headers_the_token_is_secret_by_itself() -> None:
     }
     masked = Mask(target_secrets(target)).text("tokentoken session=abcdef plain-text of the program")
     assert masked == f"{HIDDEN} {HIDDEN} plain-text {HIDDEN}"
+
+
+@pytest.mark.parametrize(
+    ("payload", "paths", "shown"),
+    [
+        ({"a": 1, "b": 2}, ("a",), {"a": "***", "b": 2}),
+        ({"a": {"b": {"c": 1}, "d": 2}}, ("a.b",), {"a": {"b": "***", "d": 2}}),
+        ({"a": {"b": 1}}, ("a", "a.b"), {"a": "***"}),
+        ({"a": {"b": 1}}, ("a.b", "a"), {"a": "***"}),
+        ({"a": {"b": 1, "c": 2}}, ("a.b", "a.c"), {"a": {"b": "***", "c": "***"}}),
+        ({"a": [{"b": 1}, [{"b": 2, "c": 3}], 4]}, ("a.b",), {"a": [{"b": "***"}, [{"b": "***", "c": 3}], 4]}),
+        ([{"b": 1}, {"c": 2}], ("b",), [{"b": "***"}, {"c": 2}]),
+        ({"a.b": 1, "a": {"b": 2}}, ("a\\.b",), {"a.b": "***", "a": {"b": 2}}),
+        ({"a": None, "b": ""}, ("a", "b", "c", "a.b"), {"a": "***", "b": "***"}),
+        ({"a": "text"}, ("a.b",), {"a": "text"}),
+        ("text", ("a",), "text"),
+        (None, ("a",), None),
+        ({}, (), {}),
+    ],
+)  # fmt: skip
+def test_of_a_payload_the_values_at_its_secret_paths_are_hidden(
+    payload: object, paths: tuple[str, ...], shown: object
+) -> None:
+    before = json.dumps(payload)
+    assert shown_payload(payload, paths) == shown
+    assert json.dumps(payload) == before, "it is still the caller's own"
+    # What was shown is known again, and is shown alike.
+    assert (shown_instead(shown, paths) is None) == (shown == payload)
+    assert shown_payload(shown, paths) == shown
+
+
+def test_hiding_costs_what_the_payload_does_however_it_is_built() -> None:
+    paths = tuple(f"{'a.' * 90}{number}" for number in range(32))
+    deep: object = "end"
+    for _ in range(100_000):
+        deep = [deep]
+    began = time.thread_time()
+    shown_payload([deep, [{}] * 80_000, {"a": {"a": 1}}], paths)
+    long = time.thread_time() - began
+    began = time.thread_time()
+    json.dumps([[{}] * 80_000, ["x"] * 100_000])
+    assert long < 100 * max(time.thread_time() - began, 0.001)
+
+
+def test_the_secrets_of_a_payload_are_its_texts_and_numbers() -> None:
+    payload = {"a": {"b": ["text", 4711, 2.5, True, None, {"c": "deep"}]}, "d": "other"}
+    assert sorted(payload_secrets(payload, ("a",))) == ["2.5", "4711", "deep", "text"]
+
+
+def test_of_too_many_secrets_to_look_for_nothing_is_shown() -> None:
+    mask = make_mask(f"secret-{number}" for number in range(MOST_SPELLINGS + 1))
+    assert mask is not None
+    assert mask.text("any text") == HIDDEN
+    assert mask.text("") == ""
+    assert json.loads(mask.json('{"any": "thing"}')) == HIDDEN
+    few = make_mask(f"secret-{number}" for number in range(MOST_SPELLINGS))
+    assert few is not None
+    assert few.text("any text") == "any text"
+
+
+@pytest.mark.parametrize(
+    ("path", "paths", "covered"),
+    [("a", ("a",), True), ("a.b", ("a",), True), ("a", ("a.b",), False), ("ab", ("a",), False),
+     ("a\\.b", ("a",), False), ("a", (), False), ("a.b.c", ("x", "a.b"), True)],
+)  # fmt: skip
+def test_a_path_is_covered_by_one_that_leads_to_it(path: str, paths: tuple[str, ...], covered: bool) -> None:
+    assert covers(path, paths) is covered
+
+
+def test_of_a_url_the_names_of_its_query_are_shown_and_no_values() -> None:
+    assert shown_url("https://a.example/p?token=abc&x=&plain&=y#part") == (
+        "https://a.example/p?token=***&x=***&***&=***#***"
+    )
+    assert shown_url("https://a.example/p") == "https://a.example/p"
+    assert shown_url("https://a.example/p?") == "https://a.example/p?"
+
+
+def test_what_is_looked_for_of_a_query_is_the_whole_of_it_and_what_is_as_long_as_a_token() -> None:
+    query = "token=abc%2Fdef%20ghijk&format=json&other=plus+plus+plus"
+    mask = Mask(target_secrets({"url": f"https://a.example/?{query}"}))
+    said = f"GET /?{query} as json: abc%2Fdef%20ghijk, abc/def ghijk, plus plus plus"
+    assert mask.text(said) == f"GET /?{HIDDEN} as json: {HIDDEN}, {HIDDEN}, {HIDDEN}"

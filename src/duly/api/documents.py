@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from duly.handlers import shown_target
+from duly.masking import shown_payload
 from duly.model import Attempt, DeadLetter, ErrorInfo, Job, Run, make_run_id
 from duly.operations import ClusterStatus, Explanation, Forecast, Preview
 from duly.store.cluster import NodeStatus
@@ -29,7 +30,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "tenant": job.tenant,
         "name": job.name,
         "handler": job.handler if isinstance(job.handler, str) else shown_target(job.handler),
-        "payload": job.payload,
+        "payload": job.payload if not policy.secret_fields else shown_payload(job.payload, policy.secret_fields),
         "payload_ref": job.payload_ref,
         "schedule": job.schedule,
         "timezone": job.timezone,
@@ -52,6 +53,7 @@ def job_document(job: Job) -> dict[str, Any]:
         "dst_gap": policy.dst_gap,
         "dst_fold": policy.dst_fold,
         "idempotency_key_template": policy.idempotency_key_template,
+        "secret_fields": list(policy.secret_fields),
         "dedupe_key": job.dedupe_key,
         "labels": job.labels,
         "status": job.status,
@@ -99,8 +101,9 @@ def dead_letter_document(letter: DeadLetter) -> dict[str, Any]:
         "scheduled_at": time_text(letter.scheduled_at),
         "buried_at": time_text(letter.buried_at),
         "attempt": letter.attempt,
-        "payload": letter.payload,
+        "payload": shown_payload(letter.payload, letter.secret_fields),
         "payload_ref": letter.payload_ref,
+        "secret_fields": list(letter.secret_fields),
         "error": _error_document(letter.error),
         "attempts": [_attempt_document(attempt) for attempt in letter.attempts],
     }

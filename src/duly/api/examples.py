@@ -45,6 +45,7 @@ _JOB: dict[str, Any] = {
     "dst_gap": "shift",
     "dst_fold": "first",
     "idempotency_key_template": "{{job_id}}:{{scheduled_at_unix}}",
+    "secret_fields": [],
     "dedupe_key": None,
     "status": "active",
     "status_reason": None,
@@ -98,6 +99,7 @@ _LETTER: dict[str, Any] = {
     "attempt": 4,
     "payload": {"report_type": "weekly"},
     "payload_ref": None,
+    "secret_fields": [],
     "error": _ERROR,
     "attempts": [
         {

@@ -226,6 +226,15 @@ class JobBody(BaseModel):
         description="with {{job_id}} {{scheduled_at_unix}} {{name}} {{date}} {{week}} {{month}} {{year}} {{hour}}",
         json_schema_extra={"format": "duly-key-template", **text_rules(500)},
     )
+    secret_fields: list[str] = Field(
+        default_factory=list,
+        description="what of the payload is never shown: names, with dots between them on the way to an inner value "
+        "(`card.number`); a list on the way is gone through. Losing a path needs a new payload",
+        json_schema_extra={
+            "maxItems": checks.MAX_SECRET_FIELDS,
+            "items": {"type": "string", "format": "duly-path"},
+        },
+    )
     dedupe_key: str | None = Field(
         None,
         description="the same key with the same content returns the existing job",
@@ -268,6 +277,7 @@ class JobDocument(JobBody):
     # What was once accepted is shown as it is: only the shape is promised of an answer.
     handler: str | dict[str, Any]
     idempotency_key_template: str
+    secret_fields: list[str]
     schedule: str
     timezone: str
     start_at: datetime | None
@@ -361,6 +371,7 @@ class DeadLetterDocument(_Document):
     attempt: int
     payload: Any
     payload_ref: str | None
+    secret_fields: list[str] = Field(description="what of the payload is not shown")
     error: ErrorDocument
     attempts: list[AttemptDocument]
 

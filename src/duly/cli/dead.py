@@ -25,6 +25,7 @@ from duly.cli.output import (
 )
 from duly.cli.session import with_operations
 from duly.handlers import shown_target
+from duly.masking import shown_payload
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
@@ -141,7 +142,7 @@ def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) 
             "queue": letter.queue,
             "scheduled": moment(letter.scheduled_at),
             "buried": moment(letter.buried_at),
-            "payload": json.dumps(letter.payload, ensure_ascii=False),
+            "payload": json.dumps(shown_payload(letter.payload, letter.secret_fields), ensure_ascii=False),
             "payload_ref": letter.payload_ref or "",
         }
     )

@@ -27,6 +27,7 @@ from duly.cli.session import with_operations
 from duly.cli.submit import read_labels
 from duly.errors import Conflict, InvalidInput
 from duly.handlers import shown_target
+from duly.masking import shown_payload
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
@@ -141,7 +142,9 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
             "name": found.name,
             "status": coloured(found.status) + (f" ({one_line(found.status_reason)})" if found.status_reason else ""),
             "handler": found.handler if isinstance(found.handler, str) else json.dumps(shown_target(found.handler)),
-            "payload": one_line(json.dumps(found.payload, ensure_ascii=False), 1000),
+            "payload": one_line(
+                json.dumps(shown_payload(found.payload, found.policy.secret_fields), ensure_ascii=False), 1000
+            ),
             "payload_ref": found.payload_ref or "",
             "schedule": _schedule(found),
             "start_at": moment(found.start_at),

@@ -203,7 +203,7 @@ def _console() -> Console:
 def policy_changes(policy: Any, default: Any) -> dict[str, str]:
     """The policy fields of a job that are not what every job has."""
     return {
-        name: str(getattr(policy, name))
+        name: ", ".join(value) if isinstance(value := getattr(policy, name), tuple) else str(value)
         for name in policy.__dataclass_fields__
         if getattr(policy, name) != getattr(default, name)
     }

@@ -87,6 +87,13 @@ def submit(
     payload: Annotated[
         str | None, typer.Option(help="JSON, @file, or - for standard input.", metavar="JSON|@FILE|-")
     ] = None,
+    secret_field: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What of the payload is never shown: a name, or names with dots (card.number); repeat for several.",
+            metavar="NAME",
+        ),
+    ] = None,
     payload_ref: Annotated[str | None, typer.Option(help="A URI, handed to the task as it is.", metavar="URI")] = None,
     name: Annotated[str | None, typer.Option(help="What to call the job; the handler's name if not given.")] = None,
     queue: Annotated[str | None, typer.Option(help="The queue its runs wait in.")] = None,
@@ -217,6 +224,7 @@ def submit(
         "max_queued": max_queued, "max_retries": max_retries, "retry_backoff": retry_backoff,
         "retry_delay_seconds": retry_delay_seconds, "retry_max_delay_seconds": retry_max_delay_seconds,
         "timeout_seconds": timeout_seconds, "idempotency_key_template": idempotency_key_template,
+        "secret_fields": tuple(secret_field) if secret_field else None,
     }  # fmt: skip
     request = (application or Duly()).request(
         handler,

@@ -117,6 +117,7 @@ class JobOptions(TypedDict, total=False):
     dst_gap: DstGap
     dst_fold: DstFold
     idempotency_key_template: str
+    secret_fields: Sequence[str]
     dedupe_key: str
     labels: Mapping[str, str]
 
@@ -148,6 +149,7 @@ class JobChanges(TypedDict, total=False):
     dst_gap: DstGap
     dst_fold: DstFold
     idempotency_key_template: str
+    secret_fields: Sequence[str]
     labels: Mapping[str, str]
 
 

@@ -139,6 +139,7 @@ def read_dead_letter(document: Document) -> DeadLetter:
         handler=document["handler"],
         payload=document["payload"],
         payload_ref=document["payload_ref"],
+        secret_fields=tuple(document.get("secret_fields", ())),
         error=error,
         attempts=tuple(_attempt(attempt) for attempt in document["attempts"]),
     )

@@ -22,6 +22,7 @@ from typing import Any
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, InvalidSchedule, TooCostly
+from duly.masking import covers, shown_payload
 from duly.model import POLICY_FIELDS, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.base import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
@@ -60,6 +61,7 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
     payload = checks.payload_text(wanted["payload"], limit=payload_max_bytes)
     labels = checks.check_labels(wanted["labels"])
     policy: Policy = wanted["policy"]
+    _check_secrets(job, changes, policy)
     moved = _moves(job, wanted)
     timing = _Timing(job.kind, job.schedule, job.next_run_at)
     if moved:
@@ -111,6 +113,14 @@ def redefine(job: Job, request: JobRequest, row: NewJob, *, now: datetime) -> Ch
     return changed._replace(what="redefined", handler=row.handler, target=row.target, fingerprint=row.fingerprint)
 
 
+def _check_secrets(job: Job, changes: Mapping[str, Any], policy: Policy) -> None:
+    """What is secret is not shown because somebody changes that it is, and not lost because it was shown as `***`."""
+    if "payload" in changes:
+        checks.check_secrets(changes["payload"], policy)
+    elif any(not covers(path, policy.secret_fields) for path in job.policy.secret_fields):
+        raise InvalidInput("secret_fields", "cannot lose a path without a new payload: the old one would be shown")
+
+
 def _moves(job: Job, wanted: Mapping[str, Any]) -> bool:
     policy = wanted["policy"]
     return any(wanted[field] != getattr(job, field) for field in _TIMING) or any(
@@ -122,6 +132,8 @@ def _old_values(job: Job, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """What the fields that change have been until now."""
     policy = wanted["policy"]
     old = {field: getattr(job, field) for field in (*_PLAIN, *_TIMING) if wanted[field] != getattr(job, field)}
+    if "payload" in old:
+        old["payload"] = shown_payload(job.payload, (*job.policy.secret_fields, *policy.secret_fields))
     return old | {
         field: getattr(job.policy, field)
         for field in sorted(POLICY_FIELDS)

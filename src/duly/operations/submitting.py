@@ -317,6 +317,8 @@ class Preparing:
         default_name, first, canonical, common, labels = shape
         name = default_name if request.name is None else checks.check_text("name", request.name, longest=200)
         payload = checks.payload_text(request.payload, limit=self._settings.payload_max_bytes)
+        if request.policy.secret_fields:
+            checks.check_secrets(request.payload, request.policy)
         if request.payload_ref is not None:
             checks.check_text("payload_ref", request.payload_ref, longest=2048)
         if isinstance(request.schedule, datetime):
@@ -409,6 +411,8 @@ def problems_of(
         for name, value in chosen.items()
         if judge(partial(checks.check_policy, replace(DEFAULT_POLICY, **{name: value})))
     }
+    if "secret_fields" in right:
+        judge(partial(checks.check_secrets, request.payload, request.policy))
     zoned = judge(partial(load_zone, request.timezone))
     bounds = {name: getattr(request, name) for name in ("start_at", "end_at")}
     bounds = {name: value for name, value in bounds.items() if judge(partial(checks.check_moment, name, value))}
@@ -446,6 +450,7 @@ def prepare(job_id: UUID, request: JobRequest, now: datetime, *, settings: Setti
     if request.max_runs is not None:
         checks.check_integer("max_runs", request.max_runs, 1, 2**31 - 1)
     policy = checks.check_policy(request.policy)
+    checks.check_secrets(request.payload, policy)
     labels = checks.check_labels(request.labels) if request.labels else None
     if request.start_at is not None or request.end_at is not None:
         start_at = checks.check_moment("start_at", request.start_at)

@@ -129,6 +129,8 @@ async def _pick(
 def _to_letter(row: Any) -> DeadLetter:
     names = {} if row["workers"] is None else json.loads(row["workers"])
     reading = Reading()
+    secret_fields = reading.json("secret_fields", row["secret_fields"], otherwise=[], kind=list)
+    payload = reading.json("payload", row["payload"], otherwise=None)
     return DeadLetter(
         job_id=row["job_id"],
         scheduled_at=row["scheduled_at"],
@@ -138,7 +140,8 @@ def _to_letter(row: Any) -> DeadLetter:
         name=row["name"],
         queue=row["queue"],
         handler=reading.json("handler", row["target"], otherwise=row["handler"], kind=dict),
-        payload=reading.json("payload", row["payload"], otherwise=None),
+        # Of one whose secrets cannot be told nothing is shown.
+        payload=payload if all(isinstance(path, str) for path in secret_fields) else None,
         payload_ref=row["payload_ref"],
         error=_to_error(json.loads(row["error"])),
         attempts=tuple(
@@ -151,6 +154,7 @@ def _to_letter(row: Any) -> DeadLetter:
             )
             for one in json.loads(row["attempts"])
         ),
+        secret_fields=tuple(path for path in secret_fields if isinstance(path, str)),
     )
 
 

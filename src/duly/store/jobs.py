@@ -270,6 +270,8 @@ def to_job(row: Any) -> Job:
     payload = reading.json("payload", row["payload"], otherwise=None)
     labels = reading.json("labels", row["labels"], otherwise={}, kind=dict) if row["labels"] else {}
     policy = reading.policy(row["policy"])
+    if reading.said is not None and "secret_fields" in (row["policy"] or ""):
+        payload = None  # what of it is secret may be what cannot be read
     return Job(
         job_id=row["job_id"],
         shard=row["shard"],

@@ -6,14 +6,15 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from enum import Enum
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
 from duly.clock import Clock
 from duly.errors import LONGEST_DELAY, InvalidInput, Permanent, Snooze, StoreUnavailable, Unable
-from duly.masking import Mask, make_mask, target_secrets
+from duly.masking import Mask, make_mask, payload_secrets, target_secrets
 from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, policy_from_stored, to_micros
 from duly.states import RunFlag
 from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
@@ -230,9 +231,11 @@ class Executor:
         context._must_be_held()
         if target is not None:
             called = json.loads(run.target or "{}")
-            context._mask = make_mask(target_secrets(called))
+            context._mask = make_mask(chain(target_secrets(called), _payload_secrets(run)))
             return await target.call(context, called, run.payload)
         assert task is not None
+        if run.policy_text is not None:
+            context._mask = make_mask(_payload_secrets(run))
         arguments = task.check_payload({} if run.payload == "{}" else json.loads(run.payload))
         if task.isolation == "process":
             if self._isolated is None:
@@ -344,6 +347,11 @@ def _call_in_thread(task: Task, context: Context, arguments: Mapping[str, Any]) 
 
 def _mask_of(running: _Running) -> Mask | None:
     return None if running.context is None else running.context._mask
+
+
+def _payload_secrets(run: ClaimedRun) -> Iterator[str]:
+    if paths := run.policy.secret_fields:
+        yield from payload_secrets(json.loads(run.payload), paths)
 
 
 def _timeout(run: ClaimedRun) -> float:

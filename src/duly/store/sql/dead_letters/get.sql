@@ -1,6 +1,6 @@
 -- One dead letter; `workers`: the names of those that tried it, by id.   $1 tenant  $2 job_id  $3 scheduled_at
 select d.job_id, d.scheduled_at, d.buried_at, d.attempt, d.tenant, d.name, d.queue, d.handler, d.target, d.payload,
-    d.payload_ref, d.error, d.attempts,
+    d.payload_ref, d.error, d.attempts, d.secret_fields,
     (
         select jsonb_object_agg(n.node_id, n.name)
         from duly.nodes n

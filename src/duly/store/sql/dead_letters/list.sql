@@ -2,7 +2,7 @@
 --   $1 tenant  $2 job_id  $3 name  $4 queue  $5 handler  $6 error type  $7 buried from  $8 buried before; null: any
 --   $9, $10, $11 buried_at, job_id and scheduled_at of the last one of the page before, or null  $12 page size
 select d.job_id, d.scheduled_at, d.buried_at, d.attempt, d.tenant, d.name, d.queue, d.handler, d.target, d.payload,
-    d.payload_ref, d.error, d.attempts,
+    d.payload_ref, d.error, d.attempts, d.secret_fields,
     (
         select jsonb_object_agg(n.node_id, n.name)
         from duly.nodes n

@@ -23,9 +23,9 @@ recorded as (
 ),
 buried as (
     insert into duly.dead_letters (job_id, scheduled_at, buried_at, attempt, tenant, name, queue, handler, target,
-        payload, payload_ref, error, attempts)
+        payload, payload_ref, secret_fields, error, attempts)
     select run.job_id, run.scheduled_at, clock.now, run.attempt, j.tenant, j.name, j.queue, j.handler, j.target,
-        j.payload, j.payload_ref, run.error, '[]'
+        j.payload, j.payload_ref, j.policy -> 'secret_fields', run.error, '[]'
     from run
     cross join clock
     join recorded using (job_id, scheduled_at)

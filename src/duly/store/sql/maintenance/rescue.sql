@@ -6,7 +6,7 @@ with clock as materialized (
 ),
 run as materialized (
     select c.claim_id, c.worker_id, c.claimed_at, one.*, count(*) over (partition by c.claim_id) as lost_together,
-        j.shard, j.priority, j.queue, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref,
+        j.shard, j.priority, j.queue, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref, j.policy,
         case when one.ordinal = any (c.cancelled) then 'cancelled' else j.status end as status,
         duly.whole(j.policy, 'max_retries', $2) as max_retries,
         jsonb_build_object('type', 'LeaseLost', 'message', format(
@@ -54,9 +54,9 @@ recorded as (
 ),
 buried as (
     insert into duly.dead_letters (job_id, scheduled_at, buried_at, attempt, tenant, name, queue, handler, target,
-        payload, payload_ref, error, attempts)
+        payload, payload_ref, secret_fields, error, attempts)
     select run.job_id, run.scheduled_at, clock.now, run.attempt, run.tenant, run.name, run.queue, run.handler,
-        run.target, run.payload, run.payload_ref, run.error,
+        run.target, run.payload, run.payload_ref, run.policy -> 'secret_fields', run.error,
         duly.attempts_of(run.job_id, run.scheduled_at) || jsonb_build_object('attempt', run.attempt, 'worker_id', run.worker_id,
             'started_at', run.claimed_at, 'finished_at', clock.now, 'error', run.error)
     from run

@@ -40,9 +40,9 @@ tried as (
 ),
 buried as (
     insert into duly.dead_letters (job_id, scheduled_at, buried_at, attempt, tenant, name, queue, handler, target,
-        payload, payload_ref, error, attempts)
+        payload, payload_ref, secret_fields, error, attempts)
     select run.job_id, run.scheduled_at, clock.now, run.attempt, j.tenant, j.name, j.queue, j.handler, j.target,
-        j.payload, j.payload_ref, run.error::jsonb,
+        j.payload, j.payload_ref, j.policy -> 'secret_fields', run.error::jsonb,
         duly.attempts_of(run.job_id, run.scheduled_at) || jsonb_build_object('attempt', run.attempt, 'worker_id', run.worker_id,
             'started_at', to_timestamp(run.started::numeric / 1e6), 'finished_at', to_timestamp(run.finished::numeric / 1e6),
             'error', run.error::jsonb)
