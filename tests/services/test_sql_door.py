@@ -387,7 +387,8 @@ async def door(pool: Pool, settings: Settings, operations: Operations, database_
     pool.clock = FrozenClock(NOW)
     caller = await asyncpg.connect(database_url)
     transport = httpx.ASGITransport(create_app(operations))
-    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as api:
+    headers = {"Authorization": f"Bearer {(await operations.create_key(role='admin')).text}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as api:
         yield Door(pool, settings, api, caller)
     await caller.close()
 
