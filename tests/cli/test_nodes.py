@@ -44,7 +44,7 @@ def test_a_submitted_job_is_run_and_its_run_shown(duly: Run, start: Start) -> No
     lines = {worker.wait_for(r"  (greeting|fail)  ")[1]: worker.output[-1] for _ in range(2)}
     moment = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
     assert re.fullmatch(moment + r"  greeting +succeeded +attempt 1  [\d.]+ m?s  lag .+", lines["greeting"])
-    assert re.search(r"  fail +dead +attempt 1 .*ValueError: it does not \[31m work$", lines["fail"])
+    assert re.search(r"  fail +dead +attempt 1 .*ValueError: it does not\\x1b\[31m work$", lines["fail"])
     (run,) = runs_when(duly, job_id, "succeeded")
     assert run["result"] == "hello, Ada"
     (run,) = runs_when(duly, failing, "dead")
