@@ -132,7 +132,8 @@ async def test_planning_that_burns_time_and_no_fuel_is_stopped_by_the_clock(
     """As it would be if a step of planning forgot to burn: the tank is as good as endless."""
     monkeypatch.setattr(fuel, "TANK", 4_000_000)
     scheduler = FrozenScheduler(pool)
-    job, other = costly(pool), due_job(pool, START + SECOND)
+    # A rule that no other test asks about: what it costs is remembered.
+    job, other = costly(pool, 6), due_job(pool, START + SECOND)
     await scheduler.put(job, other)
     await scheduler.lead(job, other)
     await scheduler.step(START + SECOND)
