@@ -224,7 +224,7 @@ class JobBody(BaseModel):
     idempotency_key_template: str = Field(
         DEFAULT_POLICY.idempotency_key_template,
         description="with {{job_id}} {{scheduled_at_unix}} {{name}} {{date}} {{week}} {{month}} {{year}} {{hour}}",
-        json_schema_extra={"format": "duly-key-template", **text_rules(500)},
+        json_schema_extra={"format": "duly-key-template", "minLength": 1},
     )
     secret_fields: list[str] = Field(
         default_factory=list,
