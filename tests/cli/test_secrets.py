@@ -134,6 +134,7 @@ async def live(settings: Settings) -> Life:
         await operations.declare(app.request("echo", {"password": secret("d")}, schedule="@daily", dedupe_key="yearly"))
         await operations.trigger(job_id)
         await operations.pause(job_id, reason="for now")
+        await operations.set_tenant("default", max_jobs=1_000)
         assert {call.path.partition("?")[0] for call in endpoint.calls} == {"/fine", "/bad"}
         assert secret("card") in endpoint.calls[0].body.decode(), "what is called gets the real payload"
         dead = [letter.run_id for letter in (await operations.dead_letters()).items]
