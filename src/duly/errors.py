@@ -14,7 +14,7 @@ DulyError
 ├── Unauthorized          the API wants a key, or does not know this one (HTTP 401, exit code 7)
 ├── Forbidden             the API key may not do that (HTTP 403, exit code 7)
 ├── StoreUnavailable      PostgreSQL cannot be reached, or cannot do it now (HTTP 503, exit code 3)
-│   ├── StoreBusy         something of the caller's own is locked by a transaction that stays open (HTTP 503)
+│   ├── StoreBusy         something of the caller's own is locked, or takes too long to read (HTTP 503)
 │   ├── StoreUnusable     it refuses the user or is not set up: a ConfigError as well (HTTP 503, exit code 2)
 │   └── ApiUnavailable    raised by clients: the REST API cannot be reached (exit code 3)
 ├── DataRefused           PostgreSQL will not take these very data, however often they are sent
@@ -111,7 +111,8 @@ class StoreUnavailable(DulyError):
 
 
 class StoreBusy(StoreUnavailable):
-    """What this call needs is locked by somebody's open transaction. Others are served; the text is for the caller."""
+    """What this call needs is locked by somebody's open transaction, or takes too long to read. Others are served; the
+    text is for the caller."""
 
 
 class StoreUnusable(StoreUnavailable, ConfigError):

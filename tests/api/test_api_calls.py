@@ -196,7 +196,7 @@ async def test_dead_letters_are_listed_shown_redriven_and_forgotten(
             return len((await client.get("/api/v1/dead-letters")).json()["items"]) == 5
 
         await eventually(all_dead)
-    letters = (await client.get("/api/v1/dead-letters")).json()["items"]
+    letters = (await client.get("/api/v1/dead-letters", params={"payload": "true"})).json()["items"]
     for letter in letters:
         DeadLetterDocument.model_validate(letter)
         assert (await client.get(f"/api/v1/dead-letters/{letter['run_id']}")).json() == letter

@@ -86,7 +86,7 @@ async def test_a_job_says_how_often_it_ran_and_a_list_gives_the_version_that_a_c
     job_id = (await client.post(JOBS, json=MINIMAL | {"schedule": "every 1h"})).json()["job_id"]
     assert (await client.get(f"{JOBS}/{job_id}")).json()["run_count"] == 0
     assert (await client.patch(f"{JOBS}/{job_id}", json={"priority": 1})).status_code == 200
-    listed = (await client.get(JOBS)).json()["items"][0]
+    listed = (await client.get(JOBS, params={"payload": "true"})).json()["items"][0]
     shown = await client.get(f"{JOBS}/{job_id}")
     assert shown.json() == listed
     assert shown.headers["etag"] == f'"{listed["version"]}"'

@@ -159,7 +159,7 @@ async def test_a_dead_letter_names_the_workers_that_tried_it(client: httpx.Async
     forgotten = uuid4()  # a worker whose row is gone
     claim = await take(pool, worker_id=forgotten)
     await runs.bury(pool, [Buried(run, 1, 2, ERROR) for run in claim.runs])
-    (letter,) = (await client.get("/api/v1/dead-letters")).json()["items"]
+    (letter,) = (await client.get("/api/v1/dead-letters", params={"payload": "true"})).json()["items"]
     assert [one["worker"] for one in letter["attempts"]] == ["red", str(forgotten)]
     assert (await client.get(f"/api/v1/dead-letters/{letter['run_id']}")).json() == letter
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from mutants import lists
 from mutants.mutant import Mutant
 
 MUTANTS = (
+    *lists.MUTANTS,
     Mutant(
         "secrets-shown-by-a-change",
         "whoever may change a job lets its secret fields be shown",

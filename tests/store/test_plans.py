@@ -306,24 +306,44 @@ async def test_explaining_looks_at_one_job_only(full_pool: Pool) -> None:
 
 
 async def test_recent_runs_come_from_the_end_of_the_index(full_pool: Pool) -> None:
-    for plan in await plans_of(full_pool, "history/recent", "default", 50):
+    for plan in await plans_of(full_pool, "history/recent", "default", 50, 2_000, 200):
+        assert_index_only_access(plan)
+    for plan in await plans_of(full_pool, "history/page", uuid4(), [NOW] * 100, 4_000_000):
         assert_index_only_access(plan)
 
 
-async def test_listing_jobs_pages_along_the_primary_key(full_pool: Pool) -> None:
-    args = ("default", None, None, None, None, None, 100)
-    for plan in await plans_of(full_pool, "jobs/list", *args):
-        listed = [node for node in nodes_of(plan) if node.get("Index Name") == "jobs_pkey"]
-        assert ["job_id <" in node.get("Index Cond", "") for node in listed] == [True]
+# Each list, its arguments after the tenant, and the index that it walks along, as often as it does.
+LISTS = [
+    ("jobs/list", "default", None, ["jobs_pkey"]),
+    ("jobs/list_set_aside", "default", "paused", ["jobs_set_aside"]),
+    ("jobs/list_of_tenant", "small", None, ["jobs_by_status"] * 4),
+    ("jobs/list_by_status", "small", "active", ["jobs_by_status"]),
+    ("jobs/list_labelled", "small", None, ["jobs_labelled"]),
+]
+
+
+@pytest.mark.parametrize(("name", "tenant", "status", "indexes"), LISTS, ids=[one[0] for one in LISTS])
+async def test_listing_jobs_walks_along_an_index_from_the_cursor_on(
+    full_pool: Pool, name: str, tenant: str, status: str | None, indexes: list[str]
+) -> None:
+    for plan in await plans_of(full_pool, name, tenant, status, None, None, None, None, 101, 20_000):
         assert not any("Sort" in node["Node Type"] for node in nodes_of(plan))
         assert not any(node["Node Type"] == "Seq Scan" and node["Relation Name"] == "jobs" for node in nodes_of(plan))
+        walked = [node for node in nodes_of(plan) if "job_id <" in node.get("Index Cond", "")]
+        assert [node["Index Name"] for node in walked] == indexes
+        assert all(node["Scan Direction"] == "Backward" for node in walked)
+        if name != "jobs/list":
+            assert all(("tenant =" in node["Index Cond"]) == (tenant != "default") for node in walked)
 
 
-async def test_listing_a_tenants_jobs_reads_no_other_tenants(full_pool: Pool) -> None:
-    for plan in await plans_of(full_pool, "jobs/list_of_tenant", "small", None, None, None, None, None, 100):
-        listed = [node for node in nodes_of(plan) if node.get("Index Name") == "jobs_of_tenant"]
-        assert ["tenant =" in node["Index Cond"] and "job_id <" in node["Index Cond"] for node in listed] == [True]
-        assert not any("Sort" in node["Node Type"] for node in nodes_of(plan))
+async def test_a_page_of_jobs_or_dead_letters_goes_by_their_keys(full_pool: Pool) -> None:
+    jobs = await ids(full_pool, 100)
+    for name, args in (
+        ("jobs/page", (jobs, 4_000_000, True, "default")),
+        ("dead_letters/page", (jobs, [NOW] * 100, 4_000_000, True, "default")),
+    ):
+        for plan in await plans_of(full_pool, name, *args):
+            assert_index_only_access(plan)
 
 
 async def test_figures_for_monitoring_are_bounded_by_indexes(full_pool: Pool) -> None:

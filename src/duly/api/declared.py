@@ -1,7 +1,8 @@
 """Routes that say who may call them, and are called by nobody else: the one place where roles are enforced.
 
 The check stands before everything else that a route does with its request, so that who may not call it learns nothing
-from how it answers. What needs commands is in the body, and `operations` judges that.
+from how it answers. What needs commands is in the body, and `operations` judges that. Whatever is only read is bounded:
+in time, and in how much of the store one tenant's questions may have.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from duly.api.access import allowed, check_role, needed_by, principal_of
+from duly.operations.base import reading
 
 #: In the description: the roles that may make this call.
 ROLES_FIELD = "x-duly-roles"
@@ -31,8 +33,11 @@ class DeclaredRoute(APIRoute):
         needed, handle = needed_by(self.endpoint), super().get_route_handler()
 
         async def handle_allowed(request: Request) -> Response:
-            check_role(principal_of(request), *needed)
-            return await handle(request)
+            who = check_role(principal_of(request), *needed)
+            if request.method != "GET":
+                return await handle(request)
+            with reading(who.tenant):
+                return await handle(request)
 
         return handle_allowed
 
@@ -43,7 +48,7 @@ def declared_page(path: str, endpoint: Callable[[Request], Awaitable[Response]])
         return Route(path, endpoint)
 
     async def call_allowed(request: Request) -> Response:
-        check_role(principal_of(request), *needed)
-        return await endpoint(request)
+        with reading(check_role(principal_of(request), *needed).tenant):
+            return await endpoint(request)
 
     return Route(path, call_allowed)

@@ -23,6 +23,12 @@ def time_text(moment: datetime | None) -> str | None:
     return utc.isoformat().replace("+00:00", "Z")
 
 
+def without_payload(document: dict[str, Any]) -> dict[str, Any]:
+    """As lists have it that were not asked for payloads: the field is not there, instead of being null."""
+    del document["payload"]
+    return document
+
+
 def job_document(job: Job) -> dict[str, Any]:
     policy = job.policy
     return {

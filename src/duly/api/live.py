@@ -99,24 +99,39 @@ class Live:
 
     def __init__(self, operations: Operations) -> None:
         self._operations = operations
-        self._looking = asyncio.Lock()
-        # By what may be seen; each with the moment until which it is fresh.
+        # By what may be seen. Whoever comes while one looks for the same gets what that one gets, be it an error; a
+        # tenant whose look takes long holds up no other's.
+        self._looking: dict[tuple[str, bool], asyncio.Task[dict[str, Any]]] = {}
+        # Each with the moment until which it is fresh.
         self._looks: dict[tuple[str, bool], tuple[float, dict[str, Any]]] = {}
 
     async def document(self, who: Principal) -> dict[str, Any]:
         kind = who.tenant, who.role == "admin"
-        async with self._looking:
-            if time.monotonic() >= self._looks.get(kind, (0.0, {}))[0]:
-                document = await self._look(*kind)
-                now = time.monotonic()
-                self._looks = {other: look for other, look in self._looks.items() if now < look[0]}
-                self._looks[kind] = now + _FRESH_SECONDS, document
-            # Countdowns need the time of this answer, not that of the look.
-            return {"now": time_text(self._operations.now()), **self._looks[kind][1]}
+        fresh_until, document = self._looks.get(kind, (0.0, {}))
+        if time.monotonic() >= fresh_until:
+            # Shielded: one page that is closed must not take the others' look with it.
+            document = await asyncio.shield(self._look_of(kind))
+        # Countdowns need the time of this answer, not that of the look.
+        return {"now": time_text(self._operations.now()), **document}
+
+    def _look_of(self, kind: tuple[str, bool]) -> asyncio.Task[dict[str, Any]]:
+        if kind not in self._looking:
+            self._looking[kind] = asyncio.create_task(self._remembered(kind), name=f"duly-look-{kind[0]}")
+        return self._looking[kind]
+
+    async def _remembered(self, kind: tuple[str, bool]) -> dict[str, Any]:
+        try:
+            document = await self._look(*kind)
+        finally:
+            del self._looking[kind]
+        now = time.monotonic()
+        self._looks = {other: look for other, look in self._looks.items() if now < look[0]}
+        self._looks[kind] = now + _FRESH_SECONDS, document
+        return document
 
     async def _look(self, tenant: str, whole_store: bool) -> dict[str, Any]:
         page, runs, status = await asyncio.gather(
-            self._operations.list_jobs(tenant=tenant, status="active", limit=SHOWN),
+            self._operations.list_jobs(tenant=tenant, status="active", limit=SHOWN, payload=False),
             self._operations.recent_runs(tenant=tenant, limit=SHOWN),
             self._operations.status(),
         )
@@ -181,6 +196,7 @@ def _status(status: ClusterStatus) -> dict[str, Any]:
             "overdue": counts.overdue,
             "oldest_overdue_at": time_text(counts.oldest_overdue_at),
         },
+        "at_least": list(counts.at_least),
         "nodes": [
             {
                 "node_id": str(node.node_id),

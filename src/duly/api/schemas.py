@@ -376,8 +376,24 @@ class DeadLetterDocument(_Document):
     attempts: list[AttemptDocument]
 
 
+def _without_payload(schema: dict[str, Any]) -> None:
+    schema["required"] = [name for name in schema["required"] if name != "payload"]
+
+
+class ListedJob(JobDocument):
+    """A job as it is stored; `payload` is there where it was asked for."""
+
+    model_config = ConfigDict(json_schema_extra=_without_payload)
+
+
+class ListedDeadLetter(DeadLetterDocument):
+    """A run that no retry will mend, with everything that was tried; `payload` is there where it was asked for."""
+
+    model_config = ConfigDict(json_schema_extra=_without_payload)
+
+
 class JobList(_Document):
-    items: list[JobDocument]
+    items: list[ListedJob]
     next_cursor: str | None
 
 
@@ -387,7 +403,7 @@ class RunList(_Document):
 
 
 class DeadLetterList(_Document):
-    items: list[DeadLetterDocument]
+    items: list[ListedDeadLetter]
     next_cursor: str | None
 
 

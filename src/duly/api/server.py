@@ -34,6 +34,9 @@ _SHUTDOWN_SECONDS = 5
 
 # A request that finds no free connection for this long is answered with 503: its client has better things to do.
 CONNECTION_SECONDS = 10.0
+# A question that the store has not answered by then is given up, cancelled there and answered with 503: all of them are
+# bounded to some ten milliseconds of an idle one.
+READ_SECONDS = 2.0
 
 
 def create_app(operations: Operations, *, local_key: LocalKey | None = None) -> FastAPI:
@@ -53,6 +56,7 @@ def create_app(operations: Operations, *, local_key: LocalKey | None = None) -> 
     )
     settings = operations.settings
     operations.bound_waiting(CONNECTION_SECONDS)
+    operations.bound_reads(READ_SECONDS)
     access = app.state.access = Access(
         operations, local_key=local_key, open_to_all=settings.open_api, require_keys=settings.require_keys
     )

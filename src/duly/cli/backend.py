@@ -59,6 +59,7 @@ class Backend(Protocol):
         label: Mapping[str, str] | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        payload: bool = True,
     ) -> Page[Job]: ...
 
     async def job_runs(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]: ...
@@ -86,7 +87,7 @@ class Backend(Protocol):
     async def forecast(self, *, minutes: int = 60) -> Forecast: ...
 
     async def dead_letters(
-        self, wanted: DeadLetterFilter = ..., *, cursor: str | None = None, limit: int = 100
+        self, wanted: DeadLetterFilter = ..., *, cursor: str | None = None, limit: int = 100, payload: bool = True
     ) -> Page[DeadLetter]: ...
 
     async def dead_letter(self, run_id: str) -> DeadLetter: ...
@@ -146,7 +147,13 @@ class Remote:
     async def find_job(self, text: str) -> Job:
         """By its id, the beginning of it, or its name, as on a store of one's own."""
         found = {job.job_id: job for job in await self._by_id(text)}
-        found |= {job.job_id: job for job in (await self._client.jobs_page(name=text, limit=5)).items}
+        cursor = None
+        while len(found) < 2:
+            # Names are looked for from page to page: one may be empty and not the last.
+            page = await self._client.jobs_page(name=text, cursor=cursor, limit=5)
+            found |= {job.job_id: job for job in page.items}
+            if (cursor := page.next_cursor) is None:
+                break
         if not found:
             raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
         if len(found) > 1:
@@ -177,9 +184,16 @@ class Remote:
         label: Mapping[str, str] | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        payload: bool = True,
     ) -> Page[Job]:
         return await self._client.jobs_page(
-            status=cast("Any", status), queue=queue, name=name, label=label, cursor=cursor, limit=limit
+            status=cast("Any", status),
+            queue=queue,
+            name=name,
+            label=label,
+            cursor=cursor,
+            limit=limit,
+            payload=payload,
         )
 
     async def job_runs(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]:
@@ -223,9 +237,14 @@ class Remote:
         return await self._client.forecast(minutes=minutes)
 
     async def dead_letters(
-        self, wanted: DeadLetterFilter | None = None, *, cursor: str | None = None, limit: int = 100
+        self,
+        wanted: DeadLetterFilter | None = None,
+        *,
+        cursor: str | None = None,
+        limit: int = 100,
+        payload: bool = True,
     ) -> Page[DeadLetter]:
-        return await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=limit)
+        return await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=limit, payload=payload)
 
     async def dead_letter(self, run_id: str) -> DeadLetter:
         return await self._client.get_dead_letter(run_id)
@@ -235,7 +254,7 @@ class Remote:
         count = 0
         cursor = None
         while True:
-            page = await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=_PAGE)
+            page = await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=_PAGE, payload=False)
             count += len(page.items)
             cursor = page.next_cursor
             if cursor is None:

@@ -91,7 +91,9 @@ def list_(
         found: list[DeadLetter] = []
         cursor = None
         while True:
-            page = await operations.dead_letters(wanted, cursor=cursor, limit=min(PAGE, limit - len(found)))
+            page = await operations.dead_letters(
+                wanted, cursor=cursor, limit=min(PAGE, limit - len(found)), payload=as_json
+            )
             found += page.items
             cursor = page.next_cursor
             if cursor is None or len(found) >= limit:

@@ -263,7 +263,7 @@ async def _check_queues(operations: Operations, status: ClusterStatus) -> Check:
 async def _used_queues(operations: Operations) -> AsyncIterator[str]:
     cursor, looked_at = None, 0
     while looked_at < _JOBS_LOOKED_AT:
-        page = await operations.list_jobs(status="active", cursor=cursor, limit=1000)
+        page = await operations.list_jobs(status="active", cursor=cursor, limit=1000, payload=False)
         for job in page.items:
             yield job.queue
         looked_at += len(page.items)

@@ -81,6 +81,7 @@ def list_(
                 label=labels or None,
                 cursor=cursor,
                 limit=min(PAGE, limit - len(found)),
+                payload=as_json,
             )
             found += page.items
             cursor = page.next_cursor

@@ -319,9 +319,13 @@ def jobs_page(
     label: Mapping[str, str] | None = None,
     cursor: str | None = None,
     limit: int = 100,
+    payload: bool = True,
 ) -> Call[Page[Job]]:
-    """One page of jobs, newest first."""
-    query = _query(status=status, queue=queue, name=name, cursor=cursor, limit=limit)
+    """One page of jobs, newest first. It may have fewer than `limit` and not be the last: `next_cursor` says so.
+
+    Without `payload` they are not sent, and are None.
+    """
+    query = _query(status=status, queue=queue, name=name, cursor=cursor, limit=limit, payload=_asked(payload))
     for key, value in (label or {}).items():
         if "=" in key:
             raise InvalidInput("label", f"{key[:63]!r} has an equals sign: the API cannot be asked for that name")
@@ -335,10 +339,14 @@ def jobs(
     queue: str | None = None,
     name: str | None = None,
     label: Mapping[str, str] | None = None,
+    payload: bool = True,
 ) -> Pages[Job]:
-    """Every job that matches, newest first; pages are fetched as they are needed."""
+    """Every job that matches, newest first; pages are fetched as they are needed. Without `payload` they are not sent,
+    and are None."""
     return Pages(
-        lambda cursor: jobs_page(status=status, queue=queue, name=name, label=label, cursor=cursor, limit=PAGE)
+        lambda cursor: jobs_page(
+            status=status, queue=queue, name=name, label=label, cursor=cursor, limit=PAGE, payload=payload
+        )
     )
 
 
@@ -438,15 +446,18 @@ _EVERYTHING = DeadLetterFilter()
 
 
 def dead_letters_page(
-    wanted: DeadLetterFilter = _EVERYTHING, *, cursor: str | None = None, limit: int = 100
+    wanted: DeadLetterFilter = _EVERYTHING, *, cursor: str | None = None, limit: int = 100, payload: bool = True
 ) -> Call[Page[DeadLetter]]:
-    """One page of dead letters, newest first."""
-    query = _query(**_filter(wanted), cursor=cursor, limit=limit)
+    """One page of dead letters, newest first. It may have fewer than `limit` and not be the last: see `next_cursor`.
+
+    Without `payload` they are not sent, and are None.
+    """
+    query = _query(**_filter(wanted), cursor=cursor, limit=limit, payload=_asked(payload))
     return Call("GET", "/dead-letters", partial(_page, read=documents.read_dead_letter), query)
 
 
 def dead_letters(wanted: DeadLetterFilter = _EVERYTHING) -> Pages[DeadLetter]:
-    """Every dead letter that matches, newest first; pages are fetched as they are needed."""
+    """Every dead letter that matches, newest first, with its payload; pages are fetched as they are needed."""
     return Pages(lambda cursor: dead_letters_page(wanted, cursor=cursor, limit=PAGE))
 
 
@@ -475,9 +486,13 @@ def redrive_all(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], 
 
 def those_now(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], Any, DeadLetterFilter | None]:
     """A filter for what matches at this moment and nothing that dies later, by no clock; None if there is nothing."""
-    page: Page[DeadLetter] = yield dead_letters_page(wanted, limit=1)
-    if not page.items:
-        return None
+    cursor = None
+    while True:
+        page: Page[DeadLetter] = yield dead_letters_page(wanted, cursor=cursor, limit=1, payload=False)
+        if page.items:
+            break
+        if (cursor := page.next_cursor) is None:
+            return None
     after_newest = page.items[0].buried_at + timedelta(microseconds=1)
     return replace(wanted, until=after_newest if wanted.until is None else min(wanted.until, after_newest))
 
@@ -604,6 +619,10 @@ def _path(*parts: str | UUID) -> str:
 
 def _flags(**given: bool) -> tuple[tuple[str, str], ...]:
     return tuple((name, "true") for name, value in given.items() if value)
+
+
+def _asked(flag: bool) -> str | None:
+    return "true" if flag else None
 
 
 def _query(**given: Any) -> tuple[tuple[str, str], ...]:

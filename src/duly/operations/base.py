@@ -15,9 +15,11 @@ from duly.errors import InvalidInput, NotFound
 from duly.model import Job
 from duly.operations.rights import Bounds
 from duly.store import stores, tenants
-from duly.store.pool import Pool
+from duly.store.pool import Pool, reading
 from duly.store.tenants import KnownTenant
 from duly.timing import Timetable, make_timetable
+
+__all__ = ["Base", "reading", "timetable_of", "to_job_id"]
 
 # How long what was found out about a tenant is believed, and of how many tenants.
 _BELIEVED_SECONDS = 2.0
@@ -52,6 +54,10 @@ class Base:
     def bound_waiting(self, seconds: float) -> None:
         """From now on whoever finds no free connection to the store within that time is told so."""
         self._pool.acquire_seconds = seconds
+
+    def bound_reads(self, seconds: float) -> None:
+        """From now on what is only read for a tenant is given up after that time, and others are served beside it."""
+        self._pool.bound_reads(seconds)
 
     def now(self) -> datetime:
         """The database's time, as well as it is known here."""

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import DEFAULT_TENANT, DeadLetter, from_micros, parse_run_id, to_micros
+from duly.model import DEFAULT_TENANT, DeadLetter, from_micros, make_run_id, parse_run_id, to_micros
 from duly.operations.base import to_job_id
 from duly.operations.looking import PAGE_LIMIT, Looking, Page
 from duly.store import dead_letters as store
@@ -53,13 +53,20 @@ class DeadLetters(Looking):
         tenant: str = DEFAULT_TENANT,
         cursor: str | None = None,
         limit: int = 100,
+        payload: bool = True,
     ) -> Page[DeadLetter]:
-        """The newest first."""
+        """The newest first. A page ends at `limit`, after so many bytes or so many that were looked at: it may be empty
+        and yet not the last. Without `payload` they have None there."""
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
         after = None if cursor is None else _read_cursor(cursor)
-        found = await store.page(self._pool, _to_stored(wanted, tenant), after=after, limit=limit + 1)
-        more = len(found) > limit
-        return Page(found[:limit], _cursor(found[limit - 1]) if more else None)
+        listed = await store.list_places(self._pool, _to_stored(wanted, tenant), after=after, limit=limit + 1)
+        asked = listed.places[:limit]
+        found = await store.page(self._pool, asked, tenant=tenant, payload=payload)
+        stop = asked[-1] if len(listed.places) > limit else listed.stop
+        if found and (found[-1].job_id, found[-1].scheduled_at) != asked[-1][1:]:
+            last = found[-1]
+            stop = last.buried_at, last.job_id, last.scheduled_at
+        return Page(found, None if stop is None else _cursor(stop))
 
     async def dead_letter(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> DeadLetter:
         job_id, scheduled_at = _parse(run_id)
@@ -161,8 +168,9 @@ def _missing(run_id: str) -> NotFound:
     return NotFound(f"there is no dead letter {run_id[:100]!r}")
 
 
-def _cursor(letter: DeadLetter) -> str:
-    return f"{to_micros(letter.buried_at):x}.{letter.run_id}"
+def _cursor(place: Place) -> str:
+    buried_at, job_id, scheduled_at = place
+    return f"{to_micros(buried_at):x}.{make_run_id(job_id, scheduled_at)}"
 
 
 def _read_cursor(text: str) -> Place:

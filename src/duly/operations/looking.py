@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Generic, TypeVar
+from uuid import UUID
 
 from duly import checks
 from duly.errors import InvalidInput, NotFound, TooCostly
@@ -19,6 +20,11 @@ from duly.timing import Fuel, render_key
 
 _FAR = datetime(9999, 12, 31, tzinfo=UTC)
 PAGE_LIMIT = 1000
+# A name that could mean more jobs than these means none. Whoever looks for one has all the time it takes.
+_MOST_FOUND = 5
+_LOOKED_AT_TO_FIND = 200_000
+# A page that would be empty though it is not the last is looked for further on, so many times in all.
+_LOOKS = 5
 
 Item = TypeVar("Item")
 
@@ -50,13 +56,27 @@ class Looking(Base):
 
     async def find_job(self, text: str, *, tenant: str = DEFAULT_TENANT) -> Job:
         """By its id, the beginning of it, or its name: what a person types."""
-        found = await jobs.find(self._pool, text=text, tenant=tenant)
+        found = await self._find(text, tenant)
         if not found:
             raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
         if len(found) > 1:
             shown = ", ".join(str(job.job_id) for job in found)
             raise InvalidInput("job", f"{text!r} could be any of {shown}; give more of the id")
         return found[0]
+
+    async def _find(self, text: str, tenant: str) -> list[Job]:
+        found: dict[UUID, Job] = {}
+        digits = text.replace("-", "").lower()
+        if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
+            low, high = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+            found = {job.job_id: job for job in await jobs.with_ids(self._pool, low=low, high=high, tenant=tenant)}
+        wanted = jobs.Wanted(tenant, name=text)
+        while True:
+            listed = await jobs.list_ids(self._pool, wanted, limit=_MOST_FOUND, looked_at=_LOOKED_AT_TO_FIND)
+            found |= {job.job_id: job for job in await jobs.page(self._pool, listed.job_ids, tenant=tenant)}
+            if listed.stop is None or len(found) >= _MOST_FOUND:
+                return sorted(found.values(), key=lambda job: job.job_id, reverse=True)[:_MOST_FOUND]
+            wanted = replace(wanted, before=listed.stop)
 
     async def list_jobs(
         self,
@@ -68,8 +88,10 @@ class Looking(Base):
         label: Mapping[str, str] | None = None,
         cursor: str | None = None,
         limit: int = 100,
+        payload: bool = True,
     ) -> Page[Job]:
-        """Newest first."""
+        """Newest first. A page ends at `limit`, after so many bytes or so many jobs that were looked at: it may be
+        empty and yet not the last. Without `payload` the jobs have None there."""
         if status is not None and status not in ("active", "paused", "completed", "cancelled"):
             raise InvalidInput("status", f"must be active, paused, completed or cancelled, not {status[:40]!r}")
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
@@ -79,18 +101,20 @@ class Looking(Base):
                 checks.check_text(field, value, longest=200)
         if label:
             checks.check_labels(label)
-        found = await jobs.list_jobs(
-            self._pool,
-            tenant=tenant,
-            status=status,
-            queue=queue,
-            name=name,
-            label=dict(label) if label else None,
-            before=before,
-            limit=limit + 1,
-        )
-        more = len(found) > limit
-        return Page(found[:limit], str(found[limit - 1].job_id) if more else None)
+        wanted = jobs.Wanted(tenant, status, queue, name, dict(label) if label else None, before)
+        listed = await jobs.list_ids(self._pool, wanted, limit=limit + 1)
+        for _ in range(_LOOKS - 1):
+            if listed.job_ids or listed.stop is None:
+                break
+            listed = await jobs.list_ids(self._pool, replace(wanted, before=listed.stop), limit=limit + 1)
+        asked = listed.job_ids[:limit]
+        found = await jobs.page(self._pool, asked, tenant=tenant, payload=payload)
+        stop = listed.stop
+        if len(listed.job_ids) > limit:
+            stop = asked[-1]
+        if found and found[-1].job_id != asked[-1]:
+            stop = found[-1].job_id
+        return Page(found, None if stop is None else str(stop))
 
     async def job_runs(
         self, job_id: str, *, tenant: str = DEFAULT_TENANT, cursor: str | None = None, limit: int = 100
@@ -104,9 +128,10 @@ class Looking(Base):
                 before = checks.check_moment("cursor", datetime.fromisoformat(cursor)) or _FAR
             except ValueError as error:
                 raise InvalidInput("cursor", "is not one that a list gave") from error
-        found = await history.job_runs(self._pool, job_id=job.job_id, before=before, limit=limit + 1)
-        more = len(found) > limit
-        items = [with_key(run, job) for run in found[:limit]]
+        moments = await history.job_run_times(self._pool, job_id=job.job_id, before=before, limit=limit + 1)
+        found = await history.runs_page(self._pool, job_id=job.job_id, moments=moments[:limit])
+        items = [with_key(run, job) for run in found]
+        more = bool(items) and items[-1].scheduled_at != moments[-1]
         return Page(items, items[-1].scheduled_at.isoformat() if more else None)
 
     async def get_run(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> Run:

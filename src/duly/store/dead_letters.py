@@ -46,9 +46,33 @@ class Worked:
     last: Place | None
 
 
-async def page(store: Executor, wanted: Filter, *, after: Place | None, limit: int) -> list[DeadLetter]:
-    """The newest first."""
-    rows = await store.fetch("dead_letters/list", *wanted.arguments(), *(after or (None, None, None)), limit)
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Places of a list, newest first: all there are from where it begins down to `stop`; None: to its end."""
+
+    places: list[Place]
+    stop: Place | None
+
+
+async def list_places(store: Executor, wanted: Filter, *, after: Place | None, limit: int) -> Listed:
+    """The places of one page and of one letter more. It may end early, after so many that were looked at."""
+    arguments = (*wanted.arguments(), *(after or (None, None, None)), limit, jobs.LOOKED_AT)
+    rows = [] if wanted.job_id is None else await store.fetch("dead_letters/list_of_job", *arguments)
+    if wanted.job_id is None or rows[0]["crowded"]:
+        rows = await store.fetch("dead_letters/list", *arguments)
+    rows = [row for row in rows if row["job_id"] is not None]
+    places = [(row["buried_at"], row["job_id"], row["scheduled_at"]) for row in rows]
+    stop = places[-1] if rows and rows[-1]["stop"] else None
+    return Listed([place for place, row in zip(places, rows, strict=True) if row["matches"]], stop)
+
+
+async def page(store: Executor, places: Sequence[Place], *, tenant: str, payload: bool = True) -> list[DeadLetter]:
+    """These in this order, or as many of them as fit into a page; at least one. Without their payloads they have None
+    instead."""
+    if not places:
+        return []
+    job_ids, moments = [place[1] for place in places], [place[2] for place in places]
+    rows = await store.fetch("dead_letters/page", job_ids, moments, jobs.PAGE_BYTES, payload, tenant)
     return [_to_letter(row) for row in rows]
 
 
@@ -130,7 +154,7 @@ def _to_letter(row: Any) -> DeadLetter:
     names = {} if row["workers"] is None else json.loads(row["workers"])
     reading = Reading()
     secret_fields = reading.json("secret_fields", row["secret_fields"], otherwise=[], kind=list)
-    payload = reading.json("payload", row["payload"], otherwise=None)
+    payload = None if row["payload"] is None else reading.json("payload", row["payload"], otherwise=None)
     return DeadLetter(
         job_id=row["job_id"],
         scheduled_at=row["scheduled_at"],

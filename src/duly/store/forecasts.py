@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from duly.errors import InvalidInput
-from duly.model import Policy, ScheduleKind, policy_from_stored
+from duly.model import DEFAULT_TENANT, Policy, ScheduleKind, policy_from_stored
 from duly.store.pool import Executor
 
 
@@ -43,6 +43,16 @@ async def near(store: Executor, *, shards: Sequence[int], tenant: str, until: da
     rows = await store.fetch("jobs/forecast", list(shards), tenant, until, limit)
     groups = [group for row in rows if row["kind"] is not None and (group := _to_group(row)) is not None]
     return Near(groups, rows[0]["jobs_seen"], rows[0]["complete_until"])
+
+
+async def near_of_tenant(store: Executor, *, tenant: str, until: datetime, limit: int) -> list[Group] | None:
+    """All that is near of one tenant; None if it has more active jobs than that, or is the default one."""
+    if tenant == DEFAULT_TENANT:
+        return None
+    rows = await store.fetch("jobs/forecast_of_tenant", tenant, until, limit)
+    if rows[0]["jobs_seen"] > limit:
+        return None
+    return [group for row in rows if row["kind"] is not None and (group := _to_group(row)) is not None]
 
 
 def _to_group(row: Any) -> Group | None:

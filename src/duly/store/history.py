@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime
 from typing import Any
 from uuid import UUID
 
@@ -13,27 +13,39 @@ import asyncpg
 
 from duly.model import Attempt, ErrorInfo, Progress, Run
 from duly.states import RunFlag
+from duly.store import jobs
 from duly.store.pool import Executor
 from duly.store.reading import Reading
 
+# Ended runs of the store, and jobs of the tenant, that are looked at for its recent runs.
+_RECENT_RUNS = 2_000
+_RECENT_JOBS = 200
 
-async def job_runs(store: Executor, *, job_id: UUID, before: datetime, limit: int) -> list[Run]:
-    """A job's runs newest first, wherever their rows are, each with its attempts."""
-    rows = await store.fetch("history/job_runs", job_id, before, limit)
-    return await _with_attempts(store, rows)
+
+async def job_run_times(store: Executor, *, job_id: UUID, before: datetime, limit: int) -> list[datetime]:
+    """Which runs a job has, newest first, wherever their rows are."""
+    return [row["scheduled_at"] for row in await store.fetch("history/job_runs", job_id, before, limit)]
+
+
+async def runs_page(store: Executor, *, job_id: UUID, moments: Sequence[datetime]) -> list[Run]:
+    """These runs in this order, each with its attempts, or as many of them as fit into a page; at least one."""
+    if not moments:
+        return []
+    return await _with_attempts(store, await store.fetch("history/page", job_id, moments, jobs.PAGE_BYTES))
 
 
 async def get_run(store: Executor, *, job_id: UUID, scheduled_at: datetime) -> Run | None:
     """One run, wherever its row is."""
-    rows = await store.fetch("history/job_runs", job_id, scheduled_at + timedelta(microseconds=1), 1)
-    if not rows or rows[0]["scheduled_at"] != scheduled_at:
+    rows = await store.fetch("history/page", job_id, [scheduled_at], jobs.PAGE_BYTES)
+    if not rows:
         return None
     return (await _with_attempts(store, rows, all_of_them=True))[0]
 
 
 async def recent_runs(store: Executor, *, tenant: str, limit: int) -> list[Run]:
-    """What ended last, over all jobs of a tenant."""
-    rows = await store.fetch("history/recent", tenant, limit)
+    """What ended last, over all jobs of a tenant, without what came of it. Where others' runs ended in between by the
+    thousand, the last run of each of its jobs stands for those that lie further back."""
+    rows = await store.fetch("history/recent", tenant, limit, _RECENT_RUNS, _RECENT_JOBS)
     return [_to_run(row, job_name=row["job_name"]) for row in rows]
 
 

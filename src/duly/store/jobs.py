@@ -89,29 +89,130 @@ async def get(store: Executor, *, job_id: UUID, tenant: str) -> Job | None:
     return None if row is None else to_job(row)
 
 
-async def find(store: Executor, *, text: str, tenant: str) -> list[Job]:
-    """Jobs whose id begins with `text`, or whose name it is."""
-    digits = text.replace("-", "").lower()
-    low = high = UUID(int=0)
-    if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
-        low, high = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
-    return [to_job(row) for row in await store.fetch("jobs/find", tenant, low, high, text)]
+async def with_ids(store: Executor, *, low: UUID, high: UUID, tenant: str) -> list[Job]:
+    """Jobs whose ids lie between these, the newest five."""
+    return [to_job(row) for row in await store.fetch("jobs/find", tenant, low, high)]
 
 
-async def list_jobs(
-    store: Executor,
-    *,
-    tenant: str,
-    status: str | None,
-    queue: str | None,
-    name: str | None,
-    label: dict[str, str] | None,
-    before: UUID | None,
-    limit: int,
-) -> list[Job]:
-    listing = "jobs/list" if tenant == DEFAULT_TENANT else "jobs/list_of_tenant"
-    rows = await store.fetch(listing, tenant, status, queue, name, json.dumps(label) if label else None, before, limit)
-    return [to_job(row) for row in rows]
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which jobs of a tenant a list is to show; None: any. `before`: the last id of the page before."""
+
+    tenant: str
+    status: str | None = None
+    queue: str | None = None
+    name: str | None = None
+    label: dict[str, str] | None = None
+    before: UUID | None = None
+
+    @property
+    def labels(self) -> str | None:
+        return json.dumps(self.label) if self.label else None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Ids of a list, newest first: all there are from where it begins down to `stop`; None: to its end."""
+
+    job_ids: list[UUID]
+    stop: UUID | None
+
+    def reaches_below(self, other: Listed) -> bool:
+        return other.stop is not None and (self.stop is None or self.stop < other.stop)
+
+
+#: A list looks at so many rows for one page, and ends it early where too few of them match: some ten milliseconds.
+LOOKED_AT = 20_000
+# Asking whether an ended job's last run is over costs more than all else.
+_LOOKED_AT_ENDED = 5_000
+# What is tried first where most jobs are active, and there is no index of those that are.
+_FIRST_LOOK = 2_000
+
+
+async def list_ids(store: Executor, wanted: Wanted, *, limit: int, looked_at: int | None = None) -> Listed:
+    """The ids of one page and of one job more. What it costs is bounded, whatever is asked for and however few match:
+    either there is an index for it, or the page ends after so many rows, and the next one goes on there."""
+    default = wanted.tenant == DEFAULT_TENANT
+    most = LOOKED_AT if looked_at is None else looked_at
+    if wanted.label and wanted.status not in ("paused", "cancelled"):
+        return await _walk(store, "jobs/list_labelled", wanted, limit, most)
+    if wanted.status == "active":
+        return await _list_active(store, wanted, limit, most)
+    if wanted.status is None:
+        return await _walk(store, "jobs/list" if default else "jobs/list_of_tenant", wanted, limit, most)
+    if not default:
+        return await _walk(store, "jobs/list_by_status", wanted, limit, most)
+    listing = "jobs/list" if wanted.status == "completed" else "jobs/list_set_aside"
+    return await _walk(store, listing, wanted, limit, most)
+
+
+async def _walk(store: Executor, listing: str, wanted: Wanted, limit: int, most: int) -> Listed:
+    if wanted.status == "completed":
+        most = min(most, _LOOKED_AT_ENDED)
+    rows = await store.fetch(
+        listing, wanted.tenant, wanted.status, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
+    )
+    stop = rows[-1]["job_id"] if rows and rows[-1]["stop"] else None
+    return Listed([row["job_id"] for row in rows if row["matches"]], stop)
+
+
+async def _list_active(store: Executor, wanted: Wanted, limit: int, most: int) -> Listed:
+    """Active are those that go on, and of the ended ones those with a live run. Among millions that are completed, both
+    are found from the other side; where that is too much, by a walk over all of them."""
+    default = wanted.tenant == DEFAULT_TENANT
+    walking = "jobs/list" if default else "jobs/list_of_tenant"
+    if default:
+        first = await _walk(store, walking, wanted, limit, min(most, _FIRST_LOOK))
+        if first.stop is None or len(first.job_ids) >= limit:
+            return first
+    going_on = await (_planned(store, wanted, limit, most) if default else
+                      _walk(store, "jobs/list_by_status", wanted, limit, most))  # fmt: skip
+    best = None if going_on is None else _both(going_on, await _with_live_runs(store, wanted, limit, most), limit)
+    if best is not None and (best.stop is None or len(best.job_ids) >= limit):
+        return best
+    walked = await _walk(store, walking, wanted, limit, most)
+    return best if best is not None and best.reaches_below(walked) else walked
+
+
+async def _planned(store: Executor, wanted: Wanted, limit: int, most: int) -> Listed | None:
+    """None where there are too many to look at all of them."""
+    row = await store.row(
+        "jobs/list_planned", wanted.tenant, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
+    )
+    assert row is not None
+    return _cut(row["job_ids"], None, limit) if row["complete"] else None
+
+
+async def _with_live_runs(store: Executor, wanted: Wanted, limit: int, most: int) -> Listed:
+    row = await store.row(
+        "jobs/list_live", wanted.tenant, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
+    )
+    assert row is not None
+    return _cut(row["job_ids"], row["stop"], limit)
+
+
+def _cut(job_ids: list[UUID], stop: UUID | None, limit: int) -> Listed:
+    """Where there are as many as were wanted, nothing is known of what comes after them."""
+    return Listed(job_ids, job_ids[-1] if len(job_ids) >= limit else stop)
+
+
+def _both(one: Listed, other: Listed, limit: int) -> Listed:
+    stops = [_cut(listed.job_ids, listed.stop, limit).stop for listed in (one, other)]
+    stop = max((stop for stop in stops if stop is not None), default=None)
+    job_ids = sorted({*one.job_ids, *other.job_ids}, reverse=True)
+    return Listed([job_id for job_id in job_ids if stop is None or job_id >= stop][:limit], stop)
+
+
+#: A page of a list ends after so many bytes, or the item that goes past it.
+PAGE_BYTES = 4 * 1024 * 1024
+
+
+async def page(store: Executor, job_ids: Sequence[UUID], *, tenant: str, payload: bool = True) -> list[Job]:
+    """These jobs in this order, or as many of them as fit into a page; at least one. Without their payloads they have
+    None instead."""
+    if not job_ids:
+        return []
+    return [to_job(row) for row in await store.fetch("jobs/page", job_ids, PAGE_BYTES, payload, tenant)]
 
 
 async def retract(within: Executor, *, job_id: UUID, tenant: str) -> None:
@@ -267,7 +368,7 @@ def to_job(row: Any) -> Job:
     handler: Any = row["handler"]
     if target is not None:
         handler = reading.json("handler", target, otherwise=handler, kind=dict)
-    payload = reading.json("payload", row["payload"], otherwise=None)
+    payload = None if row["payload"] is None else reading.json("payload", row["payload"], otherwise=None)
     labels = reading.json("labels", row["labels"], otherwise={}, kind=dict) if row["labels"] else {}
     policy = reading.policy(row["policy"])
     if reading.said is not None and "secret_fields" in (row["policy"] or ""):

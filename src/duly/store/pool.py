@@ -8,16 +8,18 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
+from contextvars import ContextVar
 from os import environ
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qs, urlsplit
+from weakref import WeakValueDictionary
 
 import asyncpg
 from asyncpg import connect_utils
 
 from duly.addresses import check_postgres, known_options, shown_postgres
 from duly.clock import DatabaseClock
-from duly.errors import ConfigError, DataRefused, DulyError, StoreUnavailable, StoreUnusable
+from duly.errors import ConfigError, DataRefused, DulyError, StoreBusy, StoreUnavailable, StoreUnusable
 from duly.store.statements import statement
 
 if TYPE_CHECKING:
@@ -67,6 +69,20 @@ _NOT_SET_UP = {
 _OF_NO_ROW = ("08", "25", "28", "3D", "40", "53", "55P03", "57")
 # A connection to such a server is of no more use: it has become read-only or is about to go.
 _SPENT = ("25006", "57P01", "57P02", "57P03", "57P05")
+
+
+# Whose questions are asked here; None: nobody's in particular.
+_reader: ContextVar[str | None] = ContextVar("duly_reader", default=None)
+
+
+@contextmanager
+def reading(tenant: str) -> Iterator[None]:
+    """Whatever is asked meanwhile is asked for this tenant and only read: a pool may bound that (`bound_reads`)."""
+    before = _reader.set(tenant)
+    try:
+        yield
+    finally:
+        _reader.reset(before)
 
 
 class Executor(Protocol):
@@ -239,6 +255,9 @@ class Pool:
         self._cancelling: set[asyncio.Task[None]] = set()
         #: How long a call may wait for a free connection; None: for ever.
         self.acquire_seconds: float | None = None
+        self._read_seconds: float | None = None
+        # Of each tenant that reads just now, how many more connections its reads may have.
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self.clock = DatabaseClock()
 
     @classmethod
@@ -302,6 +321,11 @@ class Pool:
             for task in slow:
                 task.cancel()
 
+    def bound_reads(self, seconds: float) -> None:
+        """From now on a statement inside `reading` is given up after that time, and cancelled on the server. One
+        tenant's have at most half of the connections at once, so that others are served whatever that one asks for."""
+        self._read_seconds = seconds
+
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         timeout = self._prompt_seconds if name.startswith(_PROMPT) else None
         return await self._surely(lambda: self._fetch(statement(name), args, timeout))
@@ -332,6 +356,18 @@ class Pool:
         return await self._surely(lambda: self._fetch(sql, args))
 
     async def _fetch(self, sql: str, args: Sequence[Any], timeout: float | None = None) -> list[asyncpg.Record]:
+        seconds, reader = self._read_seconds, _reader.get()
+        if seconds is None or reader is None:
+            return await self._fetch_any(sql, args, timeout)
+        async with self._share(reader):
+            try:
+                return await self._fetch_any(sql, args, seconds if timeout is None else min(seconds, timeout))
+            except TimeoutError as error:
+                raise StoreBusy(
+                    f"this took longer than {seconds:g} s and was given up: ask for less at once, or try again"
+                ) from error
+
+    async def _fetch_any(self, sql: str, args: Sequence[Any], timeout: float | None) -> list[asyncpg.Record]:
         connection = await self._acquire()
         try:
             rows = await connection.fetch(sql, *args, timeout=timeout)
@@ -345,6 +381,23 @@ class Pool:
             raise
         await self._pool.release(connection)
         return rows
+
+    @asynccontextmanager
+    async def _share(self, reader: str) -> AsyncIterator[None]:
+        share = self._shares.get(reader)
+        if share is None:
+            share = self._shares[reader] = asyncio.Semaphore(max(1, self._pool.get_max_size() // 2))
+        try:
+            async with asyncio.timeout(self.acquire_seconds):
+                await share.acquire()
+        except TimeoutError as error:
+            raise StoreBusy(
+                f"too much is being read for this tenant: no turn came within {self.acquire_seconds:g} s; try again"
+            ) from error
+        try:
+            yield
+        finally:
+            share.release()
 
     async def _acquire(self) -> PoolConnectionProxy[asyncpg.Record]:
         if self.acquire_seconds is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from pydantic import BaseModel
@@ -104,6 +104,10 @@ def cursor_of(what: str) -> Any:
         description="next_cursor of the page before",
         json_schema_extra={"format": f"duly-{what}-cursor", "minLength": 1},
     )
+
+
+#: Lists leave out what is each item's largest part.
+WithPayload = Annotated[bool, Query(description="whether each item has its payload; a single one always does")]
 
 
 def read_flag(request: Request, name: str) -> bool:

@@ -9,10 +9,10 @@ from starlette.responses import Response
 
 from duly.api.access import needs
 from duly.api.body import read_object
-from duly.api.documents import dead_letter_document, run_document
+from duly.api.documents import dead_letter_document, run_document, without_payload
 from duly.api.problems import json_response
-from duly.api.routes.common import CALLER, answers, cursor_of, only, read_moment, request_body
-from duly.api.routes.jobs import Limit, Text
+from duly.api.routes.common import CALLER, WithPayload, answers, cursor_of, only, read_moment, request_body
+from duly.api.routes.jobs import PAGES, Limit, Text
 from duly.api.schemas import (
     MOMENT_RULES,
     DeadLetterDocument,
@@ -38,8 +38,9 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         "/dead-letters",
         operation_id="list_dead_letters",
         summary="List dead letters, newest first",
+        description=PAGES,
         tags=["dead letters"],
-        dependencies=[only(*_FILTERS, "cursor", "limit")],
+        dependencies=[only(*_FILTERS, "cursor", "limit", "payload")],
         responses=answers(200, "One page", DeadLetterList, 404),
     )
     @needs("read")
@@ -54,14 +55,15 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         until: _Time = None,
         cursor: Annotated[str | None, cursor_of("dead-letter")] = None,
         limit: Limit = 100,
+        payload: WithPayload = False,
     ) -> Response:
         wanted = DeadLetterFilter(
             job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
         )
-        page = await operations.dead_letters(wanted, tenant=who.tenant, cursor=cursor, limit=limit)
-        return json_response(
-            {"items": [dead_letter_document(letter) for letter in page.items], "next_cursor": page.next_cursor}
-        )
+        page = await operations.dead_letters(wanted, tenant=who.tenant, cursor=cursor, limit=limit, payload=payload)
+        documents = [dead_letter_document(letter) for letter in page.items]
+        items = documents if payload else [without_payload(document) for document in documents]
+        return json_response({"items": items, "next_cursor": page.next_cursor})
 
     @router.post(
         "/dead-letters/redrive",

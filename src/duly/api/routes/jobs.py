@@ -14,13 +14,20 @@ from starlette.responses import Response
 from duly import checks
 from duly.api.access import needs, principal_of
 from duly.api.body import read_object, read_optional_object
-from duly.api.documents import explanation_document, job_document, occurrence_document, run_document
+from duly.api.documents import (
+    explanation_document,
+    job_document,
+    occurrence_document,
+    run_document,
+    without_payload,
+)
 from duly.api.problems import FieldError, Problem, json_response
 from duly.api.routes.common import (
     ALLOW_UNKNOWN_HANDLER,
     ALLOWS_UNKNOWN_HANDLER,
     CALLER,
     PREFIX,
+    WithPayload,
     answers,
     cursor_of,
     only,
@@ -59,6 +66,10 @@ _IF_MATCH = r'^(\*|(W/)?("[0-9]{1,9}"|[0-9]{1,9}))$'
 _LABEL = r"^[^\x00-\x1f\x7f-\x9f=:]{1,63}[=:][^\x00-\x1f\x7f-\x9f=]{0,255}$"
 
 Text = Annotated[str | None, Query(json_schema_extra=text_rules(200))]
+PAGES = (
+    "A page ends at `limit` items, at about 4 MiB, or where too many were looked at that do not match: it may have "
+    "fewer items than asked for, or none. `next_cursor` is null on the last page, and on no other."
+)
 Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": PAGE_LIMIT})]
 
 
@@ -131,8 +142,9 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         "/jobs",
         operation_id="list_jobs",
         summary="List jobs, newest first",
+        description=PAGES,
         tags=["jobs"],
-        dependencies=[only("status", "queue", "name", "cursor", "limit", repeated="label")],
+        dependencies=[only("status", "queue", "name", "cursor", "limit", "payload", repeated="label")],
         responses=answers(200, "One page", JobList),
     )
     @needs("read")
@@ -150,6 +162,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         ] = None,
         cursor: Annotated[str | None, cursor_of("job")] = None,
         limit: Limit = 100,
+        payload: WithPayload = False,
     ) -> Response:
         page = await operations.list_jobs(
             tenant=who.tenant,
@@ -159,8 +172,10 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
             label=_read_labels(label or []),
             cursor=cursor,
             limit=limit,
+            payload=payload,
         )
-        return json_response({"items": [job_document(job) for job in page.items], "next_cursor": page.next_cursor})
+        items = [job_document(job) if payload else without_payload(job_document(job)) for job in page.items]
+        return json_response({"items": items, "next_cursor": page.next_cursor})
 
     @router.get(
         "/jobs/{job_id}",
@@ -178,6 +193,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         "/jobs/{job_id}/runs",
         operation_id="list_job_runs",
         summary="List a job's runs, newest first",
+        description=PAGES,
         tags=["jobs"],
         dependencies=[only("cursor", "limit")],
         responses=answers(200, "One page", RunList, 404),

@@ -211,11 +211,12 @@ function fill(name, items) {
 function render() {
   fill("jobs", latest.jobs);
   fill("runs", latest.runs);
-  const { counts, nodes } = latest.status;
+  const { at_least, counts, nodes } = latest.status;
   fill("nodes", [...nodes].sort((one, other) => Number(other.alive) - Number(one.alive)));
   for (const name of ["queued", "running", "retrying", "dead_letters"]) {
     const alarming = name === "dead_letters" && counts[name] > 0;
-    write(byId(`count-${name}`), counts[name].toLocaleString(), alarming ? "alarming" : "");
+    const more = at_least.includes(name) ? "+" : "";
+    write(byId(`count-${name}`), counts[name].toLocaleString() + more, alarming ? "alarming" : "");
   }
 }
 

@@ -1,9 +1,8 @@
--- Jobs by the beginning of their id or by their name, for people at a keyboard.
---   $1 tenant  $2, $3 the lowest and highest id with that beginning  $4 name
+-- Jobs by the beginning of their id, for people at a keyboard.   $1 tenant  $2, $3 the lowest and highest id with it
 select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
     end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,
     run_count, created_at, updated_at, version, shown_status
 from duly.job_status
-where tenant = $1 and (job_id between $2 and $3 or name = $4)
+where tenant = $1 and job_id between $2 and $3
 order by job_id desc
 limit 5

@@ -1,0 +1,25 @@
+-- As jobs/list_of_tenant.sql, of one status alone. `active` are those that go on: an ended job whose last run lives is shown
+-- as active too, and jobs/list_live.sql has those.
+--   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 how many are wanted
+--   $8 how many rows are looked at
+-- `stop`: the last row that was looked at, if that was not all there is; the next page goes on below it.
+select job_id, matches, place = $8 as stop
+from (
+    select j.job_id, row_number() over (order by j.job_id desc) as place,
+        ($3::text is null or j.queue = $3) and ($4::text is null or j.name = $4)
+            and ($5::text is null or j.labels @> $5::jsonb)
+            and ($2::text <> 'completed' or (
+                select shown_status from duly.job_status s where s.job_id = j.job_id
+            ) = 'completed') as matches
+    from (
+        select job_id, tenant, status, queue, name, labels
+        from duly.jobs
+        where tenant = $1 and tenant <> 'default' and status = case $2::text when 'completed' then 'ended' else $2 end
+            and job_id < coalesce($6::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+        order by job_id desc
+        limit $8
+    ) j
+) walked
+where matches or place = $8
+order by job_id desc
+limit $7

@@ -1,0 +1,21 @@
+-- As jobs/list.sql, of the paused or the cancelled ones, which have an index.
+--   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 how many are wanted
+--   $8 how many rows are looked at
+-- `stop`: the last row that was looked at, if that was not all there is; the next page goes on below it.
+select job_id, matches, place = $8 as stop
+from (
+    select j.job_id, row_number() over (order by j.job_id desc) as place,
+        j.tenant = $1 and ($3::text is null or j.queue = $3) and ($4::text is null or j.name = $4)
+            and ($5::text is null or j.labels @> $5::jsonb) as matches
+    from (
+        select job_id, tenant, status, queue, name, labels
+        from duly.jobs
+        where tenant = 'default' and status in ('paused', 'cancelled') and status = $2::text
+            and job_id < coalesce($6::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff')
+        order by job_id desc
+        limit $8
+    ) j
+) walked
+where matches or place = $8
+order by job_id desc
+limit $7
