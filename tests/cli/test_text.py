@@ -178,6 +178,7 @@ COMMANDS: dict[str, list[list[str]] | None] = {
     "dead purge": [["{dead}"], ["--all", "--yes"]],
     "job cancel": [["{job}"]],
     "key create": [["--role", "read", "--name", "x\u202e"], ["--role", EVIL]],
+    "key link": [[], [EVIL]],
     "key list": [[]],
     "key revoke": [[EVIL]],
     "tenant set": [["t\u202e", "--max-jobs", "5"], ["t", "--max-jobs", EVIL]],
