@@ -20,7 +20,7 @@ from asyncpg import connect_utils
 from duly.addresses import check_postgres, known_options, shown_postgres
 from duly.clock import DatabaseClock
 from duly.errors import ConfigError, DataRefused, DulyError, StoreBusy, StoreUnavailable, StoreUnusable
-from duly.store.statements import statement
+from duly.store.statements import statement, with_own_functions
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -556,14 +556,8 @@ class _PooledConnection(asyncpg.Connection):
         super().__init__(*args, **kwargs)
         mine: Any = self
         mine._server_caps = mine._server_caps._replace(jit=False)
-
-    async def _introspect_types(self, *args: Any) -> Any:
-        """The driver's look at array types, which names no schema: with PostgreSQL's own functions, whatever the role's
-        path is. Once for a type and connection."""
-        theirs: Any = super()
-        async with self.transaction():
-            await self.execute("set local search_path = pg_catalog, pg_temp")
-            return await theirs._introspect_types(*args)
+        # That look names no schema, and the path is the role's here.
+        mine._intro_query = with_own_functions(mine._intro_query)
 
 
 # Whatever the role, the database or the server say, for a session of ours it is this.

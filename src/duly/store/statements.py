@@ -31,6 +31,11 @@ def statement(name: str) -> str:
     return _CALL.sub(_named, _CAST.sub(r"\1pg_catalog.\2", _MEMBER.sub(r"\1 \2::text", text)))
 
 
+def with_own_functions(text: str) -> str:
+    """A statement of somebody else's, with PostgreSQL's functions named as such."""
+    return re.sub(r"(?<![\w.])(?<!RECURSIVE )(?!(?:any|all|in|exists|values)\()([a-z_]\w*)\(", r"pg_catalog.\1(", text)
+
+
 def _named(call: re.Match[str]) -> str:
     # Of several arrays `unnest` is part of the language as well, and means PostgreSQL's own.
     if call[1] == "unnest" and _has_several(call.string, call.end()):
