@@ -11,7 +11,6 @@ import codecs
 import json
 import math
 import re
-import time
 import zlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import accumulate
@@ -21,6 +20,7 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from duly.api.problems import FieldError, Problem
+from duly.turns import Turns
 
 # Far beyond what anybody writes by hand, far below where Python's and PostgreSQL's parsers give up: what is accepted
 # here can be read again from any depth of the call stack.
@@ -29,8 +29,6 @@ MAX_DEPTH = 200
 # would destroy the answer before it is read.
 _LINGER_BYTES = 16 * 1024 * 1024
 _LINGER_SECONDS = 5
-# Who has worked for so long lets others have the event loop.
-_TURN_SECONDS = 0.005
 # A few kilobytes of gzip can stand for any number of megabytes: so much is unpacked, or counted, at a time.
 _STEP_BYTES = 256 * 1024
 # What the documents of one body may come to in memory, about: three bytes of JSON can become a list of 64.
@@ -47,19 +45,6 @@ _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SPACES = re.compile(r"[ \t\n\r]*")
 _BLANK = re.compile(rb"\s*")
-
-
-class Turns:
-    """Lets others have the event loop after a few milliseconds of work, however much or little was done in them."""
-
-    def __init__(self, seconds: float = _TURN_SECONDS) -> None:
-        self._seconds = seconds
-        self._until = time.monotonic() + seconds
-
-    async def give(self) -> None:
-        if time.monotonic() >= self._until:
-            await asyncio.sleep(0)
-            self._until = time.monotonic() + self._seconds
 
 
 class _Unusable:

@@ -17,6 +17,7 @@ from starlette.routing import Route
 
 from duly.api.access import allowed, check_role, needed_by, principal_of
 from duly.operations.base import reading
+from duly.turns import turn
 
 #: In the description: the roles that may make this call.
 ROLES_FIELD = "x-duly-roles"
@@ -36,6 +37,7 @@ class DeclaredRoute(APIRoute):
             who = check_role(principal_of(request), *needed)
             if request.method != "GET":
                 return await handle(request)
+            await turn()
             with reading(who.tenant):
                 return await handle(request)
 
@@ -48,7 +50,9 @@ def declared_page(path: str, endpoint: Callable[[Request], Awaitable[Response]])
         return Route(path, endpoint)
 
     async def call_allowed(request: Request) -> Response:
-        with reading(check_role(principal_of(request), *needed).tenant):
+        who = check_role(principal_of(request), *needed)
+        await turn()
+        with reading(who.tenant):
             return await endpoint(request)
 
     return Route(path, call_allowed)

@@ -19,7 +19,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from duly.api.access import needs, principal_of
-from duly.api.body import JSON, NDJSON, Read, Turns, read_array, read_bytes, read_lines
+from duly.api.body import JSON, NDJSON, Read, read_array, read_bytes, read_lines
 from duly.api.problems import FieldError, Problem, json_response
 from duly.api.routes.common import (
     ALLOW_UNKNOWN_HANDLER,
@@ -34,6 +34,7 @@ from duly.api.schemas import BatchResult, JobBody, read_body
 from duly.errors import Conflict, DulyError, InvalidInput
 from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
 from duly.operations import Operations, Refused, Submitted
+from duly.turns import Turns, turn
 
 MAX_JOBS = 10_000
 _MOST_NAMED = 50
@@ -61,6 +62,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         async with arriving.one_for(principal.tenant):
             media_type, body = await read_bytes(request, limit=limit, media_types=(*JSON, *NDJSON))
             async with worked_on.one_for(principal.tenant):
+                await turn()
                 read = await (read_array if media_type in JSON else read_lines)(body, most=MAX_JOBS, each=body_limit)
                 del body
                 requests, refused = await _to_requests(read, principal.tenant)

@@ -23,6 +23,7 @@ from duly.api.schemas import (
 from duly.operations import Operations, Principal
 from duly.operations.forecasting import MAX_MINUTES
 from duly.operations.rights import holds
+from duly.turns import turn
 
 
 def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
@@ -57,6 +58,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         body = read_body(PreviewBody, await read_object(request, limit=body_limit))
         fields = {name: getattr(body, name) for name in PreviewBody.model_fields}
         fields["after"] = fields["after"] or operations.now()
+        await turn()
         return json_response(preview_document(operations.preview(fields.pop("schedule"), **fields)))
 
     @router.get(

@@ -25,6 +25,7 @@ from duly.api.schemas import (
 )
 from duly.errors import InvalidInput
 from duly.operations import DeadLetterFilter, Operations, Principal, Swept
+from duly.turns import turn
 
 # How many one call sends again or forgets: some seconds' worth. Whoever has more calls again.
 SWEEP_LIMIT = 10_000
@@ -61,6 +62,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
             job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
         )
         page = await operations.dead_letters(wanted, tenant=who.tenant, cursor=cursor, limit=limit, payload=payload)
+        await turn()
         documents = [dead_letter_document(letter) for letter in page.items]
         items = documents if payload else [without_payload(document) for document in documents]
         return json_response({"items": items, "next_cursor": page.next_cursor})

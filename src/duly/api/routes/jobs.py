@@ -55,6 +55,7 @@ from duly.model import Job, JobStatus
 from duly.operations import Operations, Principal
 from duly.operations.forecasting import MAX_OCCURRENCES
 from duly.operations.looking import PAGE_LIMIT
+from duly.turns import turn
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 _LONGEST_KEY = 200
@@ -91,6 +92,8 @@ def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> N
         header = _idempotency_key(request)
         if header is not None and body.dedupe_key not in (None, header):
             raise InvalidInput(IDEMPOTENCY_KEY, "must not differ from dedupe_key: they mean the same")
+        if body.schedule is not None:
+            await turn()  # whatever it is, it is read and planned in one piece
         try:
             job, created = await operations.register(
                 body.to_request(dedupe_key=body.dedupe_key if header is None else header, tenant=principal.tenant),
@@ -174,6 +177,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
             limit=limit,
             payload=payload,
         )
+        await turn()
         items = [job_document(job) if payload else without_payload(job_document(job)) for job in page.items]
         return json_response({"items": items, "next_cursor": page.next_cursor})
 
@@ -206,6 +210,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         limit: Limit = 100,
     ) -> Response:
         page = await operations.job_runs(job_id, tenant=who.tenant, cursor=_read_moment_cursor(cursor), limit=limit)
+        await turn()
         items = [run_document(run) for run in page.items]
         return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
 
@@ -318,6 +323,7 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
             job = await operations.get_job(job_id, tenant=who.tenant)
             _check_version(job, versions)
             version = job.version
+        await turn()
         try:
             changed = await operations.change(
                 job_id, changes, tenant=who.tenant, expected_version=version, rights=who.rights
