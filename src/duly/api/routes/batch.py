@@ -41,15 +41,17 @@ _MOST_NAMED = 50
 # An answer names a few wrong fields of each of the first jobs that are wrong, and of all others the first.
 _MOST_WITH_ERRORS = 100
 _MOST_ERRORS_EACH = 3
-# Of one tenant at once; whoever comes after that waits for its turn. Bodies that arrive take their size in memory, and
-# those that are worked on several times that.
+# Of one tenant at once; whoever comes after that waits for its turn. Bodies that arrive take their size in memory, those
+# that are worked on several times that, and those that are stored a connection: half of the connections may be taken by
+# what the tenant reads, and one must be left for others.
 _MOST_ARRIVING = 4
 _MOST_WORKED_ON = 2
+_MOST_STORED = 1
 
 
 def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
     limit = operations.settings.batch_max_bytes
-    arriving, worked_on = _Places(_MOST_ARRIVING), _Places(_MOST_WORKED_ON)
+    arriving, worked_on, stored = _Places(_MOST_ARRIVING), _Places(_MOST_WORKED_ON), _Places(_MOST_STORED)
 
     @needs("write")
     async def submit_batch(request: Request) -> Response:
@@ -70,13 +72,14 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
                 if atomic and refused:
                     raise _whole(refused)
                 try:
-                    submitted = await operations.submit_each(
-                        requests,
-                        tenant=principal.tenant,
-                        atomic=atomic,
-                        allow_unknown_handler=allow_unknown_handler,
-                        rights=principal.rights,
-                    )
+                    async with stored.one_for(principal.tenant):
+                        submitted = await operations.submit_each(
+                            requests,
+                            tenant=principal.tenant,
+                            atomic=atomic,
+                            allow_unknown_handler=allow_unknown_handler,
+                            rights=principal.rights,
+                        )
                 except Refused as error:
                     raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error
                 return await _answer(submitted, refused)
