@@ -211,6 +211,11 @@ class VirtualTime:
     def monotonic_ns() -> int:
         return int(events._get_running_loop().time() * 1e9)  # type: ignore[union-attr]
 
+    @staticmethod
+    def thread_time() -> float:
+        """Work takes none."""
+        return 0.0
+
 
 class VirtualDatetime:
     """Stands in for `datetime` where the product asks for the machine's own clock: it may be minutes off."""

@@ -635,8 +635,8 @@ class Model:
                     Row(
                         claim_id=token, ordinal=ordinal, job_id=run.job_id, scheduled_at=run.scheduled_at,
                         attempt=run.attempt + 1, flags=run.flags, name="sim", handler="sim", target=None, payload="{}",
-                        payload_ref=None, timezone="UTC", policy=self.jobs[run.job_id].policy, next_run_at=None,
-                        now=None, took=None,
+                        payload_ref=None, timezone="UTC", policy=self.jobs[run.job_id].policy, tenant=None,
+                        next_run_at=None, now=None, took=None,
                     )
                 )  # fmt: skip
             self.claims[token] = Claim(token, worker_id, now, now + timedelta(seconds=lease), tuple(held))
@@ -645,7 +645,7 @@ class Model:
             Row(
                 claim_id=None, ordinal=10, job_id=None, scheduled_at=now, attempt=None, flags=None, name=None,
                 handler=None, target=None, payload=None, payload_ref=None, timezone=None, policy=None,
-                next_run_at=min(ahead, default=None), now=now, took=timedelta(0),
+                tenant=None, next_run_at=min(ahead, default=None), now=now, took=timedelta(0),
             )
         )  # fmt: skip
         return rows

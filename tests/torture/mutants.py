@@ -199,8 +199,8 @@ _MUTANTS = (
         statements={
             "maintenance/rescue": [
                 (
-                    "delete from duly.claims where claim_id = any ($1::uuid[])",
-                    "update duly.claims set lease_until = 'infinity' where claim_id = any ($1::uuid[])",
+                    "delete from duly.claims where claim_id",
+                    "update duly.claims set lease_until = 'infinity' where claim_id",
                 )
             ]
         },
