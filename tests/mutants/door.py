@@ -12,8 +12,8 @@ MUTANTS = (
         "loopback-is-a-proof",
         "whoever comes through a proxy or from another account of the machine is admin",
         "api/access.py",
-        "if self._open and not await self.has_keys():",
-        "if not await self.has_keys():",
+        "if not given:\n            if self._open and not await self.has_keys():",
+        "if not given:\n            if not await self.has_keys():",
         _API,
     ),
     Mutant(

@@ -95,16 +95,19 @@ class Access:
 
     async def admit(self, headers: Headers) -> Principal:
         """Who this is, or a `Problem`."""
-        if self._open and not await self.has_keys():
-            return ANYBODY
         given = headers.getlist("authorization")
         if not given:
+            if self._open and not await self.has_keys():
+                return ANYBODY
             raise _refused(f"give an API key: Authorization: Bearer KEY ({self._how_to_get_one()})")
         match = _TOKEN.fullmatch(given[0]) if len(given) == 1 else None
         if match is not None and self._local_key is not None and self._local_key.opens(match[1]):
             return ITS_USER
+        # Before the look for keys, which may be a second old: the first key counts from its first call on.
         principal = await self._operations.authenticate(match[1]) if match is not None else None
         if principal is None:
+            if self._open and not await self.has_keys():
+                return ANYBODY
             raise _refused("this API key is unknown or revoked", error="invalid_token")
         self._count(principal)
         return principal
