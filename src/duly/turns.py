@@ -18,29 +18,28 @@ SECONDS = 0.005
 class _Line:
     """Those who wait for a turn on one event loop. The first of a pass has it at once."""
 
-    __slots__ = ("_loop", "_taken", "_waiting")
+    __slots__ = ("_taken", "_waiting")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
+    def __init__(self) -> None:
         self._taken = False
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    async def turn(self) -> None:
+    async def turn(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._taken:
-            place = self._loop.create_future()
+            place = loop.create_future()
             self._waiting.append(place)
             await place
         else:
             self._taken = True
-            self._loop.call_soon(self._next_pass)
+            loop.call_soon(self._next_pass, loop)
 
-    def _next_pass(self) -> None:
+    def _next_pass(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
             place = self._waiting.popleft()
             if not place.done():  # it is where its task was cancelled meanwhile
                 place.set_result(None)
                 # Its task goes on in the pass that comes now, and the next one in the pass after that.
-                self._loop.call_soon(self._next_pass)
+                loop.call_soon(self._next_pass, loop)
                 return
         self._taken = False
 
@@ -53,8 +52,8 @@ async def turn() -> None:
     loop = asyncio.get_running_loop()
     line = _lines.get(loop)
     if line is None:
-        line = _lines[loop] = _Line(loop)
-    await line.turn()
+        line = _lines[loop] = _Line()
+    await line.turn(loop)
 
 
 class Turns:

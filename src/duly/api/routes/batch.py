@@ -41,9 +41,9 @@ _MOST_NAMED = 50
 # An answer names a few wrong fields of each of the first jobs that are wrong, and of all others the first.
 _MOST_WITH_ERRORS = 100
 _MOST_ERRORS_EACH = 3
-# Of one tenant at once; whoever comes after that waits for its turn. Bodies that arrive take their size in memory, those
-# that are worked on several times that, and those that are stored a connection: half of the connections may be taken by
-# what the tenant reads, and one must be left for others.
+# Of one tenant at once; whoever comes after that waits for its turn. Bodies that arrive take their size in memory, and
+# those that are worked on several times that. One that is stored takes a connection: half of all may be taken by what
+# the tenant reads, and one must be left for others.
 _MOST_ARRIVING = 4
 _MOST_WORKED_ON = 2
 _MOST_STORED = 1
