@@ -65,6 +65,8 @@ def shown_url(url: str) -> str:
 # A payload's secret fields
 
 _Tree = dict[str, "_Tree | None"]
+# How a place was reached: the last step, and the way to it. Spelt only for who asks.
+_Trail = tuple["_Trail", str] | None
 
 
 def names_of(path: str) -> list[str]:
@@ -127,33 +129,45 @@ def payload_secrets(payload: Any, paths: tuple[str, ...]) -> Iterator[str]:
 
 def shown_instead(payload: Any, paths: tuple[str, ...]) -> str | None:
     """Where a payload holds `***` in the place of a secret, as somebody sends it back who was shown it so."""
-    for holder, name, where in _secret_places([payload], paths):
+    for holder, name, trail in _secret_places([payload], paths):
         if holder[name] == HIDDEN:
-            return where
+            return _spelt(trail)
     return None
 
 
-def _secret_places(root: list[Any], paths: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], str, str]]:
+def _secret_places(root: list[Any], paths: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], str, _Trail]]:
     """Where the secrets stand: an object of a copy that is made in `root`, a name in it, and how that is reached.
 
     A loop, not recursion, because depth is the client's choice.
     """
-    stack: list[tuple[Any, Any, _Tree, str]] = [(root, 0, _tree_of(paths), "")]
+    stack: list[tuple[Any, Any, _Tree, _Trail]] = [(root, 0, _tree_of(paths), None)]
     while stack:
-        holder, at, tree, where = stack.pop()
+        holder, at, tree, trail = stack.pop()
         value = holder[at]
         if isinstance(value, dict):
             holder[at] = copy = dict(value)
             for name in tree.keys() & copy.keys():
                 inner = tree[name]
-                there = f"{where}.{name}" if where else name
+                there = trail, f".{name}"
                 if inner is None:
                     yield copy, name, there
                 else:
                     stack.append((copy, name, inner, there))
         elif isinstance(value, list | tuple):
             holder[at] = items = list(value)
-            stack.extend((items, index, tree, f"{where}[{index}]") for index in range(len(items)))
+            stack.extend(
+                (items, index, tree, (trail, f"[{index}]"))
+                for index, item in enumerate(items)
+                if item and isinstance(item, dict | list | tuple)
+            )
+
+
+def _spelt(trail: _Trail) -> str:
+    pieces = []
+    while trail is not None:
+        trail, piece = trail
+        pieces.append(piece)
+    return "".join(reversed(pieces)).removeprefix(".")
 
 
 class Mask:

@@ -568,7 +568,9 @@ async def test_an_outcome_the_database_refuses_does_not_sink_the_others(
         return n
 
     # Whatever slips past the cleaning: text that is no JSON at all.
-    monkeypatch.setattr("duly.worker.executor.result_text", lambda result: "{not json" if result == 7 else str(result))
+    monkeypatch.setattr(
+        "duly.worker.executor.result_text", lambda result, mask: "{not json" if result == 7 else str(result)
+    )
     await bench.operations.submit_many(
         [JobRequest("fine", payload={"n": n}) for n in range(1, 21)], allow_unknown_handler=True
     )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, TooCostly
 from duly.timing import Schedule, parse_schedule
 
 from .helpers import NEW_YORK, utc
@@ -88,7 +88,10 @@ def test_any_text_is_read_or_refused_at_once(text: str) -> None:
     assert again.canonical == schedule.canonical
     moment = NOW
     for _ in range(5):
-        following = schedule.next(moment)
+        try:
+            following = schedule.next(moment)
+        except TooCostly:  # the first ones are near, and the next one is not
+            break
         if following is None:
             break
         assert following > moment

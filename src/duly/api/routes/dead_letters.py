@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
@@ -25,7 +25,7 @@ from duly.api.schemas import (
 )
 from duly.errors import InvalidInput
 from duly.operations import DeadLetterFilter, Operations, Principal, Swept
-from duly.turns import turn
+from duly.turns import Turns, turn
 
 # How many one call sends again or forgets: some seconds' worth. Whoever has more calls again.
 SWEEP_LIMIT = 10_000
@@ -63,7 +63,10 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         )
         page = await operations.dead_letters(wanted, tenant=who.tenant, cursor=cursor, limit=limit, payload=payload)
         await turn()
-        documents = [dead_letter_document(letter) for letter in page.items]
+        documents, turns = list[dict[str, Any]](), Turns()
+        for letter in page.items:
+            documents.append(dead_letter_document(letter))
+            await turns.give()
         items = documents if payload else [without_payload(document) for document in documents]
         return json_response({"items": items, "next_cursor": page.next_cursor})
 

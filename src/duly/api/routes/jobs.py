@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
@@ -55,7 +55,7 @@ from duly.model import Job, JobStatus
 from duly.operations import Operations, Principal
 from duly.operations.forecasting import MAX_OCCURRENCES
 from duly.operations.looking import PAGE_LIMIT
-from duly.turns import turn
+from duly.turns import Turns, turn
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 _LONGEST_KEY = 200
@@ -178,7 +178,10 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
             payload=payload,
         )
         await turn()
-        items = [job_document(job) if payload else without_payload(job_document(job)) for job in page.items]
+        items, turns = list[dict[str, Any]](), Turns()
+        for job in page.items:
+            items.append(job_document(job) if payload else without_payload(job_document(job)))
+            await turns.give()
         return json_response({"items": items, "next_cursor": page.next_cursor})
 
     @router.get(
