@@ -1,7 +1,7 @@
 """The scheduler's own planner, not a stand-in for it: a few hundred schedules among many jobs.
 
-The bar, a million a second, is measured by `duly bench --only planning` (1.1 million when this was written). Asserted here
-is how much longer it takes than the least that anything done for each job takes, in the same run: machines differ by more
+The bar, a million a second, is measured by `duly bench --only planning` (1.1 million when this was written). Asserted
+here is how much longer it takes than the least that can be done for each job, in the same run: machines differ by more
 than a change of the code should.
 """
 
