@@ -103,6 +103,7 @@ async def operations(pool: Pool, settings: Settings) -> Operations:
 
 # What measures time must not have others beside it.
 _ALONE = (
+    "api/test_api_growth.py",
     "api/test_api_speed.py",
     "cluster/test_failover.py",
     "cluster/test_idle.py",
