@@ -337,6 +337,11 @@ def _too_deep(field: str) -> Problem:
     return _invalid(field, f"is nested too deeply: at most {MAX_DEPTH} levels")
 
 
+def _too_large(limit: int) -> Problem:
+    message = f"must be at most {limit} bytes"
+    return Problem(413, f"the body {message}", errors=[FieldError("body", message)])
+
+
 async def read_bytes(request: Request, *, limit: int, media_types: Sequence[str] = JSON) -> tuple[str, bytes]:
     """The whole body and its media type, which must be one of these."""
     media_type, charset = read_content_type(request.headers.get("content-type", ""))
@@ -345,13 +350,10 @@ async def read_bytes(request: Request, *, limit: int, media_types: Sequence[str]
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
         raise Problem(415, "the body may be compressed with gzip only", headers={"Accept-Encoding": "gzip"})
-    too_large = Problem(
-        413, f"the body must be at most {limit} bytes", errors=[FieldError("body", f"must be at most {limit} bytes")]
-    )
     declared = request.headers.get("content-length", "")
     waits_for_leave = request.headers.get("expect", "").lower() == "100-continue"
     if waits_for_leave and re.fullmatch("[0-9]+", declared) and (len(declared) > 18 or int(declared) > limit):
-        raise too_large
+        raise _too_large(limit)
     unpack = _Inflating(limit) if encoding == "gzip" else None
     received = 0
     body = bytearray()
@@ -365,7 +367,7 @@ async def read_bytes(request: Request, *, limit: int, media_types: Sequence[str]
                 await unpack.add(chunk, body)
             if received > limit or len(body) > limit:
                 await _linger(stream)
-                raise too_large
+                raise _too_large(limit)
     except zlib.error as error:
         raise _invalid("body", "is not gzip, though Content-Encoding says so") from error
     if unpack is not None and not unpack.is_whole:

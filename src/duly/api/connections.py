@@ -144,6 +144,8 @@ class _Lines(ReceiveBuffer):
     def __init__(self, limits: Limits) -> None:
         super().__init__()
         self._limits = limits
+        #: Of the last head: whether it has the one of two headers for a body's end that few requests have.
+        self.may_say_its_length_twice = False
 
     def maybe_extract_lines(self) -> list[bytearray] | None:
         lines: list[bytearray] | None = super().maybe_extract_lines()
@@ -152,15 +154,17 @@ class _Lines(ReceiveBuffer):
                 raise _refused(431, f"a request may have {self._limits.headers} headers")
             if sum(map(len, lines)) > self._limits.head_bytes:
                 raise _refused(431, f"a request's head may be {self._limits.head_bytes} bytes long")
-            if _CONTROL.search(b"\n".join(lines)):
+            head = b"\n".join(lines)
+            if _CONTROL.search(head):
                 raise _refused(400, "a request's head must not hold control characters")
+            self.may_say_its_length_twice = b"\ntransfer-encoding" in head.lower()
         return lines
 
 
 class _Reading(h11.Connection):
     def __init__(self, limits: Limits) -> None:
         super().__init__(h11.SERVER, max_incomplete_event_size=limits.head_bytes)
-        self._receive_buffer = _Lines(limits)
+        self._receive_buffer: _Lines = _Lines(limits)
         self.requests = 0
 
     @property
@@ -171,10 +175,11 @@ class _Reading(h11.Connection):
         event = super().next_event()
         if type(event) is h11.Request:
             self.requests += 1
-            names = [name for name, _ in event.headers]
-            if b"transfer-encoding" in names and b"content-length" in names:
-                # Whoever stands between may go by the other: what follows would be a request to one of the two only.
-                raise _refused(400, "a request has Content-Length or Transfer-Encoding, not both")
+            if self._receive_buffer.may_say_its_length_twice:
+                names = [name for name, _ in event.headers]
+                if b"transfer-encoding" in names and b"content-length" in names:
+                    # Who stands between may go by the other: what follows would be a request to one of the two only.
+                    raise _refused(400, "a request has Content-Length or Transfer-Encoding, not both")
         return event
 
 

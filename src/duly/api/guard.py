@@ -36,6 +36,7 @@ SECURITY_HEADERS = {
     # Otherwise another site could still load an answer as a script or an image and learn from how that goes.
     "Cross-Origin-Resource-Policy": "same-origin",
 }
+_SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 # What is the same for everybody, and needs no key: probes, pages, the description of the API. All else does.
 _PUBLIC = frozenset({"/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"})
 _PUBLIC_FOLDER = "/static/"
@@ -98,9 +99,8 @@ class Guard:
                 message = {**message, "body": b""}
             if message["type"] == "http.response.start":
                 answering = True
-                headers = MutableHeaders(scope=message)
-                headers.update(SECURITY_HEADERS)
-                headers.setdefault("Cache-Control", "no-store")
+                message["headers"] = [*message["headers"], *_SECURITY_HEADERS]
+                MutableHeaders(scope=message).setdefault("Cache-Control", "no-store")
             await send(message)
 
         try:

@@ -68,8 +68,8 @@ def create_app(operations: Operations, *, local_key: LocalKey | None = None) -> 
     router = routes.make_router(operations, body_limit=limit)
     pages = [*live.make_routes(operations), *metrics.make_routes(operations)]
     problems.install(app, [*router.routes, *pages])
-    app.include_router(router)
-    app.router.routes.extend(pages)
+    # As routes of the app itself: a router within it would look for each request's route twice more.
+    app.router.routes.extend([*router.routes, *pages])
     return app
 
 
