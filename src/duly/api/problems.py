@@ -103,9 +103,12 @@ class Problem(Exception):
         self.headers = headers
         self.omitted = omitted
 
-    def bare(self) -> Problem:
-        """Without where it was raised: what is kept by the thousand must not keep frames and all that they hold."""
+    def bare(self, *, most: int = MOST_ERRORS) -> Problem:
+        """With so many of the wrong fields, and without where it was raised: what is kept by the thousand must not keep
+        all that whoever sent it has put there, nor frames and all that they hold."""
         self.__traceback__ = self.__cause__ = self.__context__ = None
+        self.omitted += max(0, len(self.errors) - most)
+        self.errors = self.errors[:most]
         return self
 
     @classmethod

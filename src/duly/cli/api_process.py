@@ -10,6 +10,7 @@ This file imports nothing that the child does not need: it is on the way to the 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import logging
@@ -86,6 +87,8 @@ async def serve(
             served = Served(address, local_key.path if local_key is not None else None)
             if lifeline is None:  # else the listening socket is the parent's, and so is telling clients of it
                 stack.enter_context(announced(served.address, served.key_file))
+            # What is there by now stays: going through it with every search for garbage would only hold up answers.
+            gc.freeze()
             started(served)
 
         # The server lets requests that are under way finish; what follows closes the store behind them.

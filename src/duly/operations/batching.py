@@ -87,6 +87,8 @@ class Batching(Submitting):
                 rows.append(preparing.prepare(job_id, request))
                 places.append(index)
             except (InvalidInput, Forbidden) as error:
+                # Without where it was raised: there may be ten thousand, and frames hold a lot.
+                error.__traceback__ = error.__cause__ = error.__context__ = None
                 answers[index] = error
         if atomic:
             _refuse(answers)

@@ -19,7 +19,11 @@ from .fuel import LENT, Fuel
 from .schedule import Schedule
 from .zones import when_forgotten
 
-_SIZE = 32_768  # about 10 MB when full
+# How many schedules, or answers about them, are remembered: a few hundred are usual, but whoever may preview can ask
+# for as many as there is room for. Short ones take up to 5 KB each, long ones up to 70 KB: they are counted apart.
+SIZE = 4_096
+LONG_SIZE = 128
+SHORT = 200  # characters
 
 
 class _Outcome(Enum):
@@ -32,13 +36,14 @@ _TOO_COSTLY: Final = _Outcome.TOO_COSTLY
 def next_occurrence(schedule: Schedule, after: datetime, fuel: Fuel | None = None) -> datetime | None:
     """`schedule.next(after)`, remembered where that is worth it. Without fuel it is a question of its own."""
     if schedule.kind == "cron" or schedule.kind == "rrule":
+        remembered = _remembered if len(schedule.canonical) <= SHORT else _remembered_of_long
         if fuel is None:
-            found = _remembered(schedule, after)
+            found = remembered(schedule, after)
         else:
             fuel.burn()
             token = LENT.set(fuel)
             try:
-                found = _remembered(schedule, after)
+                found = remembered(schedule, after)
             finally:
                 LENT.reset(token)
         if found is _TOO_COSTLY:
@@ -47,8 +52,7 @@ def next_occurrence(schedule: Schedule, after: datetime, fuel: Fuel | None = Non
     return schedule.next(after, fuel)
 
 
-@lru_cache(maxsize=_SIZE)
-def _remembered(schedule: Schedule, after: datetime) -> datetime | _Outcome | None:
+def _ask(schedule: Schedule, after: datetime) -> datetime | _Outcome | None:
     fuel = LENT.get()
     if fuel is not None:
         # An empty tank says nothing about this question: others burnt from it before.
@@ -59,10 +63,15 @@ def _remembered(schedule: Schedule, after: datetime) -> datetime | _Outcome | No
         return _TOO_COSTLY
 
 
+_remembered = lru_cache(maxsize=SIZE)(_ask)
+_remembered_of_long = lru_cache(maxsize=LONG_SIZE)(_ask)
+
+
 def cache_info() -> tuple[int, int, int]:
     """(hits, misses, entries) since the start or the last `forget_zones`."""
-    info = _remembered.cache_info()
-    return info.hits, info.misses, info.currsize
+    short, long = _remembered.cache_info(), _remembered_of_long.cache_info()
+    return short.hits + long.hits, short.misses + long.misses, short.currsize + long.currsize
 
 
 when_forgotten(_remembered.cache_clear)
+when_forgotten(_remembered_of_long.cache_clear)

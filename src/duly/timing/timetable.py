@@ -13,7 +13,7 @@ from uuid import UUID
 from duly.errors import TooCostly
 from duly.model import DstFold, DstGap, Policy, ScheduleKind
 
-from .cache import next_occurrence
+from .cache import LONG_SIZE, SHORT, SIZE, next_occurrence
 from .fuel import LENT, Fuel
 from .interval import make_interval
 from .parse import read_schedule
@@ -24,7 +24,6 @@ _NONE = timedelta(0)
 _LONGEST_OFFSET = timedelta(days=1)  # what jitter_seconds may be at most
 # What the last occurrence of a list says that has to end early.
 TOO_FAR = "the list ends here: what follows takes too long to work out"
-_PARSED = 16_384  # distinct schedules remembered; a few hundred are usual
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,24 +195,28 @@ def make_timetable(
     key = (schedule, timezone, policy.dst_gap, policy.dst_fold, anchor if anchored else None, start_at == anchor)
     token = None if fuel is None else LENT.set(fuel)
     try:
+        short = len(schedule) <= SHORT
         if offset:
-            return Timetable(_parsed(*key), start_at, end_at, offset)
-        return _shared(*key, start_at, end_at)
+            parsed = _parsed(*key) if short else _parsed_long(*key)
+            return Timetable(parsed, start_at, end_at, offset)
+        return _shared(*key, start_at, end_at) if short else _shared_long(*key, start_at, end_at)
     finally:
         if token is not None:
             LENT.reset(token)
 
 
-@lru_cache(maxsize=_PARSED)
-def _parsed(
+def _parse(
     text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime | None, starts: bool
 ) -> Schedule:
     anchor = DAWN if anchor is None else anchor
     return read_schedule(text, timezone, dst_gap, dst_fold, anchor, starts=starts, fuel=LENT.get())
 
 
-@lru_cache(maxsize=_PARSED)
-def _shared(
+_parsed = lru_cache(maxsize=SIZE)(_parse)
+_parsed_long = lru_cache(maxsize=LONG_SIZE)(_parse)
+
+
+def _share(
     text: str,
     timezone: str,
     dst_gap: DstGap,
@@ -223,8 +226,12 @@ def _shared(
     start_at: datetime | None,
     end_at: datetime | None,
 ) -> Timetable:
-    return Timetable(_parsed(text, timezone, dst_gap, dst_fold, anchor, starts), start_at, end_at)
+    parsed = _parsed if len(text) <= SHORT else _parsed_long
+    return Timetable(parsed(text, timezone, dst_gap, dst_fold, anchor, starts), start_at, end_at)
 
 
-when_forgotten(_parsed.cache_clear)
-when_forgotten(_shared.cache_clear)
+_shared = lru_cache(maxsize=SIZE)(_share)
+_shared_long = lru_cache(maxsize=LONG_SIZE)(_share)
+
+for _cache in (_parsed, _parsed_long, _shared, _shared_long):
+    when_forgotten(_cache.cache_clear)

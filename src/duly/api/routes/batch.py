@@ -157,7 +157,7 @@ async def _to_requests(read: Sequence[Read], tenant: str) -> tuple[list[JobReque
                 request = body.to_request(dedupe_key=body.dedupe_key, tenant=tenant)
             requests.append(request)
         except Problem as problem:
-            refused[index] = problem.bare()
+            refused[index] = problem.bare(most=_MOST_NAMED if len(refused) < _MOST_WITH_ERRORS else 1)
     return requests, refused
 
 
