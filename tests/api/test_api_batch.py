@@ -15,6 +15,7 @@ from duly.api.routes import batch
 from duly.api.schemas import read_job
 from duly.api.server import create_app
 from duly.config import load_settings
+from duly.errors import InvalidInput
 from duly.model import JobRequest
 from duly.operations import Operations
 from duly.store.pool import Pool
@@ -299,3 +300,19 @@ async def test_others_are_answered_while_a_large_batch_is_read(operations: Opera
         await eventually(probed, seconds=60)
         assert (await sending).status_code == 200
         assert answered >= 5
+
+
+async def test_of_ten_thousand_wrong_jobs_few_fields_are_kept() -> None:
+    """While such a batch is worked on, each search for garbage goes through what it holds, and everybody waits."""
+    job = {f"unknown_{number}": number for number in range(50)}
+    requests, refused = await batch._to_requests([job] * 9_999, "a")
+    assert (len(requests), len(refused)) == (0, 9_999)
+    assert sum(len(problem.errors) for problem in refused.values()) < 20_000
+    assert {len(problem.errors) + problem.omitted for problem in refused.values()} == {52}
+
+
+async def test_a_refusal_keeps_no_frames(operations: Operations) -> None:
+    wrong = [JobRequest("send_report", schedule="every so often"), JobRequest("send_report", priority=99)]
+    for error in await operations.submit_each(wrong, tenant="default", allow_unknown_handler=True):
+        assert isinstance(error, InvalidInput)
+        assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)

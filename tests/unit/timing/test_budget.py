@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -18,6 +19,7 @@ from duly.operations import preview
 from duly.timing import Fuel, Timetable, make_timetable, parse_schedule, plan_fire
 from duly.timing.fuel import TANK
 from duly.timing.timetable import TOO_FAR
+from duly.timing.zones import forget_zones
 from nasty import GAPS, PLACES, SIXTY, ZONES, schedules
 
 from .helpers import NEW_YORK, utc
@@ -80,6 +82,31 @@ def test_each_costs_milliseconds(count: int) -> None:
         if tries == 10:
             slow[text] = took
     assert not slow
+
+
+@pytest.mark.parametrize(
+    ("number", "rule"),
+    [
+        (8_000, "FREQ=YEARLY;INTERVAL={};BYYEARDAY=1,17;BYSETPOS=1,-1"),
+        (1_200, f"FREQ=MONTHLY;INTERVAL={{}};BYDAY=MO,TU,WE,TH,FR;BYHOUR=9;BYSETPOS={PLACES}"),
+    ],
+    ids=["short", "long"],
+)
+def test_what_is_remembered_of_schedules_is_bounded_in_memory(number: int, rule: str) -> None:
+    """Whoever may preview can ask about as many rules as they like, and nothing of that is theirs."""
+    forget_zones()
+    tracemalloc.start()
+    try:
+        for interval in range(1, number + 1):
+            options = {"start_at": None, "end_at": None, "policy": Policy(), "job_id": UUID(int=1)}
+            rules = {"kind": "rrule", "schedule": rule.format(interval), "timezone": "UTC", "anchor": NOW}
+            with suppress(TooCostly):
+                make_timetable(**rules, **options).next(NOW)  # type: ignore[arg-type]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        forget_zones()
+    assert held < 24 << 20, f"{held >> 20} MB"
 
 
 def counting() -> float:
