@@ -107,9 +107,10 @@ def _together(name: str, query: dict[str, Any]) -> dict[str, Any]:
 @schemathesis.hook
 def before_call(_: Any, case: Any, __: Any) -> None:
     """The header and the field mean the same, and must not differ; a job that has run cannot be told to never have."""
-    if isinstance(case.body, dict):
-        # A link fills in whatever an answer had, also beside fields that it does not go with.
-        case.body = _without_later_rules(case.body)
+    if isinstance(case.body, dict | list):
+        # A link fills in whatever an answer had, also beside fields that it does not go with; and not every phase asks
+        # `map_body`.
+        case.body = map_body(None, case.body)
     if case.method == "PATCH" and isinstance(case.body, dict):
         if _is_count(case.body.get("max_runs")):
             del case.body["max_runs"]

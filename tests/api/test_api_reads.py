@@ -76,7 +76,8 @@ async def test_one_tenants_reads_leave_connections_to_others_and_are_given_up_in
         operations.bound_reads(0.3)
         await stranger.execute("begin")
         await stranger.execute("lock table duly.dead_letters in access exclusive mode")
-        answer = await of_a.get(LETTERS)
+        async with asyncio.timeout(20):  # much less than any other statement has
+            answer = await of_a.get(LETTERS)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert "longer than 0.3 s and was given up" in answer.json()["detail"]
         assert await waiting(pool) == 0, "what was given up is cancelled on the server"

@@ -172,9 +172,11 @@ class JobBody(BaseModel):
     schedule: str | None = Field(
         None,
         description="now, an ISO-8601 time, cron, `every 15m` or an RRULE; absent: now",
-        json_schema_extra=_or_null("string", {"format": "duly-schedule"}),
+        json_schema_extra=_or_null("string", {"format": "duly-schedule", "minLength": 1}),
     )
-    timezone: str = Field("UTC", description="an IANA name", json_schema_extra={"format": "duly-timezone"})
+    timezone: str = Field(
+        "UTC", description="an IANA name", json_schema_extra={"format": "duly-timezone", "minLength": 1}
+    )
     start_at: Moment | None = Field(None, description="a recurring job's first moment", json_schema_extra=_MOMENT)
     end_at: Moment | None = Field(None, description="a recurring job's last moment", json_schema_extra=_MOMENT)
     max_runs: Whole | None = Field(
@@ -478,8 +480,10 @@ class PreviewBody(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
-    schedule: str | None = Field(None, json_schema_extra=_or_null("string", {"format": "duly-schedule"}))
-    timezone: str = Field("UTC", json_schema_extra={"format": "duly-timezone"})
+    schedule: str | None = Field(
+        None, json_schema_extra=_or_null("string", {"format": "duly-schedule", "minLength": 1})
+    )
+    timezone: str = Field("UTC", json_schema_extra={"format": "duly-timezone", "minLength": 1})
     dst_gap: DstGap = DEFAULT_POLICY.dst_gap
     dst_fold: DstFold = DEFAULT_POLICY.dst_fold
     start_at: Moment | None = Field(None, json_schema_extra=_MOMENT)
