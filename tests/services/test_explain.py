@@ -222,6 +222,13 @@ async def test_a_one_off_for_now_was_fired_by_its_submitter(world: World) -> Non
     assert told.related is None
 
 
+async def test_jitter_does_not_give_a_one_off_for_now_a_time_long_ago(world: World) -> None:
+    job = await world.submit("now", policy=Policy(jitter_seconds=86_400))
+    for moment in (START - HOUR, START + HOUR):
+        told = await world.explain(job, moment)
+        assert told.facts["previous"] in (None, START), told
+
+
 async def test_a_one_off_of_the_past_was_there_when_it_was_due(world: World) -> None:
     job = await world.submit("2030-05-05T11:00:00Z")
     await world.fire(job)

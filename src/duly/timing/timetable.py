@@ -190,7 +190,8 @@ def make_timetable(
         return Timetable(make_interval(schedule, load_zone(timezone), anchor), start_at, end_at, offset)
     if kind == "once":
         one_off = read_schedule(schedule, timezone, policy.dst_gap, policy.dst_fold, anchor)
-        return Timetable(one_off, start_at, end_at, offset)
+        # A stored `now` stands for a moment that is over: jitter would move it behind what searches begin with.
+        return Timetable(one_off, start_at, end_at, _NONE if one_off.canonical == "now" else offset)
     anchored = kind == "rrule" and "DTSTART" not in schedule
     key = (schedule, timezone, policy.dst_gap, policy.dst_fold, anchor if anchored else None, start_at == anchor)
     token = None if fuel is None else LENT.set(fuel)
