@@ -44,12 +44,14 @@ def _send_lines(_: Any, value: Any) -> bytes:
 
 def _without_later_rules(job: Any) -> Any:
     """Rules between fields are told in words only: an end lies after the start, something is left to fire, what runs
-    once has no bounds, and secret paths are not lost without a new payload.
+    once has no bounds, no text of a payload holds a NUL, and secret paths are not lost without a new payload.
 
     Only what is right by itself is taken out: what is wrong was put there on purpose.
     """
     if not isinstance(job, dict):
         return job
+    if "\\u0000" in json.dumps(job.get("payload"), default=str):
+        job = {field: value for field, value in job.items() if field != "payload"}
     once = job.get("schedule") in _ONE_OFFS
     return {
         field: value

@@ -163,7 +163,7 @@ class JobBody(BaseModel):
         ),
         json_schema_extra=_HANDLER,
     )
-    payload: Any = Field(default_factory=dict, description="any JSON")
+    payload: Any = Field(default_factory=dict, description="any JSON, without NUL characters in its texts")
     payload_ref: str | None = Field(
         None,
         description="a URI for what is too large to hold",
