@@ -28,12 +28,12 @@ if TYPE_CHECKING:
         UnknownHandler,
     )
     from duly.model import JobRequest
-    from duly.worker.context import Context
+    from duly.worker.handler.context import Context
 
 _HOMES = {
     "AsyncClient": "duly.client",
     "Client": "duly.client",
-    "Context": "duly.worker.context",
+    "Context": "duly.worker.handler.context",
     "Duly": "duly.app",
     "JobRequest": "duly.model",
 }

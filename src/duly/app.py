@@ -19,7 +19,7 @@ from duly.model import DEFAULT_POLICY, DEFAULT_PRIORITY, DEFAULT_QUEUE, JobReque
 from duly.operations import Operations
 from duly.operations.joining import Joining
 from duly.store.opening import open_store
-from duly.worker.task import Handler, Isolation, Task
+from duly.worker.handler.task import Handler, Isolation, Task
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")

@@ -33,9 +33,9 @@ from duly.scheduler.near_future import NearFuture
 from duly.service import Service
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
-from duly.worker.isolated import Children, check_isolated
+from duly.worker.handler.task import Task
+from duly.worker.processes.children import Children, check_isolated
 from duly.worker.targets.making import make_targets
-from duly.worker.task import Task
 from duly.worker.worker import Observer, Worker
 
 # The node that leads this shard also does the upkeep.

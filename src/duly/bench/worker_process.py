@@ -18,7 +18,7 @@ from duly.bench.child import DATABASE_URL, Parent, monotonic_us
 from duly.bench.server import bench_settings
 from duly.node import run, running_worker
 from duly.store.pool import Pool
-from duly.worker.task import Task
+from duly.worker.handler.task import Task
 
 _NAP_SECONDS = 0.002
 

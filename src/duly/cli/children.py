@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 from duly.cli.api_process import answered
 from duly.errors import ConfigError, DulyError
 from duly.worker.account import passed_names
-from duly.worker.guard import ending
+from duly.worker.processes.guard import ending
 
 if TYPE_CHECKING:
     from duly.cli.api_process import Orders, Served

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from duly.app import Duly
 from duly.errors import Permanent
-from duly.worker.context import Context
+from duly.worker.handler.context import Context
 
 if TYPE_CHECKING:
     from duly.model import JobRequest

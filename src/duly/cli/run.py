@@ -224,7 +224,7 @@ def _workers(
     quiet: bool,
 ) -> WorkerProcesses:
     from duly.cli.children import WorkerProcesses
-    from duly.worker.isolated import check_isolated
+    from duly.worker.processes.children import check_isolated
 
     check_isolated(application.tasks)  # here as well as in each of them: a mistake is told once, at once
     return WorkerProcesses.of(

@@ -17,7 +17,7 @@ from duly.store.runs import Claim, ClaimedRun
 from duly.worker.claimer import Claimer
 from duly.worker.completer import Completer
 from duly.worker.executor import Executor, Outcome, Report, Stop, _Running
-from duly.worker.task import Task
+from duly.worker.handler.task import Task
 
 _CONCURRENCY = 100
 _STOP_SECONDS = 5.0

@@ -34,7 +34,7 @@ from duly.testing.hands import Hands
 from duly.testing.server import StoreServer, running_server
 from duly.testing.statements import testing_statement
 from duly.testing.turns import Turns
-from duly.worker.task import Task
+from duly.worker.handler.task import Task
 
 _NAME = "duly.testing"
 # Held by the wheel at once. A step may cross months, and nobody re-reads in between.

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from types import CodeType
 
-from duly.worker.task import Task
+from duly.worker.handler.task import Task
 
 log = logging.getLogger("duly.worker")
 

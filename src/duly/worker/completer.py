@@ -20,8 +20,8 @@ from duly.store import runs as store
 from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
 from duly.store.sifting import Apart, Sifting, without_the_bad
-from duly.worker.errors import error_text
 from duly.worker.executor import Outcome
+from duly.worker.handler.errors import error_text
 
 log = logging.getLogger("duly.worker")
 

@@ -19,13 +19,13 @@ from duly.model import DEFAULT_KEY_TEMPLATE, DEFAULT_POLICY, policy_from_stored,
 from duly.states import RunFlag
 from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
 from duly.worker.blocking import Blocking
-from duly.worker.context import Context, Host, NotHeld, key_of
 from duly.worker.drivers import Drivers
-from duly.worker.errors import Elsewhere, error_text, exception_text, isinstance_of, message_of, result_text
+from duly.worker.handler.context import Context, Host, NotHeld, key_of
+from duly.worker.handler.errors import Elsewhere, error_text, exception_text, isinstance_of, message_of, result_text
+from duly.worker.handler.task import Task
 from duly.worker.offers import Offers
 from duly.worker.retry import next_attempt_in
 from duly.worker.targets import Isolated, Target
-from duly.worker.task import Task
 from duly.worker.threads import Threads
 
 log = logging.getLogger("duly.worker")

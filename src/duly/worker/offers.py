@@ -16,7 +16,7 @@ from duly.model import to_micros
 from duly.store import cluster
 from duly.store.pool import Pool
 from duly.store.runs import ClaimedRun
-from duly.worker.errors import Elsewhere, RemotePermanent
+from duly.worker.handler.errors import Elsewhere, RemotePermanent
 
 log = logging.getLogger("duly.worker")
 

@@ -6,7 +6,7 @@ import random
 
 from duly.errors import Permanent, RetryAfter
 from duly.model import Policy
-from duly.worker.errors import isinstance_of
+from duly.worker.handler.errors import isinstance_of
 
 JITTER = 0.25
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from duly.worker.errors import Elsewhere
+from duly.worker.handler.errors import Elsewhere
 
 log = logging.getLogger("duly.worker")
 

@@ -19,16 +19,16 @@ from duly.store.runs import Buried, Claim, ClaimedRun
 from duly.worker.blocking import Blocking
 from duly.worker.claimer import Claimer, weights_of
 from duly.worker.completer import Completer
-from duly.worker.context import Context
-from duly.worker.errors import error_text
 from duly.worker.executor import Executor, Outcome, Stop
+from duly.worker.handler.context import Context
+from duly.worker.handler.errors import error_text
+from duly.worker.handler.ledger import Ledger
+from duly.worker.handler.progress import Progress
+from duly.worker.handler.task import Task
+from duly.worker.handler.transactions import Transactions
 from duly.worker.leases import LeaseKeeper
-from duly.worker.ledger import Ledger
 from duly.worker.offers import Offers
-from duly.worker.progress import Progress
 from duly.worker.targets import Isolated, Target
-from duly.worker.task import Task
-from duly.worker.transactions import Transactions
 
 if TYPE_CHECKING:
     from duly.store.pool import Connection

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from duly.worker.context import Context
-    from duly.worker.task import Task
+    from duly.worker.handler.context import Context
+    from duly.worker.handler.task import Task
 
 
 class Target(Protocol):

@@ -13,7 +13,7 @@ from typing import Any
 
 from duly.errors import Permanent
 from duly.masking import Mask
-from duly.worker.errors import RemoteError, RemoteRetryAfter
+from duly.worker.handler.errors import RemoteError, RemoteRetryAfter
 
 # Of an answer so much is stored with the run, and so much of one that says no goes into the error.
 KEPT_BYTES = 16 * 1024

@@ -1,7 +1,8 @@
 """Runs a job's command: a program with its arguments, without a shell, under the worker's guard.
 
 The program finds the payload's JSON text on its standard input and what the run is in `DULY_*` variables. The guard
-(`duly.worker.guard`) starts it, ends it with everything in its process group, and keeps it from outliving the worker.
+(`worker/processes/guard.py`) starts it, ends it with everything in its process group, and keeps it from outliving
+the worker.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from duly.config import Settings
 from duly.errors import Permanent, Unable
 from duly.masking import Mask
 from duly.worker.account import Account, clean_environment, passed_names
-from duly.worker.errors import RemoteError, clean
-from duly.worker.guard import Guard, GuardLost, Program, Refused, ending
+from duly.worker.handler.errors import RemoteError, clean
+from duly.worker.processes.guard import Guard, GuardLost, Program, Refused, ending
 
 if TYPE_CHECKING:
-    from duly.worker.context import Context
+    from duly.worker.handler.context import Context
 
 # Of each of the two outputs, the end: that is where programs say why they failed.
 TAIL_BYTES = 8 * 1024

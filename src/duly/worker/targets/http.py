@@ -29,7 +29,7 @@ from duly.worker.targets.egress import Egress
 from duly.worker.targets.signing import sign, tenant_secret
 
 if TYPE_CHECKING:
-    from duly.worker.context import Context
+    from duly.worker.handler.context import Context
 
 _WITHOUT_BODY = frozenset({"GET", "DELETE"})
 # Redirects that say: the same request, elsewhere.

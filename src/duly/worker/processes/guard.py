@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from duly.errors import DulyError
-from duly.worker.guard_process import HEADER
+from duly.worker.processes.guard_process import HEADER
 
 log = logging.getLogger("duly.worker")
 

@@ -13,7 +13,7 @@ from duly.model import DEFAULT_KEY_TEMPLATE
 from duly.store import runs as store
 from duly.store.pool import Pool, store_cannot_now
 from duly.store.runs import Succeeded
-from duly.worker.context import Context, key_of
+from duly.worker.handler.context import Context, key_of
 
 if TYPE_CHECKING:
     from duly.store.pool import Connection

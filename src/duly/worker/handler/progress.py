@@ -12,7 +12,7 @@ from duly.service import Service
 from duly.store import progress as store
 from duly.store.pool import Pool
 from duly.store.runs import ClaimedRun
-from duly.worker.errors import clean
+from duly.worker.handler.errors import clean
 
 log = logging.getLogger("duly.worker")
 

@@ -1,4 +1,4 @@
-"""A child process that runs handlers for `duly.worker.isolated`: `python -m duly.worker.isolated_child`.
+"""A child process that runs handlers for `duly.worker.processes.children`: `python -m duly.worker.processes.child`.
 
 Frames come in by standard input and go out by standard output. Both are moved out of the way before any code of the
 user's is imported: handlers find an empty input, and what they print goes to the worker's standard error.
@@ -30,9 +30,9 @@ from duly.errors import Permanent, RetryAfter, Snooze, Unable
 from duly.logs import log_to_stderr
 from duly.process import conceal
 from duly.store.runs import ClaimedRun
-from duly.worker.context import Context
-from duly.worker.errors import exception_text, isinstance_of, result_text
-from duly.worker.isolated import LENGTH, resolve
+from duly.worker.handler.context import Context
+from duly.worker.handler.errors import exception_text, isinstance_of, result_text
+from duly.worker.processes.children import LENGTH, resolve
 
 if TYPE_CHECKING:
     from duly.store.pool import Connection

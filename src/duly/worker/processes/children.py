@@ -1,7 +1,7 @@
 """Calls tasks with `isolation="process"` in child processes, which can be killed where a thread cannot.
 
 Children stay for the next call: a new one costs a Python start and the import of the user's code, a call in a warm one
-about a millisecond. The worker's guard (`duly.worker.guard`) starts and kills them: none outlives the worker.
+about a millisecond. The worker's guard (`duly.worker.processes.guard`) starts and kills them: none outlives the worker.
 
 Worker and child exchange frames: four bytes of length, then JSON. Nothing is ever pickled: the child imports the
 function by its module and name, and errors come back as texts.
@@ -20,13 +20,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError, InvalidInput, Permanent, Snooze, Unable
-from duly.worker.errors import RemoteError, RemotePermanent, RemoteRetryAfter
-from duly.worker.guard import Guard, GuardLost, Program, Refused, ending
-from duly.worker.task import Task
+from duly.worker.handler.errors import RemoteError, RemotePermanent, RemoteRetryAfter
+from duly.worker.handler.task import Task
+from duly.worker.processes.guard import Guard, GuardLost, Program, Refused, ending
 
 if TYPE_CHECKING:
     from duly.store.runs import ClaimedRun
-    from duly.worker.context import Context
+    from duly.worker.handler.context import Context
 
 log = logging.getLogger("duly.worker")
 
@@ -146,7 +146,7 @@ class _Child(asyncio.Protocol):
             try:
                 child._program = await guard.start(
                     # -P: a module of the user's that is called as one of ours must not replace it.
-                    [sys.executable, "-P", "-m", "duly.worker.isolated_child"],
+                    [sys.executable, "-P", "-m", "duly.worker.processes.child"],
                     env=os.environ,
                     cwd=None,
                     stdin=requests,

@@ -133,9 +133,9 @@ def _plain_trace(error: BaseException, first: TracebackType | None, broken: Base
 
 
 # Between a worker and a handler lie these; nobody who reads a handler's traceback looks for them.
-_HERE = os.path.dirname(__file__) + os.sep
+_WORKER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ON_THE_WAY = frozenset(
-    {_HERE + name for name in ("executor.py", "threads.py", "isolated_child.py")}
+    {_WORKER + name for name in ("executor.py", "threads.py", os.path.join("processes", "child.py"))}
     | {module.__file__ for module in (asyncio.runners, asyncio.base_events, concurrent.futures.thread)}
 )
 
@@ -150,7 +150,7 @@ def _first_of_handler(trace: TracebackType | None) -> TracebackType | None:
 
 def _is_ours_alone(trace: TracebackType | None) -> bool:
     while trace is not None:
-        if not trace.tb_frame.f_code.co_filename.startswith(_HERE):
+        if not trace.tb_frame.f_code.co_filename.startswith(_WORKER):
             return False
         trace = trace.tb_next
     return True
