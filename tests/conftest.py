@@ -18,7 +18,11 @@ from duly.config import Settings, load_settings
 from duly.operations import Operations
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
-from support import hasty_postgres
+from harness.processes import Spawn
+from harness.servers import servers
+from harness.store import hasty_postgres
+
+__all__ = ["servers"]
 
 _numbers = itertools.count(1)
 
@@ -101,44 +105,60 @@ async def operations(pool: Pool, settings: Settings) -> Operations:
     return await Operations.open(pool, settings)
 
 
+@pytest.fixture
+def sink(tmp_path: Path) -> Path:
+    """The file in which every execution leaves its lines."""
+    path = tmp_path / "sink"
+    path.touch()
+    return path
+
+
+@pytest.fixture
+def spawn(database_url: str, sink: Path, tmp_path: Path) -> Iterator[Spawn]:
+    """Starts Duly's commands over this test's store. None outlives the test."""
+    spawn = Spawn(tmp_path, sink, database_url)
+    yield spawn
+    spawn.end()
+
+
 # What measures time must not have others beside it.
 _ALONE = (
-    "api/test_api_growth.py",
-    "api/test_api_speed.py",
+    "api/test_growth.py",
+    "api/test_speed.py",
     "cluster/test_failover.py",
     "cluster/test_idle.py",
-    "cluster/test_priorities.py",
-    "services/test_analytics.py",
-    "services/test_drain_ratio.py",
+    "worker/test_priorities.py",
+    "store/test_analytics.py",
+    "bench/test_drain_ratio.py",
     "store/test_claim_depth.py",
-    "unit/test_planner_speed.py",
-    "unit/timing/test_speed.py",
-    "unit/timing/test_wheel.py",
+    "scheduler/test_planner_speed.py",
+    "timing/test_speed.py",
+    "timing/test_wheel.py",
 )
 
 
 # Seeded searches: each run tries something else, so one that passes the second time is not excused (tests/steady.py).
 # Property tests of hypothesis are recognised; a file elsewhere says `pytestmark = pytest.mark.search` or is named here.
 _SEARCH = (
-    "api/test_api_contract.py",
+    "api/test_contract.py",
     "cluster/test_churn.py",
     "cluster/test_exactly_once.py",
     "cluster/test_fight.py",
     "policies/",
-    "services/test_overlap.py",
-    "services/test_sql_door.py",
-    "services/test_strangers_locks.py",
+    "store/test_overlap.py",
+    "sql/test_sql_door.py",
+    "store/test_strangers_locks.py",
     "simulation/",
     "torture/test_torture.py",
-    "unit/test_hostile_handlers.py",
-    "unit/test_rezoned.py",
-    "unit/timing/test_oracle.py",
+    "worker/test_hostile_handlers.py",
+    "timing/test_rezoned.py",
+    "timing/test_oracle.py",
 )
 
 
 _LONG = (
     "torture/", "simulation/", "policies/",
-    "unit/test_bench.py", "unit/timing/test_oracle.py", "cluster/test_processes.py",
+    "bench/test_bench.py", "timing/test_oracle.py", "cluster/test_processes.py",
     "cluster/test_fight.py", "cluster/test_churn.py", "cluster/test_coordinator_contract.py",
 )  # fmt: skip
 

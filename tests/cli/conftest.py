@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import asyncpg
 import pytest
 
-from cli.commands import Ended, Process
 from duly.cli.main import execute
 from duly.config import Settings
+from harness.commands import Ended, Process
 
 if TYPE_CHECKING:
     from conftest import Server

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 
-from cli.commands import Process
 from duly.local_keys import key_for
+from harness.commands import Process
 
 Start = Callable[..., Process]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import httpx
 
-from cli.commands import Process
 from duly.config import Settings
 from duly.operations import Operations
 from duly.store.pool import Pool
+from harness.commands import Process
 
 # 255 MiB of payloads. A list of them all once took 1.25 GB, three at once 1.7.
 JOBS = 1_020

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cli.commands import Ended
 from duly.cli import bulk
+from harness.commands import Ended
 
 Run = Callable[..., Ended]
 

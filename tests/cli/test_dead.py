@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from cli.commands import Ended
 from duly.store import runs
 from duly.store.pool import Pool
 from duly.store.runs import Buried
-from support import take
+from harness.commands import Ended
+from harness.store import take
 
 Run = Callable[..., Ended]
 ERROR = '{"type": "Boom", "message": "it \\u001b[31mbroke", "traceback": "Traceback: line 1"}'

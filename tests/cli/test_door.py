@@ -19,10 +19,10 @@ from pathlib import Path
 
 import pytest
 
-import browser
-from cli.commands import PATIENCE, Ended, Process
+import harness.browser as browser
 from duly.local_keys import key_for
-from servers import free_port
+from harness.commands import PATIENCE, Ended, Process
+from harness.servers import free_port
 
 Start = Callable[..., Process]
 Run = Callable[..., Ended]

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import Ended
 from duly.cli import jobs, submit
 from duly.cli.main import execute
 from duly.store import cluster
 from duly.store.pool import Pool
 from duly.timing import load_zone
-from support import put_now
+from harness.commands import Ended
+from harness.store import put_now
 
 Run = Callable[..., Ended]
 

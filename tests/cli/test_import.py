@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import Ended, Process
 from duly.cli import importing
+from harness.commands import Ended, Process
 
 Run = Callable[..., Ended]
 

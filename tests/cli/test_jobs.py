@@ -17,9 +17,9 @@ import asyncpg
 import pytest
 from rich.console import Console
 
-from cli.commands import Ended
 from duly.cli.output import one_line, span
 from duly.config import Settings
+from harness.commands import Ended
 
 Run = Callable[..., Ended]
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cli.commands import Ended
+from harness.commands import Ended
 
 Run = Callable[..., Ended]
 KEY = re.compile(r"duly_[0-9a-z]{12}_[0-9A-Za-z]{49}")

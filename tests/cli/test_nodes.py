@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from cli.commands import PATIENCE, Ended, Process
+from harness.commands import PATIENCE, Ended, Process
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]

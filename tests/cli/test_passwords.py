@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from cli.commands import Ended, Process
-from passwords import MARK, PASSWORDS, addresses_with, assert_hidden
-from workbench import children_of
+from harness.commands import Ended, Process
+from harness.passwords import MARK, PASSWORDS, addresses_with, assert_hidden
+from harness.worker import children_of
 
 Run = Callable[..., Ended]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import PATIENCE, Ended, Process
 from duly.cli.main import execute
+from harness.commands import PATIENCE, Ended, Process
 
 Run = Callable[..., Ended]
 

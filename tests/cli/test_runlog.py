@@ -13,8 +13,8 @@ from duly.cli import runlog
 from duly.cli.runlog import RunLog
 from duly.model import to_micros
 from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
-from duly.worker.errors import error_text
 from duly.worker.executor import Outcome
+from duly.worker.handler.errors import error_text
 
 DUE = datetime(2030, 1, 1, 9, 30, tzinfo=UTC)
 STARTED = to_micros(DUE) + 3_000

@@ -16,8 +16,7 @@ import httpx
 import pytest
 import typer
 
-from api.test_api_matrix import calls_of
-from cli.commands import Ended
+from api.test_matrix import calls_of
 from duly import Duly
 from duly.api.server import create_app
 from duly.cli.main import app as commands
@@ -28,8 +27,9 @@ from duly.operations import Operations
 from duly.operations.rights import ROLES
 from duly.store.opening import open_store
 from duly.store.pool import Pool
-from endpoint import Call, Endpoint
-from support import eventually
+from harness.commands import Ended
+from harness.endpoint import Call, Endpoint
+from harness.store import eventually
 
 Run = Callable[..., Ended]
 #: In every secret of these jobs.

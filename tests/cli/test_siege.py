@@ -21,7 +21,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from cli.commands import Ended, Process
+from harness.commands import Ended, Process
 
 pytestmark = pytest.mark.alone
 

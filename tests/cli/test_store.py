@@ -10,9 +10,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from cli.commands import Ended, Process
 from duly.store import cluster
 from duly.store.pool import Pool
+from harness.commands import Ended, Process
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cli.commands import Ended
+from harness.commands import Ended
 
 Run = Callable[..., Ended]
 SECRET = "sEcReT-token-0123456789"

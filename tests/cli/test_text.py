@@ -25,15 +25,15 @@ from typing import Any
 import pytest
 import typer
 
-from cli.commands import PATIENCE, Ended, Process
 from duly import Duly
 from duly.cli.main import app, execute
 from duly.config import Settings
 from duly.operations import Operations
 from duly.store import progress
 from duly.store.pool import Pool
-from support import take
-from workbench import Workbench
+from harness.commands import PATIENCE, Ended, Process
+from harness.store import take
+from harness.worker import Workbench
 
 Run = Callable[..., Ended]
 

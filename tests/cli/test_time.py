@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.commands import Ended
 from duly.cli.main import execute
 from duly.store.pool import Pool
+from harness.commands import Ended
 
 Run = Callable[..., Ended]
 NEW_YORK = "America/New_York"

@@ -14,7 +14,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from cli.commands import PATIENCE, Ended, Process, wait_until_gone
+from harness.commands import PATIENCE, Ended, Process, wait_until_gone
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]

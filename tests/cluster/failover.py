@@ -15,11 +15,11 @@ import subprocess
 from datetime import timedelta
 from typing import Literal
 
-from cluster.processes import Spawn
 from duly.model import JobRequest
 from duly.operations import Operations
 from duly.store.pool import Pool
-from support import eventually
+from harness.processes import Spawn
+from harness.store import eventually
 
 Blow = Literal["kill", "leave", "stop"]
 

@@ -21,14 +21,14 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from cluster.failover import Blow, Pair
-from cluster.nodes import KINDS
-from cluster.processes import Spawn
 from duly.config import load_settings
 from duly.operations import Operations
 from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
-from servers import SERVERS
+from harness.nodes import KINDS
+from harness.processes import Spawn
+from harness.servers import SERVERS
 
 BLOWS: tuple[Blow, ...] = ("kill", "leave")
 

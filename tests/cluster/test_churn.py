@@ -18,13 +18,13 @@ from uuid import uuid4
 
 import pytest
 
-from cluster.nodes import KINDS, REGISTRIES
-from cluster.processes import Spawn, executions
 from duly.model import JobRequest, Policy
 from duly.operations import Operations
 from duly.store.pool import Pool
-from servers import Servers
-from support import count, drawn_seed, eventually
+from harness.nodes import KINDS, REGISTRIES
+from harness.processes import Spawn, executions
+from harness.servers import Servers
+from harness.store import count, drawn_seed, eventually
 
 LEASE = 1.0
 JOBS = 40

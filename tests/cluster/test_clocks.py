@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.processes import Spawn, executions
 from duly.model import JobRequest, Policy
 from duly.operations import Operations
 from duly.store.pool import Pool
-from support import count, eventually
+from harness.processes import Spawn, executions
+from harness.store import count, eventually
 
 HOUR_AHEAD, TWO_MINUTES_BEHIND = 3600, -120
 

@@ -15,11 +15,11 @@ from datetime import timedelta
 import asyncpg
 import pytest
 
-from cluster.nodes import KINDS, LEASE, REGISTRIES, SHARDS, Cluster
 from duly.cluster.coordinator import Term
 from duly.store.pool import Pool
-from servers import Servers
-from support import count, due_job, eventually, fire_now, fire_of, put
+from harness.nodes import KINDS, LEASE, REGISTRIES, SHARDS, Cluster
+from harness.servers import Servers
+from harness.store import count, due_job, eventually, fire_now, fire_of, put
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import asyncio
 import random
 from pathlib import Path
 
-from cluster.processes import Spawn, executions
 from duly.model import JobRequest, Policy
 from duly.operations import Operations
 from duly.store.pool import Pool
-from support import count, drawn_seed, eventually
+from harness.processes import Spawn, executions
+from harness.store import count, drawn_seed, eventually
 
 
 async def test_a_thousand_transactions_under_kills_leave_one_row_each(

@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 
 from cluster.failover import Pair
-from cluster.nodes import KINDS, REGISTRIES
-from cluster.processes import Spawn
 from duly.operations import Operations
 from duly.store.pool import Pool
-from servers import Servers
+from harness.nodes import KINDS, REGISTRIES
+from harness.processes import Spawn
+from harness.servers import Servers
 
 
 @pytest.fixture(params=KINDS)

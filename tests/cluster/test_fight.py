@@ -11,12 +11,12 @@ from collections import Counter
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from cluster.processes import Spawn
 from duly.model import to_micros
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued
-from support import count, drawn_seed, eventually, put_now, succeeded, take
+from harness.processes import Spawn
+from harness.store import count, drawn_seed, eventually, put_now, succeeded, take
 
 SECONDS = float(os.environ.get("DULY_TEST_FIGHT_SECONDS", "12"))
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})

@@ -8,11 +8,11 @@ from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 
-from cluster.processes import Spawn
 from duly.store.pool import Pool
-from proxy import Fault, Proxy
-from servers import free_port
-from support import count, eventually
+from harness.processes import Spawn
+from harness.proxy import Fault, Proxy
+from harness.servers import free_port
+from harness.store import count, eventually
 
 # Long enough to see everything that is sent every few seconds; what comes once a minute is allowed for below.
 SECONDS = 12.0

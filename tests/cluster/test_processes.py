@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from cluster.processes import Spawn, executions
 from duly.model import JobRequest, Policy, from_micros, parse_run_id, to_micros
 from duly.operations import Operations
 from duly.store import runs
 from duly.store.pool import Pool
 from duly.store.runs import ClaimedRun, Succeeded
-from support import count, drawn_seed, eventually
+from harness.processes import Spawn, executions
+from harness.store import count, drawn_seed, eventually
 
 
 async def submit(operations: Operations, requests: list[JobRequest]) -> None:

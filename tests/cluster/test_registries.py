@@ -14,13 +14,13 @@ import pytest
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoAuthError
 
-from cluster.nodes import REGISTRIES, SHARDS, Cluster
 from duly.cluster.registry import RegistryCoordinator
 from duly.cluster.zookeeper import _close
 from duly.errors import ConfigError, CoordinatorUnavailable
 from duly.store.cluster import View
-from servers import SERVERS, EtcdServer, RegistryServer, Servers, free_port
-from support import eventually
+from harness.nodes import REGISTRIES, SHARDS, Cluster
+from harness.servers import SERVERS, EtcdServer, RegistryServer, Servers, free_port
+from harness.store import eventually
 
 MakeCluster = Callable[[RegistryServer], Cluster]
 

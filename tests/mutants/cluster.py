@@ -77,7 +77,7 @@ MUTANTS = (
         "cluster/member.py",
         "self._trust_until(began + ",
         "self._trust_until(time.monotonic() + ",
-        ("unit/test_term_trust.py",),
+        ("cluster/test_term_trust.py",),
     ),
     Mutant(
         "term-begun-late",
@@ -85,7 +85,7 @@ MUTANTS = (
         "cluster/member.py",
         "if time.monotonic() >= self._trusted_until:",
         "if False:",
-        ("unit/test_term_trust.py",),
+        ("cluster/test_term_trust.py",),
     ),
     Mutant(
         "nobody-steps-down",
@@ -93,7 +93,7 @@ MUTANTS = (
         "cluster/member.py",
         "elif self.terms:",
         "elif False:",
-        ("unit/test_term_trust.py",),
+        ("cluster/test_term_trust.py",),
     ),
     Mutant(
         "surplus-is-kept",
@@ -101,7 +101,7 @@ MUTANTS = (
         "cluster/member.py",
         "if leader == self.node_id and wanted[shard] != self.node_id",
         "if False",
-        ("unit/test_term_trust.py",),
+        ("cluster/test_term_trust.py",),
     ),
     Mutant(
         "taken-over-unseen",
@@ -109,7 +109,7 @@ MUTANTS = (
         "cluster/member.py",
         "if view.leaders[shard] != self.node_id or view.epochs[shard] != term.epoch:",
         "if view.leaders[shard] != self.node_id:",
-        ("unit/test_term_trust.py",),
+        ("cluster/test_term_trust.py",),
     ),
     Mutant(
         "uneven-shares",
@@ -117,7 +117,7 @@ MUTANTS = (
         "cluster/assignment.py",
         "load[node] < share or",
         "load[node] < share + 2 or",
-        ("unit/test_assignment.py",),
+        ("cluster/test_assignment.py",),
     ),
     Mutant(
         "forget-who-fired",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-_FILES = ("unit/test_local_keys.py",)
-_API = ("api/test_api_local_key.py",)
+_FILES = ("test_local_keys.py",)
+_API = ("api/test_local_key.py",)
 
 MUTANTS = (
     Mutant(

@@ -11,7 +11,7 @@ MUTANTS = (
         "store/pool.py",
         '_DATA = ("22", "23")',
         '_DATA = ("22", "23", "40", "53", "55", "57")',
-        ("unit/test_store_errors.py",),
+        ("store/test_errors.py",),
     ),
     Mutant(
         "no-error-is-the-data",
@@ -19,7 +19,7 @@ MUTANTS = (
         "store/pool.py",
         '_DATA = ("22", "23")',
         '_DATA = ("00",)',
-        ("unit/test_store_errors.py",),
+        ("store/test_errors.py",),
     ),
     Mutant(
         "every-error-is-a-rows",
@@ -27,7 +27,7 @@ MUTANTS = (
         "store/pool.py",
         '_OF_NO_ROW = ("08", "25", "28", "3D", "40", "53", "55P03", "57")',
         '_OF_NO_ROW = ("00",)',
-        ("unit/test_store_errors.py",),
+        ("store/test_errors.py",),
     ),
     Mutant(
         "nobody-is-set-apart",
@@ -35,7 +35,7 @@ MUTANTS = (
         "store/sifting.py",
         "return self._failed >= TRIES - 1",
         "return False",
-        ("unit/test_sifting.py", "unit/test_completing.py", "services/test_bad_rows.py"),
+        ("store/test_sifting.py", "worker/test_completer.py", "store/test_bad_rows.py"),
     ),
     Mutant(
         "the-whole-row-by-row",
@@ -43,7 +43,7 @@ MUTANTS = (
         "store/sifting.py",
         "elif fruitless >= _FRUITLESS:",
         "elif False:",
-        ("unit/test_sifting.py", "unit/test_completing.py"),
+        ("store/test_sifting.py", "worker/test_completer.py"),
     ),
     Mutant(
         "apart-stands-in-the-way",
@@ -51,7 +51,7 @@ MUTANTS = (
         "store/sifting.py",
         "[[one] for one in reversed(known)] + ([rows] if rows else [])",
         "[[*rows, *known]]",
-        ("unit/test_sifting.py",),
+        ("store/test_sifting.py",),
     ),
     Mutant(
         "apart-takes-places",
@@ -59,7 +59,7 @@ MUTANTS = (
         "worker/worker.py",
         "self._concurrency - self._in_flight + self.completer.apart",
         "self._concurrency - self._in_flight",
-        ("services/test_bad_rows.py::test_outcomes_are_written_beside_some_that_draw_an_error_each_time",),
+        ("store/test_bad_rows.py::test_outcomes_are_written_beside_some_that_draw_an_error_each_time",),
     ),
     Mutant(
         "apart-is-closed-over",
@@ -67,7 +67,7 @@ MUTANTS = (
         "worker/completer.py",
         "await self._record(outcomes, close=False)",
         "await self._record(outcomes, close=True)",
-        ("unit/test_completing.py",),
+        ("worker/test_completer.py",),
     ),
     Mutant(
         "standby-is-kept",
@@ -75,7 +75,7 @@ MUTANTS = (
         "store/pool.py",
         '_SPENT = ("25006", ',
         '_SPENT = ("00000", ',
-        ("unit/test_store_errors.py",),
+        ("store/test_errors.py",),
     ),
     Mutant(
         "settings-of-the-role",
@@ -83,7 +83,7 @@ MUTANTS = (
         "store/pool.py",
         '    "search_path": "pg_catalog, pg_temp",\n',
         "",
-        ("unit/test_store_errors.py",),
+        ("store/test_errors.py",),
     ),
     Mutant(
         "locks-of-the-role",
@@ -91,7 +91,7 @@ MUTANTS = (
         "store/pool.py",
         '    "lock_timeout": "0",\n',
         "",
-        ("unit/test_store_errors.py",),
+        ("store/test_errors.py",),
     ),
     Mutant(
         "races-within-are-errors",
@@ -115,7 +115,7 @@ MUTANTS = (
         "store/notifier.py",
         "return set(self._listeners) <= set(channels)",
         "return True",
-        ("services/test_silent_links.py::test_a_session_that_does_not_listen_any_more_is_replaced",),
+        ("store/test_silent_links.py::test_a_session_that_does_not_listen_any_more_is_replaced",),
     ),
     Mutant(
         "silence-is-golden",
@@ -123,7 +123,7 @@ MUTANTS = (
         "store/notifier.py",
         "not await self._listens(self._connection)",
         "False",
-        ("services/test_silent_links.py::test_a_listener_that_a_balancer_has_forgotten_is_replaced_within_seconds",),
+        ("store/test_silent_links.py::test_a_listener_that_a_balancer_has_forgotten_is_replaced_within_seconds",),
     ),
     Mutant(
         "untold-and-waiting",
@@ -131,7 +131,7 @@ MUTANTS = (
         "scheduler/loader.py",
         "elif not told:",
         "elif False:",
-        ("services/test_silent_links.py",),
+        ("store/test_silent_links.py",),
     ),
     Mutant(
         "stranded-days",
@@ -155,7 +155,7 @@ MUTANTS = (
         "operations/submitting.py",
         "await stack.enter_async_context(turn)",
         "pass",
-        ("api/test_api_busy.py::test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else",),
+        ("api/test_busy.py::test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else",),
     ),
     Mutant(
         "tenant-waits-for-ever",
@@ -163,7 +163,7 @@ MUTANTS = (
         "store/sql/tenants/room_in_time.sql",
         "select set_config('lock_timeout', $4::text, true) offset 0",
         "select set_config('lock_timeout', '0', true), $4::text offset 0",
-        ("api/test_api_busy.py::test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else",),
+        ("api/test_busy.py::test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else",),
     ),
     Mutant(
         "hasty-for-all-locks",
@@ -171,7 +171,7 @@ MUTANTS = (
         "store/sql/tenants/room_in_time.sql",
         "set_config('lock_timeout', '0', true)",
         "'0'",
-        ("api/test_api_busy.py::test_only_the_tenants_lock_is_waited_for_so_briefly",),
+        ("api/test_busy.py::test_only_the_tenants_lock_is_waited_for_so_briefly",),
     ),
     Mutant(
         "no-connection-for-ever",
@@ -179,7 +179,7 @@ MUTANTS = (
         "store/pool.py",
         "if self.acquire_seconds is None:",
         "if True:",
-        ("api/test_api_busy.py::test_a_request_that_finds_no_free_connection_is_told_so",),
+        ("api/test_busy.py::test_a_request_that_finds_no_free_connection_is_told_so",),
     ),
     Mutant(
         "parked-without-a-pause",
@@ -188,7 +188,7 @@ MUTANTS = (
         "p.retry_at <= duly.now()",
         "true",
         (
-            "services/test_server_errors.py::test_a_job_whose_data_are_refused_is_parked_alone_and_tried_again_ever_more_rarely",
+            "store/test_server_errors.py::test_a_job_whose_data_are_refused_is_parked_alone_and_tried_again_ever_more_rarely",
         ),
     ),
     Mutant(
@@ -198,7 +198,7 @@ MUTANTS = (
         " and retry_at is null)",
         ")",
         (
-            "services/test_server_errors.py::test_a_job_whose_data_are_refused_is_parked_alone_and_tried_again_ever_more_rarely",
+            "store/test_server_errors.py::test_a_job_whose_data_are_refused_is_parked_alone_and_tried_again_ever_more_rarely",
         ),
     ),
     Mutant(
@@ -215,6 +215,6 @@ MUTANTS = (
         "testing/turns.py",
         "async def _fetch(",
         "async def _not_used(",
-        ("services/test_testing.py::TestTime::test_what_takes_turns_goes_over_one_connection",),
+        ("testing/test_testing.py::TestTime::test_what_takes_turns_goes_over_one_connection",),
     ),
 )

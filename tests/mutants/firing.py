@@ -35,7 +35,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         "for no key update skip locked",
         "for no key update",
-        ("services/test_locked_jobs.py::test_the_others_fire",),
+        ("scheduler/test_locked_jobs.py::test_the_others_fire",),
     ),
     Mutant(
         "fire-another-shard",
@@ -91,7 +91,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("services/test_announcing.py::test_a_fire",),
+        ("store/test_announcing.py::test_a_fire",),
     ),
     Mutant(
         "on-time-an-older-row",
@@ -109,7 +109,7 @@ MUTANTS = (
         "store/sql/fires/on_time.sql",
         "for no key update of j skip locked",
         "for no key update of j",
-        ("services/test_locked_jobs.py::test_the_others_fire",),
+        ("scheduler/test_locked_jobs.py::test_the_others_fire",),
     ),
     Mutant(
         "on-time-without-epoch",
@@ -125,7 +125,7 @@ MUTANTS = (
         "store/sql/fires/on_time.sql",
         "greatest(m.expected, clock.now)",
         "clock.now",
-        ("services/test_fire_ahead.py::test_it_is_in_the_queue_before_its_time_and_starts_at_it",),
+        ("scheduler/test_fire_ahead.py::test_it_is_in_the_queue_before_its_time_and_starts_at_it",),
     ),
     Mutant(
         "on-time-counts-no-run",
@@ -141,7 +141,7 @@ MUTANTS = (
         "store/sql/fires/on_time.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("services/test_announcing.py::test_a_fire",),
+        ("store/test_announcing.py::test_a_fire",),
     ),
     Mutant(
         "due-overlooks-the-queue",
@@ -165,7 +165,7 @@ MUTANTS = (
         "store/sql/fires/due.sql",
         " or greatest(j.last_run_at, j.extra_at) <= j.updated_at\n",
         "\n",
-        ("services/test_overlap.py::test_runs_that_were_allowed_to_overlap_are_all_waited_for",),
+        ("store/test_overlap.py::test_runs_that_were_allowed_to_overlap_are_all_waited_for",),
     ),
     Mutant(
         "fire-trusts-the-last-run",
@@ -173,7 +173,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         "            when d.unsure then d.job_id in (select job_id from running)\n",
         "",
-        ("services/test_overlap.py::test_runs_that_were_allowed_to_overlap_are_all_waited_for",),
+        ("store/test_overlap.py::test_runs_that_were_allowed_to_overlap_are_all_waited_for",),
     ),
     Mutant(
         "fire-waits-for-the-ended",
@@ -181,7 +181,7 @@ MUTANTS = (
         "store/sql/fires/fire.sql",
         " and not duly.has_ended(one.job_id, one.scheduled_at)\n",
         "\n",
-        ("services/test_overlap.py::test_runs_that_were_allowed_to_overlap_are_all_waited_for",),
+        ("store/test_overlap.py::test_runs_that_were_allowed_to_overlap_are_all_waited_for",),
     ),
     Mutant(
         "change-by-a-clock-gone-back",
@@ -189,7 +189,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         "greatest(clock.now, j.last_run_at, j.extra_at)",
         "clock.now",
-        ("services/test_overlap.py::test_runs_that_were_allowed_to_overlap_are_all_waited_for",),
+        ("store/test_overlap.py::test_runs_that_were_allowed_to_overlap_are_all_waited_for",),
     ),
     Mutant(
         "release-without-epoch",
@@ -213,7 +213,7 @@ MUTANTS = (
         "store/sql/fires/release.sql",
         "for no key update skip locked",
         "for no key update",
-        ("services/test_locked_jobs.py::test_the_late_runs_of_the_others_are_released",),
+        ("scheduler/test_locked_jobs.py::test_the_late_runs_of_the_others_are_released",),
     ),
     Mutant(
         "catch-up-newest-first",
@@ -221,7 +221,7 @@ MUTANTS = (
         "store/sql/fires/catch_ups.sql",
         "older.last_at < c.last_at)",
         "older.last_at < c.last_at and false)",
-        ("services/test_missed.py::TestGovernedCatchUp",),
+        ("scheduler/test_missed.py::TestGovernedCatchUp",),
     ),
     Mutant(
         "fires-before-its-time",
@@ -229,7 +229,7 @@ MUTANTS = (
         "scheduler/firer.py",
         "if job.due_within(ahead):",
         "if True:",
-        ("services/test_scheduling.py::test_a_node_whose_clock_is_an_hour_ahead_fires_nothing_early",),
+        ("scheduler/test_scheduling.py::test_a_node_whose_clock_is_an_hour_ahead_fires_nothing_early",),
     ),
     Mutant(
         "fires-nothing-after-loss",
@@ -237,7 +237,7 @@ MUTANTS = (
         "scheduler/firer.py",
         "self._doubted(shard)",
         "pass",
-        ("services/test_scheduling.py::test_where_a_fire_whose_answer_was_lost_moved_a_job_to_is_looked_for",),
+        ("scheduler/test_scheduling.py::test_where_a_fire_whose_answer_was_lost_moved_a_job_to_is_looked_for",),
     ),
     Mutant(
         "late-is-on-time",
@@ -245,7 +245,7 @@ MUTANTS = (
         "scheduler/firer.py",
         "on_time_from = to_micros(self._clock.now() - self._misfire_grace)",
         "on_time_from = 0",
-        ("services/test_missed.py::TestFairness",),
+        ("scheduler/test_missed.py::TestFairness",),
     ),
     Mutant(
         "touched-is-forgotten",
@@ -253,7 +253,7 @@ MUTANTS = (
         "scheduler/firer.py",
         "elif shard in done.led:",
         "elif False:",
-        ("services/test_locked_jobs.py::test_the_others_fire",),
+        ("scheduler/test_locked_jobs.py::test_the_others_fire",),
     ),
     Mutant(
         "planned-with-another",
@@ -261,7 +261,7 @@ MUTANTS = (
         "scheduler/planner.py",
         "policy.jitter_seconds == 0 and job.max_runs is None and",
         "policy.jitter_seconds == 0 and",
-        ("unit/test_planning.py",),
+        ("scheduler/test_planner.py",),
     ),
     Mutant(
         "queue-lets-nobody-go",
@@ -269,7 +269,7 @@ MUTANTS = (
         "scheduler/planner.py",
         '_SERIAL if overlap == "queue" else 0',
         "0",
-        ("unit/test_planning.py",),
+        ("scheduler/test_planner.py",),
     ),
     Mutant(
         "governor-gives-all",
@@ -277,7 +277,7 @@ MUTANTS = (
         "scheduler/governor.py",
         "self._tokens -= granted",
         "pass",
-        ("services/test_missed.py::TestGovernor",),
+        ("scheduler/test_missed.py::TestGovernor",),
     ),
     Mutant(
         "announcement-lost-unseen",
@@ -285,7 +285,7 @@ MUTANTS = (
         "scheduler/loader.py",
         'if payload is None or payload == "*":',
         'if payload is None:\n            return\n        if payload == "*":',
-        ("services/test_loader.py::test_who_is_told_to_look_looks_at_once",),
+        ("scheduler/test_loader.py::test_who_is_told_to_look_looks_at_once",),
     ),
     Mutant(
         "listener-does-not-look",
@@ -301,7 +301,7 @@ MUTANTS = (
         "store/sql/fires/due.sql",
         "and j.next_run_at is not null\n",
         "and j.next_run_at is not null and not exists (select from duly.parked p where p.job_id = j.job_id)\n",
-        ("services/test_strangers_locks.py::test_what_can_go_on_goes_on_and_what_cannot_goes_on_afterwards",),
+        ("store/test_strangers_locks.py::test_what_can_go_on_goes_on_and_what_cannot_goes_on_afterwards",),
     ),
     Mutant(
         "costly-unless-changed",
@@ -309,7 +309,7 @@ MUTANTS = (
         "store/sql/jobs/park_costly.sql",
         "and xmin = f.version and next_run_at",
         "and next_run_at",
-        ("services/test_costly.py",),
+        ("scheduler/test_costly.py",),
     ),
     Mutant(
         "refused-counts-as-dropped",
@@ -317,6 +317,6 @@ MUTANTS = (
         "scheduler/firer.py",
         "            if job_id not in done.moved:\n                continue\n            if reason == DEFERRED",
         "            if reason == DEFERRED",
-        ("services/test_costly.py",),
+        ("scheduler/test_costly.py",),
     ),
 )

@@ -13,7 +13,7 @@ MUTANTS = (
         "operations/revising.py",
         "any(not covers(path, policy.secret_fields) for path in job.policy.secret_fields)",
         "False",
-        ("services/test_secret_fields.py::test_no_change_of_mind_shows_what_was_secret",),
+        ("operations/test_secret_fields.py::test_no_change_of_mind_shows_what_was_secret",),
     ),
     Mutant(
         "secrets-in-the-log-of-changes",
@@ -21,7 +21,7 @@ MUTANTS = (
         "operations/revising.py",
         'old["payload"] = shown_payload(job.payload, (*job.policy.secret_fields, *policy.secret_fields))',
         "pass",
-        ("services/test_secret_fields.py::test_no_change_of_mind_shows_what_was_secret",),
+        ("operations/test_secret_fields.py::test_no_change_of_mind_shows_what_was_secret",),
     ),
     Mutant(
         "stars-for-secrets",
@@ -29,7 +29,7 @@ MUTANTS = (
         "checks.py",
         "if policy.secret_fields and (where := shown_instead(payload, policy.secret_fields)) is not None:",
         'if (where := "") != "":',
-        ("services/test_secret_fields.py::test_who_sends_back_what_was_shown_does_not_lose_the_secret",),
+        ("operations/test_secret_fields.py::test_who_sends_back_what_was_shown_does_not_lose_the_secret",),
     ),
     Mutant(
         "put-back-overlooks-claims",
@@ -38,7 +38,7 @@ MUTANTS = (
         "where one.job_id = j.job_id and not (one.ordinal = any (c.released))",
         "where false",
         (
-            "services/test_clocks_back.py::TestGoingOn::test_what_is_left_when_one_fired_ahead_is_taken_back_is_not_planned_again",
+            "scheduler/test_clocks_back.py::TestGoingOn::test_what_is_left_when_one_fired_ahead_is_taken_back_is_not_planned_again",
         ),
     ),
     Mutant(
@@ -48,7 +48,7 @@ MUTANTS = (
         "from duly.runs r where r.job_id = j.job_id\n",
         "from duly.runs r where false\n",
         (
-            "services/test_clocks_back.py::TestGoingOn::test_what_is_left_when_one_fired_ahead_is_taken_back_is_not_planned_again",
+            "scheduler/test_clocks_back.py::TestGoingOn::test_what_is_left_when_one_fired_ahead_is_taken_back_is_not_planned_again",
         ),
     ),
     Mutant(
@@ -57,7 +57,7 @@ MUTANTS = (
         "store/sql/jobs/retract.sql",
         "scheduled_at > duly.now() and ",
         "",
-        ("services/test_fire_ahead.py::test_several_of_a_short_period_are_taken_back_together",),
+        ("scheduler/test_fire_ahead.py::test_several_of_a_short_period_are_taken_back_together",),
     ),
     Mutant(
         "put-back-tells-nobody",
@@ -65,7 +65,7 @@ MUTANTS = (
         "store/sql/jobs/put_back.sql",
         "where next_run_at is not null",
         "where false",
-        ("services/test_fire_ahead.py::test_its_leader_is_told_of_one_that_is_put_back",),
+        ("scheduler/test_fire_ahead.py::test_its_leader_is_told_of_one_that_is_put_back",),
     ),
     Mutant(
         "put-back-counts",
@@ -73,7 +73,7 @@ MUTANTS = (
         "store/sql/jobs/put_back.sql",
         "run_count = j.run_count - taken.count",
         "run_count = j.run_count",
-        ("services/test_fire_ahead.py::test_pausing_takes_it_back_and_resuming_runs_it_once",),
+        ("scheduler/test_fire_ahead.py::test_pausing_takes_it_back_and_resuming_runs_it_once",),
     ),
     Mutant(
         "put-back-forgets",
@@ -81,7 +81,7 @@ MUTANTS = (
         "store/sql/jobs/put_back.sql",
         "select max(h.scheduled_at)",
         "select min(h.scheduled_at)",
-        ("services/test_fire_ahead.py::test_what_ran_before_is_remembered_when_the_next_is_taken_back",),
+        ("scheduler/test_fire_ahead.py::test_what_ran_before_is_remembered_when_the_next_is_taken_back",),
     ),
     Mutant(
         "cancel-leaves-the-waiting",
@@ -106,7 +106,7 @@ MUTANTS = (
         'return await store.row("jobs/end_runs", job_id, tenant, running) is not None',
         "return True",
         (
-            "services/test_cancelling.py::TestBesideARetry::test_a_claim_that_commits_in_the_middle_of_its_statement_is_told_as_well",
+            "operations/test_cancelling.py::TestBesideARetry::test_a_claim_that_commits_in_the_middle_of_its_statement_is_told_as_well",
         ),
     ),
     Mutant(
@@ -115,7 +115,7 @@ MUTANTS = (
         "store/sql/runs/claim.sql",
         "n.flags::int | 32",
         "n.flags",
-        ("services/test_cancelling.py::TestBesideARetry::test_a_worker_ends_the_run_of_a_cancelled_job_unbegun",),
+        ("operations/test_cancelling.py::TestBesideARetry::test_a_worker_ends_the_run_of_a_cancelled_job_unbegun",),
     ),
     Mutant(
         "requeue-what-was-stopped",
@@ -123,7 +123,7 @@ MUTANTS = (
         "store/sql/runs/requeue.sql",
         "one.ordinal = any (held.cancelled) as stopped",
         "false as stopped",
-        ("services/test_cancelling.py::TestOneRun::test_neither_does_a_retry_a_snooze_or_a_return",),
+        ("operations/test_cancelling.py::TestOneRun::test_neither_does_a_retry_a_snooze_or_a_return",),
     ),
     Mutant(
         "rescue-what-was-stopped",
@@ -131,7 +131,7 @@ MUTANTS = (
         "store/sql/maintenance/rescue.sql",
         "when one.ordinal = any (c.cancelled) then 'cancelled'",
         "when false then 'cancelled'",
-        ("services/test_cancelling.py::TestOneRun::test_a_lost_worker_does_not_bring_it_back",),
+        ("operations/test_cancelling.py::TestOneRun::test_a_lost_worker_does_not_bring_it_back",),
     ),
     Mutant(
         "cancel-run-in-the-old-place",
@@ -139,7 +139,7 @@ MUTANTS = (
         "store/sql/runs/cancel.sql",
         " and not (one.ordinal = any (c.released))",
         "",
-        ("services/test_cancelling.py::TestOneRun::test_one_that_goes_back_in_this_moment_is_found_in_the_queue",),
+        ("operations/test_cancelling.py::TestOneRun::test_one_that_goes_back_in_this_moment_is_found_in_the_queue",),
     ),
     Mutant(
         "deploy-plans-anew",
@@ -148,7 +148,7 @@ MUTANTS = (
         "planned_anew = moved or",
         "planned_anew = True or",
         (
-            "services/test_declaring.py::TestOverdue::test_what_was_missed_is_made_up_for_when_the_deploy_changes_only_what_is_no_timing",
+            "operations/test_declaring.py::TestOverdue::test_what_was_missed_is_made_up_for_when_the_deploy_changes_only_what_is_no_timing",
         ),
     ),
     Mutant(
@@ -158,7 +158,7 @@ MUTANTS = (
         "await jobs.follow(self._pool, job_id=job_id)",
         "pass",
         (
-            "services/test_declaring.py::TestRunsThatWait::test_a_run_that_comes_back_while_the_job_moves_follows_as_well",
+            "operations/test_declaring.py::TestRunsThatWait::test_a_run_that_comes_back_while_the_job_moves_follows_as_well",
         ),
     ),
     Mutant(
@@ -183,7 +183,7 @@ MUTANTS = (
         "store/runs.py",
         'if row["became"] == "cancelled":',
         "if False:",
-        ("services/test_overlap.py::test_overlap_holds_over_random_histories",),
+        ("store/test_overlap.py::test_overlap_holds_over_random_histories",),
     ),
     Mutant(
         "trigger-without-end",
@@ -199,7 +199,7 @@ MUTANTS = (
         "store/sql/dead_letters/redrive.sql",
         "j.shard, j.priority, 0,",
         "j.shard, j.priority, letter.attempt,",
-        ("services/test_dead_letters.py::test_a_redriven_run_starts_anew_with_the_same_key",),
+        ("operations/test_dead_letters.py::test_a_redriven_run_starts_anew_with_the_same_key",),
     ),
     Mutant(
         "redrive-keeps-the-outcome",
@@ -207,7 +207,7 @@ MUTANTS = (
         "store/sql/dead_letters/redrive.sql",
         "h.status = 'dead'",
         "h.status = 'dead' and false",
-        ("services/test_dead_letters.py::test_a_redriven_run_starts_anew_with_the_same_key",),
+        ("operations/test_dead_letters.py::test_a_redriven_run_starts_anew_with_the_same_key",),
     ),
     Mutant(
         "redrive-beside-the-claim",
@@ -215,7 +215,7 @@ MUTANTS = (
         "store/sql/dead_letters/let_go.sql",
         "set released = array_cat(c.released, gone.ordinals)",
         "set released = c.released",
-        ("services/test_dead_letters.py::test_the_worker_that_buried_it_cannot_speak_of_it_any_more",),
+        ("operations/test_dead_letters.py::test_the_worker_that_buried_it_cannot_speak_of_it_any_more",),
     ),
     Mutant(
         "redrive-all-at-once",
@@ -223,7 +223,7 @@ MUTANTS = (
         "store/sql/dead_letters/redrive.sql",
         "case when serial.yes then 'waiting' else 'queued' end",
         "'queued'",
-        ("services/test_dead_letters.py::test_runs_of_one_job_that_do_not_overlap_come_back_one_after_the_other",),
+        ("operations/test_dead_letters.py::test_runs_of_one_job_that_do_not_overlap_come_back_one_after_the_other",),
     ),
     Mutant(
         "change-over-another",
@@ -231,7 +231,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         " and version = $3 and status",
         " and $3::int is not null and status",
-        ("services/test_changing.py::TestStates::test_changes_of_different_fields_at_once_are_all_kept",),
+        ("operations/test_changing.py::TestStates::test_changes_of_different_fields_at_once_are_all_kept",),
     ),
     Mutant(
         "change-over-a-fire",
@@ -255,7 +255,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         "where next_run_at is not null and $17::boolean",
         "where false",
-        ("services/test_changing.py::TestPlanning::test_leaders_hear_of_it",),
+        ("operations/test_changing.py::TestPlanning::test_leaders_hear_of_it",),
     ),
     Mutant(
         "pause-goes-on",
@@ -263,7 +263,7 @@ MUTANTS = (
         "store/sql/jobs/pause.sql",
         "set status = 'paused', next_run_at = null,",
         "set status = 'paused',",
-        ("services/test_changing.py::TestStates::test_a_paused_job_has_nothing_planned_and_does_not_fire",),
+        ("operations/test_changing.py::TestStates::test_a_paused_job_has_nothing_planned_and_does_not_fire",),
     ),
     Mutant(
         "resume-over-a-change",
@@ -279,7 +279,7 @@ MUTANTS = (
         "store/sql/jobs/resume.sql",
         "::bigint::text)::text) as due\n    from resumed",
         "::bigint::text)::text) as due\n    from resumed where false",
-        ("services/test_announcing.py::test_a_resume",),
+        ("store/test_announcing.py::test_a_resume",),
     ),
     Mutant(
         "park-without-epoch",
@@ -311,7 +311,7 @@ MUTANTS = (
         "operations/changing.py",
         "await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=tenant, reason=reason) or job",
         "job",
-        ("services/test_changing.py::TestParked::test_a_person_who_pauses_it_keeps_it_paused",),
+        ("operations/test_changing.py::TestParked::test_a_person_who_pauses_it_keeps_it_paused",),
     ),
     Mutant(
         "submit-fires-no-run",
@@ -327,7 +327,7 @@ MUTANTS = (
         "store/sql/jobs/submit.sql",
         "(select distinct queue from live) q",
         "(select distinct queue from live where false) q",
-        ("services/test_announcing.py::test_a_submit",),
+        ("store/test_announcing.py::test_a_submit",),
     ),
     Mutant(
         "submit-tells-no-leader",
@@ -335,7 +335,7 @@ MUTANTS = (
         "store/sql/jobs/submit.sql",
         "where next_run_at operator(pg_catalog.<=) (clock.now operator(pg_catalog.+) interval '15 minutes')",
         "where false",
-        ("services/test_announcing.py::test_a_submit",),
+        ("store/test_announcing.py::test_a_submit",),
     ),
     Mutant(
         "sql-submit-for-any-tenant",
@@ -343,7 +343,7 @@ MUTANTS = (
         "function tenant_of",
         "elsif asked is not null and not asked = any (tenants) then",
         "elsif false then",
-        ("services/test_sql_rights.py::test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_set",),
+        ("sql/test_sql_rights.py::test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_set",),
     ),
     Mutant(
         "sql-submit-as-the-session",
@@ -351,7 +351,7 @@ MUTANTS = (
         "function submit",
         "coalesce(nullif(current_setting('role'), 'none'), session_user)",
         "session_user",
-        ("services/test_sql_rights.py::test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_set",),
+        ("sql/test_sql_rights.py::test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_set",),
     ),
     Mutant(
         "sql-submit-commands",
@@ -359,7 +359,7 @@ MUTANTS = (
         "function tenant_of",
         "    if is_command then\n",
         "    if false then\n",
-        ("services/test_sql_rights.py::test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_set",),
+        ("sql/test_sql_rights.py::test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_set",),
     ),
     Mutant(
         "sql-submit-in-the-callers-world",
@@ -367,7 +367,7 @@ MUTANTS = (
         "function submit",
         "security definer\nset search_path = pg_catalog, pg_temp",
         "security definer\nset search_path = pg_catalog",
-        ("services/test_sql_rights.py::test_what_a_caller_puts_in_front_of_postgresqls_own_is_not_asked",),
+        ("sql/test_sql_rights.py::test_what_a_caller_puts_in_front_of_postgresqls_own_is_not_asked",),
     ),
     Mutant(
         "sql-door-open-to-all",
@@ -391,9 +391,7 @@ MUTANTS = (
         "function submit",
         "existing.fingerprint is distinct from print",
         "false",
-        (
-            "services/test_sql_submit.py::test_the_same_key_with_other_arguments_is_an_exception_and_another_tenants_is_not",
-        ),
+        ("sql/test_sql_submit.py::test_the_same_key_with_other_arguments_is_an_exception_and_another_tenants_is_not",),
     ),
     Mutant(
         "sql-submit-tells-no-worker",
@@ -401,7 +399,7 @@ MUTANTS = (
         "function submit",
         "perform pg_notify('duly_work', queue);",
         "",
-        ("services/test_announcing.py::test_a_submit_by_sql",),
+        ("store/test_announcing.py::test_a_submit_by_sql",),
     ),
     Mutant(
         "sql-submit-tells-no-leader",
@@ -409,7 +407,7 @@ MUTANTS = (
         "function submit",
         "run_at <= moment + interval '15 minutes'",
         "false",
-        ("services/test_announcing.py::test_a_submit_by_sql",),
+        ("store/test_announcing.py::test_a_submit_by_sql",),
     ),
     Mutant(
         "adopt-over-a-change",

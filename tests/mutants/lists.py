@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-_READS = "api/test_api_reads.py"
+_READS = "api/test_reads.py"
 _SHARED = f"{_READS}::test_one_tenants_reads_leave_connections_to_others_and_are_given_up_in_time"
 
 MUTANTS = (

@@ -11,7 +11,7 @@ MUTANTS = (
         "api/connections.py",
         "if _CONTROL.search(head):",
         "if False:",
-        ("api/test_api_growth.py::test_no_header_costs_more_than_in_proportion",),
+        ("api/test_growth.py::test_no_header_costs_more_than_in_proportion",),
     ),
     Mutant(
         "length-beside-chunks",
@@ -19,7 +19,7 @@ MUTANTS = (
         "api/connections.py",
         'if b"transfer-encoding" in names and b"content-length" in names:',
         "if False:",
-        ("api/test_api_connections.py::test_a_head_is_bounded_and_says_in_one_way_how_long_its_body_is",),
+        ("api/test_connections.py::test_a_head_is_bounded_and_says_in_one_way_how_long_its_body_is",),
     ),
     Mutant(
         "unread-answers-stay",
@@ -27,7 +27,7 @@ MUTANTS = (
         "api/connections.py",
         "if self._is_stuck(now):",
         "if False and self._is_stuck(now):",
-        ("api/test_api_connections.py::test_an_answer_that_nobody_reads_is_let_go",),
+        ("api/test_connections.py::test_an_answer_that_nobody_reads_is_let_go",),
     ),
     Mutant(
         "body-by-the-drop",
@@ -35,7 +35,7 @@ MUTANTS = (
         "api/connections.py",
         "return now - self._heard_at >= limits.pause_seconds or now - self._since >= allowed",
         "return now - self._heard_at >= limits.pause_seconds",
-        ("api/test_api_connections.py::test_a_body_that_does_not_come_ends_the_connection",),
+        ("api/test_connections.py::test_a_body_that_does_not_come_ends_the_connection",),
     ),
     Mutant(
         "elements-of-any-size",
@@ -43,7 +43,7 @@ MUTANTS = (
         "api/body.py",
         "        if size > self._each:\n",
         "        if size < 0:\n",
-        ("unit/test_api_body.py::test_an_element_that_is_too_large_is_refused_unread",),
+        ("api/test_body.py::test_an_element_that_is_too_large_is_refused_unread",),
     ),
     Mutant(
         "values-without-bound",
@@ -51,7 +51,7 @@ MUTANTS = (
         "api/body.py",
         "        if self._left < 0:\n",
         "        if False:\n",
-        ("unit/test_api_body.py::test_dense_values_are_refused_before_they_fill_the_memory",),
+        ("api/test_body.py::test_dense_values_are_refused_before_they_fill_the_memory",),
     ),
     Mutant(
         "all-errors-kept",
@@ -59,7 +59,7 @@ MUTANTS = (
         "api/routes/batch.py",
         "most=_MOST_NAMED if len(refused) < _MOST_WITH_ERRORS else 1",
         "",
-        ("api/test_api_batch.py::test_of_ten_thousand_wrong_jobs_few_fields_are_kept",),
+        ("api/test_batch.py::test_of_ten_thousand_wrong_jobs_few_fields_are_kept",),
     ),
     Mutant(
         "long-schedules-remembered",
@@ -67,6 +67,6 @@ MUTANTS = (
         "timing/cache.py",
         "LONG_SIZE = 128",
         "LONG_SIZE = SIZE",
-        ("unit/timing/test_budget.py::test_what_is_remembered_of_schedules_is_bounded_in_memory",),
+        ("timing/test_budget.py::test_what_is_remembered_of_schedules_is_bounded_in_memory",),
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-_BOUNDS = "services/test_tenant_bounds.py::"
-_COMMANDS = "services/test_command_rights.py::"
+_BOUNDS = "operations/test_tenant_bounds.py::"
+_COMMANDS = "worker/targets/test_command_rights.py::"
 
 MUTANTS = (
     Mutant(
@@ -19,7 +19,7 @@ MUTANTS = (
     Mutant(
         "guard-can-be-looked-into",
         "a command reads other jobs' secrets in the memory of the process that starts them",
-        "worker/guard_process.py",
+        "worker/processes/guard_process.py",
         "self._prctl(_PR_SET_DUMPABLE, 0)",
         "self._prctl(_PR_SET_DUMPABLE, 1)",
         (f"{_COMMANDS}test_a_command_of_the_workers_own_account_cannot_look_into_worker_or_guard",),
@@ -27,7 +27,7 @@ MUTANTS = (
     Mutant(
         "guard-inherits-everything",
         "a command reads the worker's environment in its parent's",
-        "worker/guard.py",
+        "worker/processes/guard.py",
         'for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ',
         "for name in os.environ",
         (f"{_COMMANDS}test_the_process_that_starts_commands_has_none_of_the_workers_environment",),
@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant(
         "command-keeps-groups",
         "a command of another account keeps root's groups",
-        "worker/guard_process.py",
+        "worker/processes/guard_process.py",
         "    os.setgroups([])\n",
         "    os.setgroups([0])\n",
         (f"{_COMMANDS}test_a_command_runs_as_the_account_it_is_given",),
@@ -51,7 +51,7 @@ MUTANTS = (
     Mutant(
         "command-begins-where-the-worker-is",
         "a command of another account reads below folders that are closed to it",
-        "worker/guard_process.py",
+        "worker/processes/guard_process.py",
         "elif account is not None:\n                _go_home",
         "elif account == []:\n                _go_home",
         (f"{_COMMANDS}test_a_command_runs_as_the_account_it_is_given",),
@@ -78,7 +78,7 @@ MUTANTS = (
         "store/sql/runs/claim_served.sql",
         " and j.tenant = any ($8::text[])\n                from duly.jobs j",
         "\n                from duly.jobs j",
-        ("services/test_served_tenants.py::test_a_run_that_was_rescued_is_still_for_its_own_tenants_workers",),
+        ("worker/test_served_tenants.py::test_a_run_that_was_rescued_is_still_for_its_own_tenants_workers",),
     ),
     Mutant(
         "walk-never-goes-on",
@@ -86,6 +86,6 @@ MUTANTS = (
         "worker/floors.py",
         "self._floors[lane] = end + timedelta(microseconds=1)",
         "pass",
-        ("services/test_served_tenants.py::test_a_crowd_of_others_runs_is_passed_over_once",),
+        ("worker/test_served_tenants.py::test_a_crowd_of_others_runs_is_passed_over_once",),
     ),
 )

@@ -27,9 +27,9 @@ from queue import Queue
 
 import pytest
 
+from harness.store import hasty_postgres
 from mutants.everything import MUTANTS
 from mutants.mutant import Mutant, Unmatched
-from support import hasty_postgres
 
 ROOT = Path(__file__).resolve().parents[2]
 _PLUGINS = ("-p", "pytest_asyncio.plugin", "-p", "pytest_timeout", "-p", "_hypothesis_pytestplugin",

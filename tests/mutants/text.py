@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutants.mutant import Mutant
 
-_HIDDEN = ("unit/test_addresses.py",)
+_HIDDEN = ("test_addresses.py",)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
@@ -13,7 +13,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cli/output.py",
         "visible_lines(part) for part in text.split(_STYLE)",
         "part for part in text.split(_STYLE)",
-        ("unit/test_visible.py::test_only_our_own_styles_reach_a_terminal",),
+        ("test_visible.py::test_only_our_own_styles_reach_a_terminal",),
     ),
     Mutant(
         "known-style",
@@ -21,7 +21,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "cli/output.py",
         '_STYLE = f"\\x1b{os.urandom(8).hex()}["',
         '_STYLE = "\\x1b["',
-        ("unit/test_visible.py::test_only_our_own_styles_reach_a_terminal",),
+        ("test_visible.py::test_only_our_own_styles_reach_a_terminal",),
     ),
     Mutant(
         "forged-field",
@@ -45,7 +45,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "logs.py",
         "told = [visible(self.formatMessage(record))]",
         "told = [self.formatMessage(record)]",
-        ("unit/test_visible.py::test_a_record_of_a_log_is_one_line_and_its_traceback_is_indented",),
+        ("test_visible.py::test_a_record_of_a_log_is_one_line_and_its_traceback_is_indented",),
     ),
     Mutant(
         "forged-traceback",
@@ -53,7 +53,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "logs.py",
         "_INDENT + line for line",
         "line for line",
-        ("unit/test_visible.py::test_a_record_of_a_log_is_one_line_and_its_traceback_is_indented",),
+        ("test_visible.py::test_a_record_of_a_log_is_one_line_and_its_traceback_is_indented",),
     ),
     Mutant(
         "password-as-a-path",

@@ -11,7 +11,7 @@ MUTANTS = (
         "timing/missed.py",
         "and expected >= now - misfire_grace",
         "",
-        ("unit/timing/test_missed.py",),
+        ("timing/test_missed.py",),
     ),
     Mutant(
         "skip-runs-one",
@@ -19,7 +19,7 @@ MUTANTS = (
         "timing/missed.py",
         '1 if policy.missed_window == "RUN_ONCE" else 0',
         "1",
-        ("unit/timing/test_missed.py",),
+        ("timing/test_missed.py",),
     ),
     Mutant(
         "window-shifted",
@@ -27,7 +27,7 @@ MUTANTS = (
         "timing/missed.py",
         "sum(moment < self.window_from",
         "sum(moment <= self.window_from",
-        ("unit/timing/test_missed.py",),
+        ("timing/test_missed.py",),
     ),
     Mutant(
         "one-run-too-many",
@@ -35,7 +35,7 @@ MUTANTS = (
         "timing/missed.py",
         "max_runs - run_count",
         "max_runs - run_count + 1",
-        ("unit/timing/test_missed.py",),
+        ("timing/test_missed.py",),
     ),
     Mutant(
         "one-off-dropped",
@@ -43,7 +43,7 @@ MUTANTS = (
         "timing/missed.py",
         'if timetable.schedule.kind == "once":\n            return cls',
         "if False:\n            return cls",
-        ("unit/timing/test_missed.py",),
+        ("timing/test_missed.py",),
     ),
     Mutant(
         "keeps-the-oldest",
@@ -51,7 +51,7 @@ MUTANTS = (
         "timing/missed.py",
         "due = due[dropped:]",
         "due = due[: len(due) - dropped]",
-        ("unit/timing/test_missed.py",),
+        ("timing/test_missed.py",),
     ),
     Mutant(
         "gap-unsaid",
@@ -59,7 +59,7 @@ MUTANTS = (
         "timing/missed.py",
         'if since is not None and policy.dst_gap == "skip" and not once:',
         "if False:",
-        ("unit/timing/test_missed.py",),
+        ("timing/test_missed.py",),
     ),
     Mutant(
         "interval-from-the-anchor",
@@ -67,7 +67,7 @@ MUTANTS = (
         "timing/interval.py",
         "if after < self.anchor:\n            return self.anchor",
         "if after < self.anchor:\n            return self.anchor + self.period",
-        ("unit/timing/test_intervals.py",),
+        ("timing/test_intervals.py",),
     ),
     Mutant(
         "interval-count-off",
@@ -75,7 +75,7 @@ MUTANTS = (
         "timing/interval.py",
         "return max(0, through_until - through_after)",
         "return max(0, through_until - through_after + 1)",
-        ("unit/timing/test_intervals.py",),
+        ("timing/test_intervals.py",),
     ),
     Mutant(
         "leap-years-always",
@@ -83,7 +83,7 @@ MUTANTS = (
         "timing/calendar_days.py",
         "(year % 100 != 0 or year % 400 == 0)",
         "True",
-        ("unit/timing/test_cron.py",),
+        ("timing/test_cron.py",),
     ),
     Mutant(
         "either-day-is-both",
@@ -91,7 +91,7 @@ MUTANTS = (
         "timing/cron.py",
         "else (by_date or by_weekday)",
         "else (by_date and by_weekday)",
-        ("unit/timing/test_cron.py",),
+        ("timing/test_cron.py",),
     ),
     Mutant(
         "last-weekday-any",
@@ -99,7 +99,7 @@ MUTANTS = (
         "timing/cron.py",
         "length - max(0, weekday - 4)",
         "length",
-        ("unit/timing/test_cron.py",),
+        ("timing/test_cron.py",),
     ),
     Mutant(
         "cron-count-through",
@@ -107,7 +107,7 @@ MUTANTS = (
         "timing/cron.py",
         "mask &= (1 << last.day) - 1",
         "mask &= (1 << last.day - 1) - 1",
-        ("unit/timing/test_missed.py", "unit/timing/test_cron.py"),
+        ("timing/test_missed.py", "timing/test_cron.py"),
     ),
     Mutant(
         "second-is-first",
@@ -115,7 +115,7 @@ MUTANTS = (
         "timing/dst.py",
         "if early > late:\n            return (local - (late if second else early))",
         "if early > late:\n            return (local - early)",
-        ("unit/timing/test_dst.py",),
+        ("timing/test_dst.py",),
     ),
     Mutant(
         "lost-day-runs",
@@ -123,7 +123,7 @@ MUTANTS = (
         "timing/dst.py",
         'if gap == "shift" and not shift.lost_day(local):',
         'if gap == "shift":',
-        ("unit/timing/test_dst.py",),
+        ("timing/test_dst.py",),
     ),
     Mutant(
         "doubled-hour-again",
@@ -131,7 +131,7 @@ MUTANTS = (
         "timing/dst.py",
         "start = shift.before - MICROSECOND if here.fold else local",
         "start = local",
-        ("unit/timing/test_dst.py",),
+        ("timing/test_dst.py",),
     ),
     Mutant(
         "second-pass-lost",
@@ -139,7 +139,7 @@ MUTANTS = (
         "timing/dst.py",
         "start = local if here.fold else shift.after - MICROSECOND",
         "start = local",
-        ("unit/timing/test_dst.py",),
+        ("timing/test_dst.py",),
     ),
     Mutant(
         "gap-not-counted",
@@ -147,7 +147,7 @@ MUTANTS = (
         "timing/dst.py",
         "            count += 1\n",
         "            count += 0\n",
-        ("unit/timing/test_dst.py", "unit/timing/test_missed.py"),
+        ("timing/test_dst.py", "timing/test_missed.py"),
     ),
     Mutant(
         "until-exclusive",
@@ -155,7 +155,7 @@ MUTANTS = (
         "timing/rrule.py",
         "moment <= self.until",
         "moment < self.until",
-        ("unit/timing/test_rrule.py",),
+        ("timing/test_rrule.py",),
     ),
     Mutant(
         "bare-dates-ignored",
@@ -163,7 +163,7 @@ MUTANTS = (
         "timing/rrule.py",
         "elif found.date() in self.taken_days:",
         "elif False:",
-        ("unit/timing/test_rrule.py",),
+        ("timing/test_rrule.py",),
     ),
     Mutant(
         "exdates-ignored",
@@ -171,7 +171,7 @@ MUTANTS = (
         "timing/rrule.py",
         "if found in self.taken:",
         "if False:",
-        ("unit/timing/test_rrule.py",),
+        ("timing/test_rrule.py",),
     ),
     Mutant(
         "setpos-from-the-end",
@@ -179,7 +179,7 @@ MUTANTS = (
         "timing/recurrence.py",
         "min(ahead, total + self._back[back]",
         "min(ahead, total - 1 + self._back[back]",
-        ("unit/timing/test_rrule.py", "unit/timing/test_rfc5545.py"),
+        ("timing/test_rrule.py", "timing/test_rfc5545.py"),
     ),
     Mutant(
         "count-one-more",
@@ -187,7 +187,7 @@ MUTANTS = (
         "timing/recurrence.py",
         "divmod(left - 1, self._times.size)",
         "divmod(left, self._times.size)",
-        ("unit/timing/test_rrule.py", "unit/timing/test_rfc5545.py"),
+        ("timing/test_rrule.py", "timing/test_rfc5545.py"),
     ),
     Mutant(
         "jitter-narrow",
@@ -195,7 +195,7 @@ MUTANTS = (
         "timing/timetable.py",
         "% (jitter_seconds * 1000)",
         "% 1000",
-        ("unit/timing/test_timetable.py",),
+        ("timing/test_timetable.py",),
     ),
     Mutant(
         "end-is-exclusive",
@@ -203,7 +203,7 @@ MUTANTS = (
         "timing/timetable.py",
         "nominal > self.end_at",
         "nominal >= self.end_at",
-        ("unit/timing/test_timetable.py",),
+        ("timing/test_timetable.py",),
     ),
     Mutant(
         "jitter-pulls-in",
@@ -211,7 +211,7 @@ MUTANTS = (
         "timing/timetable.py",
         "start_at = anchor + MICROSECOND",
         "start_at = None",
-        ("unit/timing/test_timetable.py",),
+        ("timing/test_timetable.py",),
     ),
     Mutant(
         "zones-go-back",
@@ -220,7 +220,7 @@ MUTANTS = (
         "(seen and not is_newer(machine, seen[0]))",
         "False",
         (
-            "services/test_zone_keeper.py::TestVersions::test_a_release_that_is_older_than_the_one_in_force_never_comes_into_force",
+            "maintenance/test_zone_keeper.py::TestVersions::test_a_release_that_is_older_than_the_one_in_force_never_comes_into_force",
         ),
     ),
     Mutant(
@@ -229,7 +229,7 @@ MUTANTS = (
         "store/sql/zones/note.sql",
         "where $3::text is not distinct from (",
         "where true or $3::text is not distinct from (",
-        ("services/test_zone_keeper.py::TestVersions::test_who_was_slower_changes_nothing",),
+        ("maintenance/test_zone_keeper.py::TestVersions::test_who_was_slower_changes_nothing",),
     ),
     Mutant(
         "zones-of-the-machine",
@@ -237,7 +237,7 @@ MUTANTS = (
         "maintenance/zone_keeper.py",
         "None if current == machine else in_force, earlier",
         "None, earlier",
-        ("services/test_zone_keeper.py::TestVersions::test_nodes_with_different_data_do_not_fight",),
+        ("maintenance/test_zone_keeper.py::TestVersions::test_nodes_with_different_data_do_not_fight",),
     ),
     Mutant(
         "zones-remembered",
@@ -246,7 +246,7 @@ MUTANTS = (
         "            forget_zones()\n        self._machine = machine",
         "        self._machine = machine",
         (
-            "services/test_zone_keeper.py::TestVersions::test_a_process_learns_of_its_machines_new_data_before_the_store_has_any",
+            "maintenance/test_zone_keeper.py::TestVersions::test_a_process_learns_of_its_machines_new_data_before_the_store_has_any",
         ),
     ),
     Mutant(
@@ -255,7 +255,7 @@ MUTANTS = (
         "store/sql/zones/move.sql",
         "for no key update skip locked",
         "for no key update",
-        ("services/test_zone_keeper.py::TestPlans::test_a_locked_job_does_not_hold_up_the_walk",),
+        ("maintenance/test_zone_keeper.py::TestPlans::test_a_locked_job_does_not_hold_up_the_walk",),
     ),
     Mutant(
         "zone-walk-undoes",
@@ -264,7 +264,7 @@ MUTANTS = (
         " and xmin = f.version",
         "",
         (
-            "services/test_zone_keeper.py::TestPlans::test_a_plan_that_was_changed_since_it_was_looked_at_stays_where_it_was_put",
+            "maintenance/test_zone_keeper.py::TestPlans::test_a_plan_that_was_changed_since_it_was_looked_at_stays_where_it_was_put",
         ),
     ),
     Mutant(
@@ -274,7 +274,7 @@ MUTANTS = (
         "where next_run_at <= updated_at + interval '15 minutes'",
         "where false",
         (
-            "services/test_zone_keeper.py::TestPlans::test_the_walk_goes_from_page_to_page_and_tells_of_plans_that_came_nearer",
+            "maintenance/test_zone_keeper.py::TestPlans::test_the_walk_goes_from_page_to_page_and_tells_of_plans_that_came_nearer",
         ),
     ),
     Mutant(
@@ -283,7 +283,7 @@ MUTANTS = (
         "maintenance/zone_keeper.py",
         "after, count = version.replanned, 0",
         "after, count = None, 0",
-        ("services/test_zone_keeper.py::TestPlans::test_the_walk_goes_on_where_another_leader_left_it",),
+        ("maintenance/test_zone_keeper.py::TestPlans::test_the_walk_goes_on_where_another_leader_left_it",),
     ),
     Mutant(
         "fire-by-old-rules",
@@ -291,7 +291,7 @@ MUTANTS = (
         "scheduler/planner.py",
         "any_rezoned = changed_since() is not None",
         "any_rezoned = False",
-        ("services/test_zone_keeper.py::TestPlans::test_a_fire_that_comes_first_puts_its_plan_right",),
+        ("maintenance/test_zone_keeper.py::TestPlans::test_a_fire_that_comes_first_puts_its_plan_right",),
     ),
     Mutant(
         "hops-for-nothing",
@@ -299,7 +299,7 @@ MUTANTS = (
         "timing/dst.py",
         "        fuel.burn(_HOP)\n        shift = _shift_around",
         "        shift = _shift_around",
-        ("unit/timing/test_budget.py",),
+        ("timing/test_budget.py",),
     ),
     Mutant(
         "dates-hide-the-rule",
@@ -307,6 +307,6 @@ MUTANTS = (
         "timing/parse.py",
         "schedule.without_added().next(now, fuel)",
         "pass",
-        ("unit/timing/test_budget.py",),
+        ("timing/test_budget.py",),
     ),
 )

@@ -133,7 +133,7 @@ MUTANTS = (
         "store/sql/maintenance/rescue.sql",
         "(select distinct queue from queued) q",
         "(select distinct queue from queued where false) q",
-        ("services/test_announcing.py",),
+        ("store/test_announcing.py",),
     ),
     Mutant(
         "line-lets-all-go",
@@ -141,7 +141,7 @@ MUTANTS = (
         "store/sql/runs/line.sql",
         "bool_or(active) as active",
         "false as active",
-        ("services/test_overlap.py::test_overlap_holds_over_random_histories",),
+        ("store/test_overlap.py::test_overlap_holds_over_random_histories",),
     ),
     Mutant(
         "line-forgets-who-is-last",
@@ -149,7 +149,7 @@ MUTANTS = (
         "store/sql/runs/line.sql",
         "set extra_at = line.last",
         "set extra_at = j.extra_at",
-        ("services/test_overlap.py::test_overlap_holds_over_random_histories",),
+        ("store/test_overlap.py::test_overlap_holds_over_random_histories",),
     ),
     Mutant(
         "line-unmarked",
@@ -157,7 +157,7 @@ MUTANTS = (
         "store/sql/runs/line.sql",
         "set flags = r.flags::int | 8",
         "set flags = r.flags",
-        ("services/test_overlap.py::test_overlap_holds_over_random_histories",),
+        ("store/test_overlap.py::test_overlap_holds_over_random_histories",),
     ),
     Mutant(
         "line-seen-at-its-ends-only",
@@ -165,7 +165,7 @@ MUTANTS = (
         "store/sql/runs/line.sql",
         "r.state = 'queued' and r.flags::int & 8 = 8",
         "r.state = 'queued' and r.flags::int & 8 = 8 and false",
-        ("services/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
+        ("store/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
     ),
     Mutant(
         "line-read-whole",
@@ -173,7 +173,7 @@ MUTANTS = (
         "store/sql/runs/line.sql",
         "where not $2::boolean",
         "where not $2::boolean and (select count(*) >= 0 from duly.runs x where x.job_id = asked.job_id)",
-        ("services/test_overlap.py::test_the_end_of_a_run_costs_no_more_in_a_long_line",),
+        ("store/test_overlap.py::test_the_end_of_a_run_costs_no_more_in_a_long_line",),
     ),
     Mutant(
         "parallel-runs-unmarked",
@@ -181,7 +181,7 @@ MUTANTS = (
         "store/sql/jobs/change.sql",
         "case when after.serial then 8 else 0 end",
         "0",
-        ("services/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
+        ("store/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
     ),
     Mutant(
         "requeued-unmarked",
@@ -189,7 +189,7 @@ MUTANTS = (
         "store/sql/runs/requeue.sql",
         "run.flags | duly.mark_of_line(run.job_id)",
         "run.flags",
-        ("services/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
+        ("store/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
     ),
     Mutant(
         "rescued-unmarked",
@@ -197,7 +197,7 @@ MUTANTS = (
         "store/sql/maintenance/rescue.sql",
         "flags | duly.mark_of_line(job_id)",
         "flags",
-        ("services/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
+        ("store/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
     ),
     Mutant(
         "line-tells-nobody",
@@ -205,7 +205,7 @@ MUTANTS = (
         "store/sql/runs/line.sql",
         "from ordered where state = 'queued') q",
         "from ordered where false) q",
-        ("services/test_announcing.py",),
+        ("store/test_announcing.py",),
     ),
     Mutant(
         "sweep-frees-beside",
@@ -229,7 +229,7 @@ MUTANTS = (
         "maintenance/guardian.py",
         "latest = time.monotonic() - self._grace",
         "latest = time.monotonic()",
-        ("services/test_guardian.py::TestGrace",),
+        ("maintenance/test_guardian.py::TestGrace",),
     ),
     Mutant(
         "guardian-ends-leases-at-first-sight",
@@ -237,7 +237,7 @@ MUTANTS = (
         "maintenance/guardian.py",
         "before[key] <= now - self._grace",
         "before[key] <= now",
-        ("services/test_guardian.py::TestGrace",),
+        ("maintenance/test_guardian.py::TestGrace",),
     ),
     Mutant(
         "guardian-fires-again",
@@ -245,7 +245,7 @@ MUTANTS = (
         "store/sql/maintenance/replan.sql",
         "case when j.kind <> 'once' or j.last_run_at is null then f.next_run_at end",
         "f.next_run_at",
-        ("services/test_guardian.py::TestUnplanned",),
+        ("maintenance/test_guardian.py::TestUnplanned",),
     ),
     Mutant(
         "guardian-doubles-the-running",
@@ -253,7 +253,9 @@ MUTANTS = (
         "store/sql/maintenance/restore_runs.sql",
         "where not (held.ordinal = any (c.released))",
         "where false",
-        ("services/test_guardian.py::TestLost::test_one_that_ended_or_came_back_between_the_two_looks_is_left_alone",),
+        (
+            "maintenance/test_guardian.py::TestLost::test_one_that_ended_or_came_back_between_the_two_looks_is_left_alone",
+        ),
     ),
     Mutant(
         "guardian-ends-the-extended",
@@ -261,7 +263,7 @@ MUTANTS = (
         "store/sql/maintenance/expire.sql",
         " and held.lease_until = seen.lease_until",
         "",
-        ("services/test_guardian.py::TestClaims",),
+        ("maintenance/test_guardian.py::TestClaims",),
     ),
     Mutant(
         "guardian-lowers-a-fence",
@@ -269,7 +271,7 @@ MUTANTS = (
         "store/sql/maintenance/restore_shards.sql",
         "coalesce((select max(t.epoch) from duly.terms t where t.shard = missing.shard), 0)",
         "0",
-        ("services/test_guardian.py::TestShards",),
+        ("maintenance/test_guardian.py::TestShards",),
     ),
     Mutant(
         "deadlocks-are-errors",

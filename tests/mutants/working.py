@@ -19,7 +19,7 @@ MUTANTS = (
         "worker/executor.py",
         "context._mask = make_mask(_payload_secrets(run))",
         "pass",
-        ("services/test_secret_fields.py::test_the_handler_gets_the_secret_and_a_redrive_keeps_it",),
+        ("operations/test_secret_fields.py::test_the_handler_gets_the_secret_and_a_redrive_keeps_it",),
     ),
     Mutant(
         "letters-forget-what-is-secret",
@@ -27,7 +27,7 @@ MUTANTS = (
         "store/sql/runs/bury.sql",
         "j.policy -> 'secret_fields'",
         "null::jsonb",
-        ("services/test_secret_fields.py::test_the_handler_gets_the_secret_and_a_redrive_keeps_it",),
+        ("operations/test_secret_fields.py::test_the_handler_gets_the_secret_and_a_redrive_keeps_it",),
     ),
     Mutant(
         "rescued-letters-forget-what-is-secret",
@@ -35,7 +35,7 @@ MUTANTS = (
         "store/sql/maintenance/rescue.sql",
         "run.policy -> 'secret_fields'",
         "null::jsonb",
-        ("services/test_secret_fields.py::test_a_worker_that_dies_leaves_a_letter_that_hides_as_much",),
+        ("operations/test_secret_fields.py::test_a_worker_that_dies_leaves_a_letter_that_hides_as_much",),
     ),
     Mutant(
         "one-webhook-secret-for-all",
@@ -43,7 +43,7 @@ MUTANTS = (
         "worker/targets/http.py",
         "tenant_secret(secret, tenant) for secret",
         "secret for secret",
-        ("services/test_http_target.py::test_a_tenants_secret_confirms_its_own_calls_and_no_other_tenants",),
+        ("worker/targets/test_http_target.py::test_a_tenants_secret_confirms_its_own_calls_and_no_other_tenants",),
     ),
     Mutant(
         "claim-tells-no-tenant",
@@ -51,7 +51,7 @@ MUTANTS = (
         "store/sql/runs/claim.sql",
         "case when j.target is not null then j.tenant end as tenant",
         "null::text as tenant",
-        ("services/test_http_target.py::test_a_tenants_secret_confirms_its_own_calls_and_no_other_tenants",),
+        ("worker/targets/test_http_target.py::test_a_tenants_secret_confirms_its_own_calls_and_no_other_tenants",),
     ),
     Mutant(
         "claim-before-its-time",
@@ -118,7 +118,7 @@ MUTANTS = (
         "worker/claimer.py",
         "range(9, -1, -1)",
         "range(10)",
-        ("services/test_queue_weights.py::test_priority_goes_before_weight",),
+        ("worker/test_queue_weights.py::test_priority_goes_before_weight",),
     ),
     Mutant(
         "complete-what-was-let-go",
@@ -191,8 +191,8 @@ MUTANTS = (
         "clock.now + make_interval(secs => run.delay)",
         "clock.now",
         (
-            "services/test_worker.py::test_retry_after_is_honoured",
-            "services/test_worker.py::test_a_snooze_does_not_count_as_an_attempt",
+            "worker/test_worker.py::test_retry_after_is_honoured",
+            "worker/test_worker.py::test_a_snooze_does_not_count_as_an_attempt",
         ),
     ),
     Mutant(
@@ -209,7 +209,7 @@ MUTANTS = (
         "store/sql/runs/requeue.sql",
         "queued.run_at <= clock.now + interval '60 seconds'",
         "false",
-        ("services/test_announcing.py::test_a_retry",),
+        ("store/test_announcing.py::test_a_retry",),
     ),
     Mutant(
         "bury-no-letter",
@@ -241,7 +241,7 @@ MUTANTS = (
         "store/sql/runs/bury.sql",
         "duly.attempts_of(run.job_id, run.scheduled_at) || ",
         "",
-        ("services/test_dead_letters.py::test_a_dead_letter_is_kept_whole",),
+        ("operations/test_dead_letters.py::test_a_dead_letter_is_kept_whole",),
     ),
     Mutant(
         "beat-for-everything",
@@ -265,7 +265,7 @@ MUTANTS = (
         "store/sql/runs/heartbeat.sql",
         "where not exists (select from alive)",
         "where false",
-        ("services/test_worker.py::test_a_worker_that_the_store_has_forgotten_joins_again",),
+        ("worker/test_worker.py::test_a_worker_that_the_store_has_forgotten_joins_again",),
     ),
     Mutant(
         "beat-brings-no-cancel",
@@ -273,7 +273,7 @@ MUTANTS = (
         "store/sql/runs/heartbeat.sql",
         "returning claim_id, cancelled",
         "returning claim_id, '{}'::int[] as cancelled",
-        ("services/test_worker.py::test_cancelling_a_job_stops_what_runs_when_asked_to",),
+        ("worker/test_worker.py::test_cancelling_a_job_stops_what_runs_when_asked_to",),
     ),
     Mutant(
         "lease-from-the-answer",
@@ -281,7 +281,7 @@ MUTANTS = (
         "worker/leases.py",
         "self._trusted_until[claim_id] = sent + ",
         "self._trusted_until[claim_id] = time.monotonic() + ",
-        ("unit/test_lease_trust.py",),
+        ("worker/test_lease_trust.py",),
     ),
     Mutant(
         "lease-born-old",
@@ -289,7 +289,7 @@ MUTANTS = (
         "worker/leases.py",
         "if until <= time.monotonic():",
         "if False:",
-        ("unit/test_lease_trust.py",),
+        ("worker/test_lease_trust.py",),
     ),
     Mutant(
         "lease-never-given-up",
@@ -297,7 +297,7 @@ MUTANTS = (
         "worker/leases.py",
         "if until <= now]",
         "if False]",
-        ("unit/test_lease_trust.py",),
+        ("worker/test_lease_trust.py",),
     ),
     Mutant(
         "settled-by-anybody",
@@ -313,7 +313,7 @@ MUTANTS = (
         "worker/completer.py",
         "self._held.get(claim_id) == count",
         "claim_id in self._held",
-        ("unit/test_completing.py",),
+        ("worker/test_completer.py",),
     ),
     Mutant(
         "completer-closes-the-lost",
@@ -321,7 +321,7 @@ MUTANTS = (
         "worker/completer.py",
         "self._left.add(run.claim_id)\n        self._leave(run.claim_id, 1)",
         "self._leave(run.claim_id, 1)",
-        ("unit/test_completing.py",),
+        ("worker/test_completer.py",),
     ),
     Mutant(
         "completer-believes-refusals",
@@ -329,7 +329,7 @@ MUTANTS = (
         "worker/completer.py",
         "not in mine)",
         "not in mine and False)",
-        ("unit/test_completing.py",),
+        ("worker/test_completer.py",),
     ),
     Mutant(
         "completer-loses-what-failed",
@@ -337,7 +337,7 @@ MUTANTS = (
         "worker/completer.py",
         "self._outcomes[:0] = left",
         "pass",
-        ("unit/test_completing.py",),
+        ("worker/test_completer.py",),
     ),
     Mutant(
         "retry-one-less",
@@ -345,7 +345,7 @@ MUTANTS = (
         "worker/retry.py",
         "attempt > policy.max_retries",
         "attempt >= policy.max_retries",
-        ("unit/test_retry.py",),
+        ("worker/test_retry.py",),
     ),
     Mutant(
         "retry-the-permanent",
@@ -353,7 +353,7 @@ MUTANTS = (
         "worker/retry.py",
         "issubclass(type(error), Permanent) or ",
         "",
-        ("unit/test_retry.py",),
+        ("worker/test_retry.py",),
     ),
     Mutant(
         "retry-uncapped",
@@ -361,7 +361,7 @@ MUTANTS = (
         "worker/retry.py",
         "delay = min(delay, policy.retry_max_delay_seconds)",
         "pass",
-        ("unit/test_retry.py",),
+        ("worker/test_retry.py",),
     ),
     Mutant(
         "retry-grows-too-soon",
@@ -369,7 +369,7 @@ MUTANTS = (
         "worker/retry.py",
         "min(attempt - 1, 60)",
         "min(attempt, 60)",
-        ("unit/test_retry.py",),
+        ("worker/test_retry.py",),
     ),
     Mutant(
         "floor-without-slack",
@@ -377,7 +377,7 @@ MUTANTS = (
         "worker/floors.py",
         "claim.emptied_to - SLACK",
         "claim.emptied_to",
-        ("unit/test_floors.py",),
+        ("worker/test_floors.py",),
     ),
     Mutant(
         "floor-goes-back",
@@ -385,7 +385,7 @@ MUTANTS = (
         "worker/floors.py",
         "max(floor, self._floors.get(lane, floor))",
         "floor",
-        ("unit/test_floors.py",),
+        ("worker/test_floors.py",),
     ),
     Mutant(
         "floor-for-ever",
@@ -393,7 +393,7 @@ MUTANTS = (
         "worker/floors.py",
         "now >= self._look_again_at",
         "self._look_again_at == 0",
-        ("unit/test_floors.py",),
+        ("worker/test_floors.py",),
     ),
     Mutant(
         "floor-above-what-commits-late",
@@ -401,7 +401,7 @@ MUTANTS = (
         "worker/floors.py",
         "slow and not more_below",
         "slow",
-        ("unit/test_floors.py",),
+        ("worker/test_floors.py",),
     ),
     Mutant(
         "timed-out-counts",
@@ -409,7 +409,7 @@ MUTANTS = (
         "worker/executor.py",
         "running.stop is None or running.stop is Stop.SHUTDOWN or",
         "running.stop is not Stop.LEASE_LOST or",
-        ("unit/test_stops.py",),
+        ("worker/test_stops.py",),
     ),
     Mutant(
         "shutdown-costs-an-attempt",
@@ -417,7 +417,7 @@ MUTANTS = (
         "worker/executor.py",
         'return Requeued(run, "queued", 0.0, None, None, refund=1)',
         'return Requeued(run, "queued", 0.0, None, None)',
-        ("unit/test_stops.py",),
+        ("worker/test_stops.py",),
     ),
     Mutant(
         "cancelled-is-dead",
@@ -425,7 +425,7 @@ MUTANTS = (
         "worker/executor.py",
         'status="cancelled"',
         'status="dead"',
-        ("unit/test_stops.py",),
+        ("worker/test_stops.py",),
     ),
     Mutant(
         "lost-lease-speaks",
@@ -433,7 +433,7 @@ MUTANTS = (
         "worker/executor.py",
         "case Stop.LEASE_LOST:\n                return None",
         "case Stop.LEASE_LOST:\n                return self._failed(running, error)",
-        ("unit/test_stops.py",),
+        ("worker/test_stops.py",),
     ),
     Mutant(
         "begins-without-a-lease",
@@ -441,7 +441,7 @@ MUTANTS = (
         "worker/executor.py",
         "        context._must_be_held()\n        if target",
         "        if target",
-        ("services/test_worker.py::test_what_stands_in_line_when_the_lease_runs_out_is_not_begun",),
+        ("worker/test_worker.py::test_what_stands_in_line_when_the_lease_runs_out_is_not_begun",),
     ),
     Mutant(
         "snooze-costs-an-attempt",
@@ -449,7 +449,7 @@ MUTANTS = (
         "worker/executor.py",
         'return Requeued(running.run, "queued", delay, None, None, refund=1)',
         'return Requeued(running.run, "queued", delay, None, None)',
-        ("services/test_worker.py::test_a_snooze_does_not_count_as_an_attempt",),
+        ("worker/test_worker.py::test_a_snooze_does_not_count_as_an_attempt",),
     ),
     Mutant(
         "ledger-remembers-the-refused",
@@ -465,7 +465,7 @@ MUTANTS = (
         "store/sql/ledger/known.sql",
         " and l.completed_at > duly.now() - make_interval(secs => $3)",
         "",
-        ("services/test_exactly_once.py::TestLedger",),
+        ("worker/test_exactly_once.py::TestLedger",),
     ),
     Mutant(
         "ledger-of-all-tenants",
@@ -473,7 +473,7 @@ MUTANTS = (
         "store/sql/ledger/known.sql",
         "l.tenant = j.tenant and ",
         "",
-        ("services/test_exactly_once.py::TestLedger",),
+        ("worker/test_exactly_once.py::TestLedger",),
     ),
     Mutant(
         "all-lanes-of-all-queues",
@@ -481,7 +481,7 @@ MUTANTS = (
         "worker/claimer.py",
         "if len(self._weights) > MANY_QUEUES:",
         "if False:",
-        ("services/test_queue_weights.py::test_a_worker_with_a_thousand_queues_looks_at_those_that_hold_something",),
+        ("worker/test_queue_weights.py::test_a_worker_with_a_thousand_queues_looks_at_those_that_hold_something",),
     ),
     Mutant(
         "lanes-unsorted",
@@ -489,6 +489,6 @@ MUTANTS = (
         "worker/claimer.py",
         "            found.sort(key=lambda lane: (-lane[1], place[lane[0]]))\n",
         "",
-        ("services/test_queue_weights.py::test_a_worker_with_a_thousand_queues_looks_at_those_that_hold_something",),
+        ("worker/test_queue_weights.py::test_a_worker_with_a_thousand_queues_looks_at_those_that_hold_something",),
     ),
 )

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 from dateutil.rrule import rrulestr
 
-from unit.timing.oracle import Expression, Wall, numbers, scan
+from timing.oracle import Expression, Wall, numbers, scan
 
 SECOND, MINUTE = timedelta(seconds=1), timedelta(minutes=1)
 ELAPSED = ("FREQ=HOURLY", "FREQ=MINUTELY", "FREQ=SECONDLY")

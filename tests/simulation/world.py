@@ -29,9 +29,9 @@ from duly.errors import DulyError, Permanent, Snooze
 from duly.maintenance.rescuer import Rescuer
 from duly.model import Policy
 from duly.node import SchedulerNode
-from duly.worker.context import Context
+from duly.worker.handler.context import Context
+from duly.worker.handler.task import Task
 from duly.worker.leases import LeaseKeeper
-from duly.worker.task import Task
 from duly.worker.worker import Worker
 from simulation.checker import Broken, Checker, Expected
 from simulation.link import COMMAND_TIMEOUT, Request, Server, SimPool, Weather

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import Server
 from duly.store.pool import Pool
-from support import take
+from harness.store import take
 
 FEW, MANY = 1_000, 1_000_000
 ROUNDS = 31

@@ -13,7 +13,7 @@ from duly.model import from_micros
 from duly.store import jobs, maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Buried, Claim, Requeued
-from support import count, due_job, fire_now, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
+from harness.store import count, due_job, fire_now, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
 
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})
 

@@ -7,7 +7,7 @@ import pytest
 from duly.store import stores
 from duly.store.pool import Pool
 from duly.store.statements import statement
-from support import put_now
+from harness.store import put_now
 
 
 async def test_jobs_are_counted_and_not_guessed_while_they_are_few(pool: Pool) -> None:

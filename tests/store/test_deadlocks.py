@@ -11,7 +11,7 @@ from duly.store import fires, maintenance, runs
 from duly.store.jobs import submit
 from duly.store.pool import Executor, Pool
 from duly.store.runs import Buried, Requeued, Succeeded
-from support import count, due_job, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
+from harness.store import count, due_job, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
 
 ERROR = '{"type":"ValueError","message":"no","traceback":null}'
 

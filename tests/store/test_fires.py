@@ -11,7 +11,7 @@ import pytest
 from duly.store import fires, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from support import count, due_job, fire_now, fire_of, hours_ago, lead, put, succeeded, take
+from harness.store import count, due_job, fire_now, fire_of, hours_ago, lead, put, succeeded, take
 
 HOUR = timedelta(hours=1)
 

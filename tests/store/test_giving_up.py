@@ -13,8 +13,8 @@ from duly.store import jobs as jobs_store
 from duly.store import pool as pool_module
 from duly.store import runs
 from duly.store.pool import Executor, Pool
-from proxy import Proxy
-from support import due_job, eventually, put, put_now, take
+from harness.proxy import Proxy
+from harness.store import due_job, eventually, put, put_now, take
 
 WAITING = """
 select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'

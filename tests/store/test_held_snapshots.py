@@ -26,8 +26,8 @@ from duly.store import cluster, fires, maintenance, progress, stores
 from duly.store.maintenance import Look, Rescued
 from duly.store.pool import InTransaction, Pool
 from duly.store.statements import statement
-from frozen import HOUR, MINUTE, START, FrozenScheduler, spread
-from support import count, due_job, lead, put, put_now, take
+from harness.scheduler import HOUR, MINUTE, START, FrozenScheduler, spread
+from harness.store import count, due_job, lead, put, put_now, take
 
 CLAIMS = int(os.environ.get("DULY_TEST_DEAD_CLAIMS", "20000"))
 TIMES = 50 if "DULY_TEST_DEAD_CLAIMS" in os.environ else 3

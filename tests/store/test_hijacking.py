@@ -26,7 +26,7 @@ from duly.store import pool as pools
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
 from duly.store.statements import statement
-from living import live
+from harness.living import live
 
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
 # What is asked over a caller's connection, whose search_path may be anything.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from duly.store import ledger, maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Claim, Succeeded
-from support import count, put_now, take
+from harness.store import count, put_now, take
 
 
 async def _rescued(pool: Pool) -> Claim:

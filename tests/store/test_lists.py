@@ -15,7 +15,7 @@ from duly.operations import DeadLetterFilter, Operations, forecasting
 from duly.store import history, jobs, stores
 from duly.store.pool import Pool
 from duly.store.statements import statement
-from support import due_job, hours_ago, put, put_now
+from harness.store import due_job, hours_ago, put, put_now
 
 ENDED = 3_000
 MOST = 400

@@ -16,7 +16,7 @@ from duly.store import migrate as migrations
 from duly.store import stores
 from duly.store.migrate import Migration, check_version, known_migrations, migrate, pending_migrations
 from duly.store.pool import Pool
-from support import count, eventually
+from harness.store import count, eventually
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from duly.errors import StoreUnavailable
 from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
-from support import count, new_job, put
+from harness.store import count, new_job, put
 
 
 @pytest.fixture

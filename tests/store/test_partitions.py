@@ -16,7 +16,7 @@ import pytest
 from duly.store import maintenance
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
-from support import count, eventually
+from harness.store import count, eventually
 
 DAY = timedelta(days=1)
 

@@ -18,7 +18,7 @@ from duly.store.notifier import Notifier
 from duly.store.pool import Pool, connection_options
 from duly.store.session import Session
 from duly.store.statements import statement
-from living import live
+from harness.living import live
 
 ODD = {
     "search_path": "evil, pg_catalog",

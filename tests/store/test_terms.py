@@ -13,7 +13,7 @@ from duly.maintenance import tidier as tidier_module
 from duly.maintenance.tidier import Tidier
 from duly.store import cluster
 from duly.store.pool import Pool
-from support import count, eventually, put_now, take
+from harness.store import count, eventually, put_now, take
 
 
 async def node(pool: Pool, *, lease: float = 600) -> UUID:

@@ -10,7 +10,7 @@ from duly.store import fires, jobs, maintenance, newcomers
 from duly.store.jobs import ChangedJob
 from duly.store.newcomers import Adoption
 from duly.store.pool import Pool
-from support import count, due_job, fire_now, fire_of, hours_ago, lead, put
+from harness.store import count, due_job, fire_now, fire_of, hours_ago, lead, put
 
 
 async def touch(pool: Pool) -> None:

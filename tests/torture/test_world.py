@@ -24,7 +24,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from support import eventually
+from harness.store import eventually
 from torture.faults import FAULTS, Fault, Planned, Sort, inject_all, open_record, plan
 from torture.world import Node, World, network
 from torture.world.clock import Clock, library
@@ -46,7 +46,7 @@ def make_world(folder: Path, **settings: Any) -> World:
         seed=1,
         launcher=[sys.executable, "-m", "duly.cli"],
         environment={
-            "PYTHONPATH": str(TESTS / "cluster"),
+            "PYTHONPATH": str(TESTS / "harness"),
             "SINK": str(folder / "sink"),
             "DULY_LEADER_LEASE_SECONDS": "2",
             "DULY_WORKER_LEASE_SECONDS": "3",

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal, TypeVar
 
-from listening import Listener
-from pgwire import Answer, Statements, end, first_message, next_message
+from harness.listening import Listener
+from harness.pgwire import Answer, Statements, end, first_message, next_message
 
 from .network import make_socket
 

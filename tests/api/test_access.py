@@ -1,0 +1,379 @@
+"""Keys, roles, tenants and rates: who may do what, on every route there is."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from typing import Any
+
+import httpx
+import pytest
+from starlette.datastructures import Headers
+from starlette.routing import Route
+
+from duly.api.access import Access, Bucket
+from duly.api.server import create_app, serve
+from duly.config import Settings, load_settings
+from duly.errors import ConfigError, Permanent
+from duly.model import JobRequest, parse_run_id
+from duly.node import running_worker
+from duly.operations import DeadLetterFilter, Operations
+from duly.store.pool import Pool
+from duly.worker.handler.task import Task
+from harness.store import eventually
+
+JOBS = "/api/v1/jobs"
+MINIMAL: dict[str, Any] = {"name": "Weekly report", "handler": "send_report"}
+Client = Callable[..., Awaitable[httpx.AsyncClient]]
+
+
+@pytest.fixture
+async def app(operations: Operations) -> Any:
+    return create_app(operations)
+
+
+@pytest.fixture
+async def client_of(operations: Operations, app: Any) -> AsyncIterator[Client]:
+    """A client with a key of its own; without a tenant: one that has no key."""
+    async with AsyncExitStack() as stack:
+
+        async def make(tenant: str | None = None, role: Any = "write") -> httpx.AsyncClient:
+            headers = {}
+            if tenant is not None:
+                key = await operations.create_key(tenant=tenant, role=role)
+                headers["Authorization"] = f"Bearer {key.text}"
+            transport = httpx.ASGITransport(app=app)
+            client = httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
+            return await stack.enter_async_context(client)
+
+        yield make
+
+
+def routes_of(app: Any) -> list[tuple[str, str]]:
+    """Every method and path that the app itself says it serves."""
+    found = []
+    stack = list(app.router.routes)
+    while stack:
+        route = stack.pop()
+        inner = getattr(route, "routes", None) or getattr(getattr(route, "original_router", None), "routes", None)
+        if inner:
+            stack.extend(inner)
+        elif isinstance(route, Route) or hasattr(route, "path"):
+            found += [(method, route.path) for method in sorted(route.methods or ()) if method != "HEAD"]
+    return sorted(found)
+
+
+PUBLIC = {"/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"}
+
+
+async def test_with_keys_every_route_that_is_not_meant_for_all_is_401_without_one(
+    app: Any, client_of: Client, operations: Operations
+) -> None:
+    await operations.create_key(role="read")
+    nobody = await client_of()
+    seen = 0
+    for method, path in routes_of(app):
+        if path in PUBLIC or path.startswith("/static/"):
+            assert (await nobody.request(method, path)).status_code == 200, path
+            continue
+        seen += 1
+        for headers in ({}, {"Authorization": "Bearer duly_nonsense"}, {"Authorization": "Basic eDp5"}):
+            response = await nobody.request(method, path, headers=headers)
+            assert response.status_code == 401, f"{method} {path}"
+            assert response.headers["www-authenticate"].startswith("Bearer")
+            assert response.headers["content-type"] == "application/problem+json"
+    assert seen >= 24
+
+
+async def test_with_keys_the_page_has_no_data_and_asks_for_a_key(client_of: Client, operations: Operations) -> None:
+    await operations.submit(JobRequest("h", name="secret-report", schedule="every 1h"))
+    await operations.create_key(role="read")
+    nobody = await client_of()
+    assert (await nobody.get("/live")).status_code == 401
+    page, script = (await nobody.get("/")).text, (await nobody.get("/static/page.js")).text
+    assert "secret-report" not in page
+    form = page[page.index('<form id="key-form" hidden>') : page.index("</form>")]
+    assert 'type="password"' in form
+    assert "duly key create --role read" in form
+    # Only a header carries it, only for this tab, and only to where the page came from.
+    assert re.findall(r"fetch\((.*?),", script) == ['"/live"']
+    assert "Authorization: `Bearer ${key}`" in script
+    assert "response.status === 401" in script
+    assert "localStorage" not in script
+    assert "document.cookie" not in script
+
+
+async def test_a_key_in_the_address_is_no_key(client_of: Client, operations: Operations) -> None:
+    key = (await operations.create_key(role="admin")).text
+    nobody = await client_of()
+    for name in ("api_key", "key", "access_token", "authorization"):
+        assert (await nobody.get(JOBS, params={name: key})).status_code == 401
+
+
+async def test_two_keys_at_once_or_a_key_with_more_around_it_are_401(client_of: Client, operations: Operations) -> None:
+    key = (await operations.create_key(role="admin")).text
+    nobody = await client_of()
+    assert (await nobody.get(JOBS, headers={"Authorization": f"bearer {key}"})).status_code == 200
+    for headers in (
+        [("Authorization", f"Bearer {key}"), ("Authorization", f"Bearer {key}")],
+        [("Authorization", f"Bearer {key}x")],
+        [("Authorization", f"Bearer {key}, Bearer {key}")],
+        [("Authorization", key)],
+        [("Authorization", "Bearer " + "x" * 100_000)],
+        [("Authorization", "Bearer \u00e9")],
+    ):
+        raw = [(name.encode(), value.encode()) for name, value in headers]
+        assert (await nobody.get(JOBS, headers=httpx.Headers(raw))).status_code == 401, headers[0][1][:60]
+
+
+READABLE_BY_POST = {"/api/v1/schedules/preview"}
+
+
+async def test_a_reader_may_look_and_change_nothing(app: Any, client_of: Client, operations: Operations) -> None:
+    reader = await client_of("acme", "read")
+    job = await operations.submit(JobRequest("h", schedule="every 1h", tenant="acme"))
+    run_id = await operations.trigger(str(job.job_id), tenant="acme")
+    before = await operations.get_job(str(job.job_id), tenant="acme")
+    for method, path in routes_of(app):
+        if not path.startswith("/api/") or path in READABLE_BY_POST:
+            continue
+        address = path.replace("{job_id}", str(job.job_id)).replace("{run_id}", run_id)
+        response = await reader.request(method, address, json=None if method in ("GET", "DELETE") else {})
+        if method == "GET":
+            # There is no dead letter of that name, and nothing else may be refused.
+            assert response.status_code == (404 if "dead-letters/" in path else 200), f"{method} {path}"
+        else:
+            assert response.status_code == 403, f"{method} {path}"
+            assert "needs the role write" in response.json()["detail"]
+    assert (await reader.post("/api/v1/schedules/preview", json={"schedule": "@daily"})).status_code == 200
+    assert await operations.get_job(str(job.job_id), tenant="acme") == before
+    assert (await operations.get_run(run_id, tenant="acme")).status == "queued"
+
+
+async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
+    app: Any, client_of: Client, operations: Operations, pool: Pool, settings: Settings
+) -> None:
+    ours = await client_of("ours", "admin")
+    theirs = await operations.submit(JobRequest("h", name="theirs", schedule="every 1h", tenant="theirs"))
+    job_id = str(theirs.job_id)
+    run_id = await operations.trigger(job_id, tenant="theirs")
+    dead_id = await _dead_letter(pool, operations, settings, "theirs")
+    before = await operations.get_job(job_id, tenant="theirs")
+    seen = 0
+    for method, path in routes_of(app):
+        if "{" not in path:
+            continue
+        for run in (run_id, dead_id):
+            address = path.replace("{job_id}", job_id).replace("{run_id}", run)
+            response = await ours.request(method, address, json=None if method in ("GET", "DELETE") else {})
+            assert response.status_code == 404, f"{method} {path}: {response.text}"
+            assert "theirs" not in response.text
+            seen += 1
+    assert seen >= 26
+    # Nor by way of a filter, a cursor, a key or a list.
+    filtered = await ours.get("/api/v1/dead-letters", params={"job_id": dead_id[:36]})
+    assert filtered.json() == {"items": [], "next_cursor": None}
+    swept = await ours.post("/api/v1/dead-letters/redrive", json={"job_id": dead_id[:36]})
+    assert swept.json() == {"redriven": 0, "refused": 0, "more": False}
+    assert (await ours.post("/api/v1/dead-letters/redrive", json={"all": True})).json()["redriven"] == 0
+    for query in ({"job_id": dead_id[:36]}, {"all": "true"}):
+        assert (await ours.delete("/api/v1/dead-letters", params=query)).json() == {"purged": 0, "more": False}
+    assert (await ours.get(JOBS, params={"cursor": "ffffffff-ffff-ffff-ffff-ffffffffffff"})).json()["items"] == []
+    for path in ("/api/v1/forecast", "/live", JOBS, "/api/v1/dead-letters"):
+        assert "theirs" not in (await ours.get(path)).text
+    # All of theirs is as it was.
+    assert await operations.get_job(job_id, tenant="theirs") == before
+    assert (await operations.get_run(run_id, tenant="theirs")).status == "queued"
+    assert await operations.count_dead_letters(DeadLetterFilter(), tenant="theirs") == 1
+
+
+async def _dead_letter(pool: Pool, operations: Operations, settings: Settings, tenant: str) -> str:
+    def fail(ctx: Any) -> None:
+        raise Permanent("no")
+
+    await operations.submit(JobRequest("fail", tenant=tenant, queue="graves"), allow_unknown_handler=True)
+    async with running_worker(pool, {"fail": Task("fail", fail)}, settings, queues={"graves": 1}):
+
+        async def is_dead() -> bool:
+            return await operations.count_dead_letters(tenant=tenant) == 1
+
+        await eventually(is_dead)
+    run_id = (await operations.dead_letters(tenant=tenant)).items[0].run_id
+    assert parse_run_id(run_id) is not None
+    return run_id
+
+
+async def test_inside_a_batch_another_tenants_key_is_just_a_key(client_of: Client, operations: Operations) -> None:
+    body = [MINIMAL | {"dedupe_key": "same", "schedule": "every 1h"}]
+    ours, theirs = await client_of("ours"), await client_of("theirs")
+    first = (await theirs.post(f"{JOBS}/batch", json=body)).json()["items"][0]
+    second = (await ours.post(f"{JOBS}/batch", json=body)).json()["items"][0]
+    assert (first["status"], second["status"]) == (201, 201)
+    assert first["job_id"] != second["job_id"]
+    other = [MINIMAL | {"dedupe_key": "same", "schedule": "every 2h"}]
+    conflict = (await ours.post(f"{JOBS}/batch", json=other)).json()["items"][0]
+    assert conflict["status"] == 409
+    assert first["job_id"] not in str(conflict)
+
+
+async def test_a_tenant_cannot_be_chosen_by_a_request(client_of: Client, operations: Operations) -> None:
+    ours = await client_of("ours", "admin")
+    job_id = (await ours.post(JOBS, json=MINIMAL | {"schedule": "every 1h"})).json()["job_id"]
+    assert (await ours.get(f"{JOBS}/{job_id}")).json()["tenant"] == "ours"
+    for response in (
+        await ours.post(JOBS, json=MINIMAL | {"tenant": "theirs"}),
+        await ours.patch(f"{JOBS}/{job_id}", json={"tenant": "theirs"}),
+        await ours.get(JOBS, params={"tenant": "theirs"}),
+        await ours.post("/api/v1/dead-letters/redrive", json={"tenant": "theirs"}),
+    ):
+        assert (response.status_code, response.json()["field"]) == (422, "tenant")
+    items = (await ours.post(f"{JOBS}/batch", json=[MINIMAL | {"tenant": "theirs"}])).json()["items"]
+    assert (items[0]["status"], items[0]["error"]["field"]) == (422, "tenant")
+
+
+async def test_only_an_admin_sees_figures_of_the_whole_store(client_of: Client, operations: Operations) -> None:
+    for tenant in ("ours", "theirs", "theirs"):
+        await operations.submit(JobRequest("h", tenant=tenant))
+    admin, writer = await client_of("ours", "admin"), await client_of("ours", "write")
+    whole, own = (await admin.get("/api/v1/stats")).json(), (await writer.get("/api/v1/stats")).json()
+    assert (whole["scope"], whole["queued"]) == ("store", 3)
+    assert (own["scope"], own["tenant"], own["queued"], own["jobs"]) == ("tenant", "ours", 1, 1)
+    assert (whole["jobs"], whole["jobs_estimated"], whole["at_least"]) == (3, False, [])
+    assert (await writer.get("/live")).json()["status"]["counts"]["queued"] == 1
+    assert (await admin.get("/live")).json()["status"]["counts"]["queued"] == 3
+
+
+async def test_past_its_rate_a_key_is_429_and_others_are_not(pool: Pool, database_url: str) -> None:
+    settings = load_settings(database_url=database_url, requests_per_second=0.5)
+    operations = await Operations.open(pool, settings)
+    transport = httpx.ASGITransport(app=create_app(operations))
+    keys = [(await operations.create_key(role="write")).text for _ in range(2)]
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        for key in keys:
+            headers = {"Authorization": f"Bearer {key}"}
+            assert (await client.post(JOBS, json=MINIMAL, headers=headers)).status_code == 201
+            refused = await client.post(JOBS, json=MINIMAL, headers=headers)
+            assert refused.status_code == 429
+            assert refused.json()["type"] == "urn:duly:problem:too-many-requests"
+            assert 1 <= int(refused.headers["retry-after"]) <= 2
+    assert len((await operations.list_jobs()).items) == 2
+
+
+def test_a_bucket_gives_its_rate_and_holds_a_second_of_it() -> None:
+    bucket = Bucket(10)
+    assert [bucket.take(100.0) for _ in range(10)] == [0.0] * 10
+    assert bucket.take(100.0) == pytest.approx(0.1)
+    assert bucket.take(100.05) == pytest.approx(0.05)
+    assert bucket.take(100.1001) == 0.0
+    assert sum(bucket.take(101 + n / 1000) == 0.0 for n in range(5000)) == pytest.approx(59, abs=2)
+    slow = Bucket(0.1)
+    assert slow.take(0.0) == 0.0
+    assert slow.take(0.0) == pytest.approx(10.0)
+    assert slow.take(10.1) == 0.0
+
+
+async def test_past_a_tenants_limit_nothing_of_a_submit_or_batch_is_stored(pool: Pool, database_url: str) -> None:
+    operations = await Operations.open(pool, load_settings(database_url=database_url, open_api=True, tenant_max_jobs=3))
+    transport = httpx.ASGITransport(app=create_app(operations))
+    job = MINIMAL | {"schedule": "every 1h"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.post(f"{JOBS}/batch", json=[job, job])).status_code == 200
+        for query in ("", "?atomic=true"):
+            refused = await client.post(f"{JOBS}/batch{query}", json=[job, job])
+            assert (refused.status_code, refused.json()["type"]) == (403, "urn:duly:problem:limit-reached")
+        assert len((await client.get(JOBS)).json()["items"]) == 2
+        assert (await client.post(JOBS, json=job)).status_code == 201
+        refused = await client.post(JOBS, json=job)
+        assert (refused.status_code, refused.json()["type"]) == (403, "urn:duly:problem:limit-reached")
+        assert len((await client.get(JOBS)).json()["items"]) == 3
+
+
+async def test_the_first_key_closes_a_server_that_runs_and_revoking_the_last_opens_nothing(
+    operations: Operations, pool: Pool, settings: Settings
+) -> None:
+    other = await Operations.open(pool, settings)  # as another process would make the key
+    transport = httpx.ASGITransport(app=create_app(operations))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get(JOBS)).status_code == 200
+        key = await other.create_key(role="admin")
+
+        async def is_closed() -> bool:
+            return (await client.get(JOBS)).status_code == 401
+
+        await eventually(is_closed)
+        headers = {"Authorization": f"Bearer {key.text}"}
+        assert (await client.get(JOBS, headers=headers)).status_code == 200
+        await other.revoke_key(key.key.key_id)
+
+        async def is_refused() -> bool:
+            return (await client.get(JOBS, headers=headers)).status_code == 401
+
+        await eventually(is_refused)
+        assert (await client.get(JOBS)).status_code == 401
+    fresh = httpx.ASGITransport(app=create_app(await Operations.open(pool, settings)))
+    async with httpx.AsyncClient(transport=fresh, base_url="http://localhost") as client:
+        assert (await client.get(JOBS)).status_code == 401
+
+
+async def test_keys_can_be_required_before_there_are_any(pool: Pool, database_url: str) -> None:
+    operations = await Operations.open(pool, load_settings(database_url=database_url, require_keys=True))
+    transport = httpx.ASGITransport(app=create_app(operations))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get(JOBS)).status_code == 401
+        assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_a_bind_beyond_loopback_needs_keys_and_then_serves_any_name(operations: Operations, serving: Any) -> None:
+    with pytest.raises(ConfigError, match="duly key create"):
+        await serve(create_app(operations), host="0.0.0.0", port=0, stop=asyncio.Event())
+    key = (await operations.create_key(role="read")).text
+    async with serving(operations, "0.0.0.0") as url:
+        port = httpx.URL(url).port
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+            named = {"Host": "duly.example.org", "Authorization": f"Bearer {key}"}
+            assert (await client.get(JOBS, headers=named)).status_code == 200
+            assert (await client.get("/healthz", headers={"Host": socket.gethostname()})).status_code == 200
+            assert (await client.get(JOBS, headers={"Host": "duly.example.org"})).status_code == 401
+
+
+async def test_names_can_be_narrowed_by_setting(pool: Pool, database_url: str) -> None:
+    settings = load_settings(
+        database_url=database_url, require_keys=True, api_hosts="duly.example.org, api.example.org"
+    )
+    operations = await Operations.open(pool, settings)
+    key = (await operations.create_key(role="read")).text
+    transport = httpx.ASGITransport(app=create_app(operations))
+    headers = {"Authorization": f"Bearer {key}"}
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+        for host in ("duly.example.org", "API.example.org:443", "127.0.0.1:8080"):
+            assert (await client.get(JOBS, headers={"Host": host})).status_code == 200, host
+        for host in ("evil.example", "duly.example.org.evil.example", ""):
+            assert (await client.get(JOBS, headers={"Host": host})).status_code == 421, host
+
+
+async def test_while_the_store_is_away_a_key_is_503_and_not_401(client_of: Client, pool: Pool) -> None:
+    ours = await client_of("ours")
+    assert (await ours.get(JOBS)).status_code == 200
+    stranger = await client_of("theirs")
+    await pool.close()
+    assert (await stranger.get(JOBS)).status_code == 503
+    assert (await stranger.get("/healthz")).status_code == 200
+
+
+async def test_a_server_without_keys_asks_the_store_about_them_once_a_second_at_most(operations: Operations) -> None:
+    asked = 0
+    ask = operations.has_keys
+
+    async def counted() -> bool:
+        nonlocal asked
+        asked += 1
+        return await ask()
+
+    operations.has_keys = counted  # type: ignore[method-assign]
+    access = Access(operations, open_to_all=True)
+    for _ in range(200):
+        assert (await access.admit(Headers())).anybody
+    assert asked <= 2

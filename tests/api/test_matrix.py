@@ -1,0 +1,224 @@
+"""Every caller on every route, as the API's own description has them: nobody does more than their role says, nobody
+sees anything of another tenant, and a route that does not say whom it is for cannot exist."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from duly.api import guard
+from duly.api.access import needs
+from duly.api.declared import ROLES_FIELD, DeclaredRoute, declared_page
+from duly.api.server import create_app
+from duly.config import Settings
+from duly.errors import Permanent
+from duly.model import JobRequest
+from duly.node import running_worker
+from duly.operations import Operations
+from duly.operations.rights import ROLES
+from duly.store.pool import Pool
+from duly.worker.handler.task import Task
+from harness.store import eventually
+
+# In every text of b's: whoever finds it has seen something of b's.
+MARKER = "zebra"
+LOOKING = ["read", "write", "operator", "admin"]
+CHANGING = ["write", "operator", "admin"]
+WATCHING = ["admin", "monitor"]
+#: What is said here once more, so that a route that was declared wrongly is noticed. All other calls change something.
+READS = {
+    ("GET", "/live"): LOOKING,
+    ("GET", "/metrics"): WATCHING,
+    ("GET", "/api/v1/stats"): [*LOOKING, "monitor"],
+    ("POST", "/api/v1/schedules/preview"): LOOKING,
+}
+
+
+@dataclass(frozen=True)
+class Call:
+    method: str
+    path: str
+    roles: list[str]
+    body: Any = None
+    query: tuple[tuple[str, str], ...] = ()
+
+    def expected_roles(self) -> list[str]:
+        return READS.get((self.method, self.path), LOOKING if self.method == "GET" else CHANGING)
+
+
+def calls_of(app: Any) -> list[Call]:
+    """Of the description, and of the two pages that are not in it."""
+    calls = []
+    for path, methods in app.openapi()["paths"].items():
+        for method, operation in methods.items():
+            content = operation.get("requestBody", {}).get("content", {})
+            body = content.get("application/json", {}).get("example")
+            query: tuple[tuple[str, str], ...] = ()
+            if operation["operationId"] == "redrive_dead_letters":
+                body = {"all": True}
+            elif operation["operationId"] == "purge_dead_letters":
+                query = (("all", "true"),)
+            calls.append(Call(method.upper(), path, operation[ROLES_FIELD], body, query))
+    return [*calls, Call("GET", "/live", LOOKING), Call("GET", "/metrics", WATCHING)]
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What b has."""
+
+    job_id: str
+    run_id: str
+    dead_id: str
+
+
+@pytest.fixture
+async def theirs(operations: Operations, pool: Pool, settings: Settings) -> Theirs:
+    def fail(ctx: Any) -> None:
+        raise Permanent(f"{MARKER} error")
+
+    labels = {MARKER: MARKER}
+    job = await operations.submit(
+        JobRequest("h", name=f"{MARKER} job", payload={"m": MARKER}, schedule="every 1h", tenant="b", labels=labels)
+    )
+    run_id = await operations.trigger(str(job.job_id), tenant="b")
+    lost = JobRequest("fail", name=f"{MARKER} lost", payload=MARKER, queue="graves", tenant="b")
+    await operations.submit(lost, allow_unknown_handler=True)
+    tasks = {name: Task(name, fail) for name in ("fail", "send_report")}  # the latter is the examples' own
+    async with running_worker(pool, tasks, settings, queues={"graves": 1}):
+
+        async def is_dead() -> bool:
+            return await operations.count_dead_letters(tenant="b") == 1
+
+        await eventually(is_dead)
+    dead_id = (await operations.dead_letters(tenant="b")).items[0].run_id
+    return Theirs(str(job.job_id), run_id, dead_id)
+
+
+async def _state_of_b(operations: Operations, theirs: Theirs) -> list[Any]:
+    jobs = await operations.list_jobs(tenant="b")
+    runs = [await operations.job_runs(str(job.job_id), tenant="b") for job in jobs.items]
+    return [jobs, runs, await operations.dead_letters(tenant="b")]
+
+
+@pytest.fixture
+async def callers(operations: Operations, pool: Pool) -> AsyncIterator[dict[str, tuple[str | None, httpx.AsyncClient]]]:
+    """By name: the role, or None for who has no good key; and their client. No name: nobody."""
+    app = create_app(operations)
+    keys: dict[str, tuple[str | None, str | None]] = {"nobody": (None, None), "nonsense": (None, "duly_nonsense")}
+    for role in ROLES:
+        tenant = None if role == "monitor" else "a"
+        keys[f"a {role}"] = role, (await operations.create_key(tenant=tenant, role=role)).text
+        revoked = await operations.create_key(tenant=tenant, role=role)
+        await operations.revoke_key(revoked.key.key_id)
+        keys[f"revoked {role}"] = None, revoked.text
+        expired = await operations.create_key(tenant=tenant, role=role, expires_in=timedelta(days=1))
+        late = "update duly.api_keys set expires_at = created_at - interval '1 second' where key_id = $1"
+        await pool.query(late, expired.key.key_id)
+        keys[f"expired {role}"] = None, expired.text
+        if role != "monitor":
+            keys[f"b {role}"] = role, (await operations.create_key(tenant="b", role=role)).text
+    async with AsyncExitStack() as stack:
+        made = {}
+        for name, (role_held, text) in keys.items():
+            headers = {} if text is None else {"Authorization": f"Bearer {text}"}
+            client = httpx.AsyncClient(
+                transport=httpx.ASGITransport(app=app), base_url="http://localhost", headers=headers
+            )
+            made[name] = role_held, await stack.enter_async_context(client)
+        yield made
+
+
+async def _answer(client: httpx.AsyncClient, call: Call, theirs: Theirs, *, run_id: str) -> httpx.Response:
+    path = call.path.replace("{job_id}", theirs.job_id).replace("{run_id}", run_id)
+    content = None if call.body is None else json.dumps(call.body).encode()
+    headers = {} if content is None else {"Content-Type": "application/json"}
+    return await client.request(call.method, path, params=call.query, content=content, headers=headers)
+
+
+async def test_every_caller_on_every_route_gets_what_the_role_allows_and_nothing_of_others(
+    operations: Operations, theirs: Theirs, callers: dict[str, tuple[str | None, httpx.AsyncClient]]
+) -> None:
+    app = create_app(operations)
+    before = await _state_of_b(operations, theirs)
+    seen = 0
+    for call in calls_of(app):
+        assert call.roles == call.expected_roles(), f"{call.method} {call.path} is declared for {call.roles}"
+        ids = (theirs.run_id, theirs.dead_id) if "{run_id}" in call.path else ("",)
+        for name, (role, client) in callers.items():
+            if name.startswith("b ") and role in call.roles:
+                continue  # their own
+            for run_id in ids:
+                response = await _answer(client, call, theirs, run_id=run_id)
+                told = f"{name}: {call.method} {call.path}: {response.status_code} {response.text[:300]}"
+                seen += 1
+                if role is None:
+                    assert response.status_code == 401, told
+                elif role not in call.roles:
+                    assert response.status_code == 403, told
+                elif "{" in call.path:
+                    assert response.status_code == 404, told
+                else:
+                    assert response.status_code in (200, 201, 204), told
+                assert MARKER not in response.text, told
+    assert seen >= 500
+    assert await _state_of_b(operations, theirs) == before
+    # The ids were right: to b they mean something.
+    for call in calls_of(app):
+        for name, (role, client) in callers.items():
+            if name.startswith("b ") and role in call.roles and call.method == "GET":
+                run_id = theirs.dead_id if "dead-letters" in call.path else theirs.run_id
+                response = await _answer(client, call, theirs, run_id=run_id)
+                assert response.status_code == 200, f"{name}: {call.path}"
+
+
+def _all_routes(app: Any) -> list[Any]:
+    found, stack = [], list(app.router.routes)
+    while stack:
+        route = stack.pop()
+        inner = getattr(route, "routes", None) or getattr(getattr(route, "original_router", None), "routes", None)
+        if inner:
+            stack.extend(inner)
+        else:
+            found.append(route)
+    return found
+
+
+async def test_a_route_that_does_not_say_whom_it_is_for_cannot_be_added() -> None:
+    async def undeclared(request: Request) -> Response:
+        return Response("for whom?")
+
+    with pytest.raises(TypeError, match="undeclared does not say who may call it"):
+        APIRouter(route_class=DeclaredRoute).add_api_route("/x", undeclared)
+    with pytest.raises(TypeError, match="undeclared does not say who may call it"):
+        declared_page("/x", undeclared)
+    needs("read")(undeclared)
+    assert isinstance(declared_page("/x", undeclared), Route)
+
+
+async def test_every_route_is_declared_or_is_the_description_and_the_guard_knows_the_same_public_ones(
+    operations: Operations,
+) -> None:
+    """A route that was added past both ways, and a path that the guard lets through although it needs a role."""
+    app = create_app(operations)
+    in_matrix = {(call.method, call.path) for call in calls_of(app)}
+    for route in _all_routes(app):
+        public = route.path in guard._PUBLIC or route.path.startswith(guard._PUBLIC_FOLDER)
+        if not public:
+            assert {(method, route.path) for method in route.methods if method != "HEAD"} <= in_matrix, route.path
+        if isinstance(route, DeclaredRoute):
+            assert not public, route.path
+        elif route.path == "/api/v1/openapi.json":
+            assert public
+        else:
+            assert (route.endpoint.__name__ == "call_allowed") == (not public), route.path

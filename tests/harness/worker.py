@@ -1,0 +1,103 @@
+"""An app, its operations and a worker in this process, for tests of what workers do with runs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from duly import Duly
+from duly.config import Settings
+from duly.model import Run
+from duly.node import running_worker
+from duly.operations import Operations
+from duly.store.pool import Pool
+from duly.worker.worker import Worker
+from harness.store import eventually
+
+
+class Workbench:
+    def __init__(self, pool: Pool, settings: Settings, operations: Operations, app: Duly | None = None) -> None:
+        self.pool = pool
+        self.settings = settings
+        self.operations = operations
+        self.app = app or Duly(settings=settings)
+
+    @asynccontextmanager
+    async def working(self, **options: Any) -> AsyncIterator[Worker]:
+        async with running_worker(self.pool, self.app.tasks, self.settings, **options) as worker:
+            yield worker
+
+    async def submit(
+        self, task: str | Callable[..., Any] | Mapping[str, Any], payload: Any = None, **options: Any
+    ) -> str:
+        request = self.app.request(task, payload, **options)
+        return str((await self.operations.submit(request, allow_unknown_handler=True)).job_id)
+
+    async def command(self, *argv: str, payload: Any = None, **options: Any) -> str:
+        handler: dict[str, Any] = {"type": "command", "argv": list(argv)}
+        handler |= {name: options.pop(name) for name in ("env", "secret_env", "cwd") if name in options}
+        return await self.submit(handler, payload, **options)
+
+    async def run_of(self, job_id: str) -> Run:
+        return (await self.operations.job_runs(job_id)).items[0]
+
+    async def end_of(self, job_id: str, *statuses: str, seconds: float = 30) -> Run:
+        """The job's run once it has one of these statuses: succeeded or dead, if none is named."""
+
+        async def ended() -> bool:
+            return (await self.run_of(job_id)).status in (statuses or ("succeeded", "dead"))
+
+        try:
+            await eventually(ended, seconds=seconds)
+        except TimeoutError:
+            raise AssertionError(f"it is still {await self.run_of(job_id)}") from None
+        return await self.run_of(job_id)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+async def numbers_in(file: Path, count: int) -> list[int]:
+    """The pids that processes have written into a file, once there are so many."""
+    await eventually(lambda: file.exists() and len(file.read_text().split()) >= count)
+    return [int(word) for word in file.read_text().split()]
+
+
+def children_of(pid: int) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if parent == pid:
+                found.append(int(entry.name))
+    return found
+
+
+async def gone(*pids: int, seconds: float = 20) -> None:
+    await eventually(lambda: not any(is_alive(pid) for pid in pids), seconds=seconds)
+
+
+def open_pipes() -> int:
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found += os.readlink(f"/proc/self/fd/{name}").startswith("pipe:")
+    return found
+
+
+async def turns(count: int = 5) -> None:
+    """Let what the loop has put off until its next turns happen."""
+    for _ in range(count):
+        await asyncio.sleep(0)

@@ -1,0 +1,476 @@
+"""Loader, firer and coordinator, step by step through `run_once`: no loop runs, nothing waits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from duly.clock import ManualClock
+from duly.cluster.coordinator import Term
+from duly.cluster.postgres import PostgresCoordinator
+from duly.config import Settings
+from duly.errors import DataRefused, StoreUnavailable
+from duly.model import JobRequest, to_micros
+from duly.node import SchedulerNode
+from duly.operations import Operations
+from duly.scheduler.firer import Firer
+from duly.scheduler.loader import Loader
+from duly.scheduler.near_future import NearFuture
+from duly.scheduler.planner import plan_batch
+from duly.service import Service
+from duly.store import fires
+from duly.store.fires import DueJob
+from duly.store.pool import Pool
+from harness.store import count, due_job, eventually, lead, put
+
+START = datetime(2030, 5, 5, 12, 0, tzinfo=UTC)
+
+
+class Scheduler:
+    """Every shard led by one node, on a clock that the test moves: the store's and the node's alike."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.clock = ManualClock(START)
+        self.future = NearFuture(self.clock, horizon_us=600_000_000)
+        self.firer = Firer(pool, self.clock, self.future, misfire_grace=timedelta(seconds=10))
+        self.loader = Loader(pool, self.future, interval=60, changed=lambda: None)
+
+    async def lead(self, shard: int) -> int:
+        epoch = await lead(self.pool, shard)
+        self.firer.lead(Term(shard, epoch))
+        self.loader.lead(shard)
+        await self.loader.run_once()
+        return epoch
+
+    async def at(self, moment: datetime) -> None:
+        await self.pool.query("update duly.clock set frozen_at = $1", moment)
+        self.clock.set(moment)
+
+    async def fired(self) -> list[datetime]:
+        """What became a run, in order."""
+        rows = await self.pool.query("select scheduled_at from duly.runs order by scheduled_at")
+        return [row["scheduled_at"] for row in rows]
+
+
+@pytest.fixture
+async def scheduler(pool: Pool) -> Scheduler:
+    scheduler = Scheduler(pool)
+    await scheduler.at(START)
+    return scheduler
+
+
+async def test_nothing_fires_before_its_time_and_everything_at_it(scheduler: Scheduler, pool: Pool) -> None:
+    job = due_job(pool, START + timedelta(seconds=30), policy='{"overlap": "parallel"}', start_at=START)
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    assert await scheduler.firer.run_once() == 1.0
+    await scheduler.at(START + timedelta(seconds=29, microseconds=999_999))
+    await scheduler.firer.run_once()
+    assert await scheduler.fired() == []
+    await scheduler.at(START + timedelta(seconds=30))
+    await scheduler.firer.run_once()
+    assert await scheduler.fired() == [START + timedelta(seconds=30)]
+
+
+async def test_the_next_occurrence_is_known_without_reading_the_store_again(scheduler: Scheduler, pool: Pool) -> None:
+    minute = timedelta(minutes=1)
+    job = due_job(pool, START, schedule="every 1m", start_at=START, policy='{"overlap": "parallel"}')
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    for n in range(5):
+        await scheduler.at(START + n * minute)
+        await scheduler.firer.run_once()
+    assert await scheduler.fired() == [START + n * minute for n in range(5)]
+
+
+async def test_a_node_whose_clock_is_an_hour_ahead_fires_nothing_early(scheduler: Scheduler, pool: Pool) -> None:
+    job = due_job(pool, START + timedelta(seconds=30), start_at=START)
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    scheduler.clock.set(START + timedelta(hours=1))
+    await scheduler.firer.run_once()
+    assert await scheduler.fired() == []
+    # It is looked at again, and fires when the database says so.
+    await scheduler.at(START + timedelta(seconds=30))
+    await scheduler.firer.run_once()
+    assert len(await scheduler.fired()) == 1
+
+
+async def test_a_node_whose_clock_steps_back_repeats_nothing(scheduler: Scheduler, pool: Pool) -> None:
+    job = due_job(pool, START + timedelta(seconds=30), schedule="every 30s", start_at=START)
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    await scheduler.at(START + timedelta(seconds=30))
+    await scheduler.firer.run_once()
+    scheduler.clock.set(START - timedelta(minutes=2))
+    await scheduler.loader.run_once()
+    await scheduler.firer.run_once()
+    assert await scheduler.fired() == [START + timedelta(seconds=30)]
+
+
+async def test_a_job_announced_inside_the_loaded_window_fires_on_time(scheduler: Scheduler, pool: Pool) -> None:
+    job = due_job(pool, START + timedelta(milliseconds=300), start_at=START)
+    await scheduler.lead(job.shard)
+    await put(pool, job)
+    due_us = to_micros(START + timedelta(milliseconds=300))
+    scheduler.loader.heard(f"{job.shard}:{job.job_id}:{due_us}")
+    scheduler.loader.heard(f"{job.shard}:{job.job_id}:{due_us}")
+    await scheduler.at(START + timedelta(milliseconds=300))
+    await scheduler.firer.run_once()
+    assert await scheduler.fired() == [START + timedelta(milliseconds=300)]
+
+
+async def test_a_job_whose_announcement_was_lost_is_found_by_the_next_re_read(scheduler: Scheduler, pool: Pool) -> None:
+    job = due_job(pool, START + timedelta(seconds=30), start_at=START)
+    await scheduler.lead(job.shard)
+    await put(pool, job)
+    await scheduler.loader.run_once()
+    await scheduler.at(START + timedelta(seconds=30))
+    await scheduler.firer.run_once()
+    assert len(await scheduler.fired()) == 1
+
+
+async def test_a_job_due_in_ten_years_takes_no_memory(scheduler: Scheduler, pool: Pool) -> None:
+    job = due_job(pool, START + timedelta(days=3650))
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    assert len(scheduler.future) == 0
+    assert not scheduler.future.add(job.shard, job.job_id, to_micros(START + timedelta(days=3650)))
+
+
+async def test_a_shard_that_is_no_longer_led_is_forgotten(scheduler: Scheduler, pool: Pool) -> None:
+    job = due_job(pool, START + timedelta(seconds=30))
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    assert len(scheduler.future) == 1
+    scheduler.loader.drop(job.shard)
+    scheduler.firer.drop(job.shard)
+    assert len(scheduler.future) == 0
+    await scheduler.at(START + timedelta(seconds=30))
+    await scheduler.firer.run_once()
+    assert await scheduler.fired() == []
+
+
+async def test_a_monthly_job_fires_although_its_nodes_are_restarted_every_hour(
+    scheduler: Scheduler, pool: Pool
+) -> None:
+    first = datetime(2030, 6, 1, 4, 30, tzinfo=UTC)
+    job = due_job(pool, first, kind="cron", schedule="30 4 1 * *")
+    await put(pool, job)
+    moment = START
+    while moment < first + timedelta(days=1):
+        # A new node each time: nothing it knows is older than its own start.
+        node = Scheduler(pool)
+        await node.at(moment)
+        await node.lead(job.shard)
+        await node.firer.run_once()
+        moment += timedelta(minutes=59)
+        await node.at(moment)
+        await node.firer.run_once()
+    assert await scheduler.fired() == [first]
+    assert await count(pool, "jobs", "next_run_at = $1", datetime(2030, 7, 1, 4, 30, tzinfo=UTC)) == 1
+
+
+@pytest.mark.parametrize(
+    ("policy", "fired", "missed"),
+    [
+        ('{"missed_window": "SKIP", "overlap": "parallel"}', [], 1560),
+        ('{"missed_window": "RUN_ONCE", "overlap": "parallel"}', [0], 1559),
+        ('{"missed_window": "RUN_ALL", "overlap": "parallel", "max_missed": 3}', [-2, -1, 0], 1557),
+    ],
+)
+async def test_a_minutely_job_after_26_hours_without_a_scheduler(
+    scheduler: Scheduler, pool: Pool, policy: str, fired: list[int], missed: int
+) -> None:
+    minute = timedelta(minutes=1)
+    job = due_job(pool, START + minute, schedule="* * * * *", kind="cron", policy=policy)
+    await put(pool, job)
+    end = START + timedelta(hours=26)
+    await scheduler.at(end + timedelta(seconds=30))
+    await scheduler.lead(job.shard)
+    await scheduler.firer.run_once()
+    assert await scheduler.fired() == [end + n * minute for n in fired]
+    rows = await pool.query("select sum((note ->> 'count')::int) as dropped from duly.history where status = 'missed'")
+    assert rows[0]["dropped"] == missed
+    assert await count(pool, "jobs", "next_run_at = $1", end + minute) == 1
+
+
+async def test_a_store_that_is_away_for_a_moment_costs_no_occurrence(
+    scheduler: Scheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = due_job(pool, START + timedelta(seconds=1), start_at=START)
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    await scheduler.at(START + timedelta(seconds=1))
+
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fires, "fire", away)
+        with pytest.raises(StoreUnavailable):
+            await scheduler.firer.run_once()
+    assert await scheduler.fired() == []
+    await scheduler.firer.run_once()
+    assert len(await scheduler.fired()) == 1
+
+
+async def test_where_a_fire_whose_answer_was_lost_moved_a_job_to_is_looked_for(
+    scheduler: Scheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = due_job(pool, START + timedelta(seconds=1), start_at=START)
+    await put(pool, job)
+    await scheduler.lead(job.shard)
+    await scheduler.at(START + timedelta(seconds=1))
+    doubted: list[int] = []
+    monkeypatch.setattr(scheduler.firer, "_doubted", doubted.append)
+    real = fires.fire
+
+    async def lost(*args: Any, **named: Any) -> None:
+        await real(*args, **named)
+        raise StoreUnavailable("the answer was lost")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fires, "fire", lost)
+        with pytest.raises(StoreUnavailable):
+            await scheduler.firer.run_once()
+    assert doubted == [job.shard]
+    assert len(await scheduler.fired()) == 1
+
+
+async def test_a_job_that_cannot_be_planned_is_parked_with_its_reason_and_the_shard_goes_on(
+    scheduler: Scheduler, pool: Pool
+) -> None:
+    due = START + timedelta(seconds=1)
+    lost = due_job(pool, due, kind="cron", schedule="* * * * *", timezone="Mars/Olympus")
+    fine = due_job(pool, due, kind="cron", schedule="* * * * *")
+    fine = due_job(
+        pool, due, kind="cron", schedule="* * * * *",
+        job_id=UUID(int=(fine.job_id.int & ~0xFFFF) | (lost.job_id.int & 0xFFFF)), shard=lost.shard,
+    )  # fmt: skip
+    await put(pool, lost, fine)
+    await scheduler.lead(lost.shard)
+    await scheduler.at(due)
+    await scheduler.firer.run_once()
+    rows = await pool.query("select status, status_reason from duly.jobs where job_id = $1", lost.job_id)
+    assert rows[0]["status"] == "paused"
+    assert "Mars/Olympus" in rows[0]["status_reason"]
+    assert await count(pool, "runs", "job_id = $1", fine.job_id) == 1
+
+
+async def test_a_job_that_the_database_chokes_on_is_parked_and_the_others_fire(
+    scheduler: Scheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due = START + timedelta(seconds=1)
+    first = due_job(pool, due, kind="cron", schedule="* * * * *")
+    jobs = [
+        due_job(
+            pool, due, kind="cron", schedule="* * * * *",
+            job_id=UUID(int=(first.job_id.int & ~0xFFFF_0000) | (n << 16)), shard=first.shard,
+        )
+        for n in range(20)
+    ]  # fmt: skip
+    await put(pool, *jobs)
+    await scheduler.lead(first.shard)
+    await scheduler.at(due)
+    real = fires.fire
+
+    async def choke(store: Pool, *, epochs: dict[int, int], batch: fires.Fire) -> fires.Fired:
+        if jobs[7].job_id in batch.job_ids:
+            raise DataRefused("cannot encode")
+        return await real(store, epochs=epochs, batch=batch)
+
+    monkeypatch.setattr(fires, "fire", choke)
+    await scheduler.firer.run_once()
+    assert await count(pool, "runs") == 19
+    assert await count(pool, "jobs", "status = 'paused' and job_id = $1", jobs[7].job_id) == 1
+
+
+async def test_a_job_whose_row_says_another_shard_holds_up_nobody(scheduler: Scheduler, pool: Pool) -> None:
+    due = START + timedelta(seconds=1)
+    astray, other = due_job(pool, due), due_job(pool, due)
+    await put(pool, astray, other)
+    for shard in {astray.shard, other.shard}:
+        await scheduler.lead(shard)
+    await scheduler.at(due)
+    await pool.query("update duly.jobs set shard = (shard + 1) % 64 where job_id = $1", astray.job_id)
+    await scheduler.firer.run_once()
+    assert [row["job_id"] for row in await pool.query("select job_id from duly.runs")] == [other.job_id]
+
+
+def test_half_a_million_jobs_of_one_schedule_are_planned_once() -> None:
+    jobs = [
+        DueJob(UUID(int=n), START, "cron", "0 12 * * *", "Europe/Berlin", None, None, None, 0, None, START, START)
+        for n in range(2000)
+    ]
+    batch = plan_batch(jobs, now=START, misfire_grace=timedelta(seconds=10))
+    assert len(batch.fires[0].job_ids) == 2000
+    assert len(set(batch.fires[0].next_run_at)) == 1
+
+
+class TestCoordinator:
+    """Two nodes over one store, a beat at a time."""
+
+    class Listener:
+        def __init__(self) -> None:
+            self.shards: set[int] = set()
+
+        def term_began(self, term: Term) -> None:
+            assert term.shard not in self.shards
+            self.shards.add(term.shard)
+
+        def term_ended(self, term: Term) -> None:
+            self.shards.remove(term.shard)
+
+    @pytest.fixture
+    def node(self, pool: Pool) -> Callable[[], PostgresCoordinator]:
+        def make() -> PostgresCoordinator:
+            return PostgresCoordinator(self.Listener(), pool, node_id=uuid4(), name="n", version="0", lease_seconds=30)
+
+        return make
+
+    async def test_the_first_node_leads_everything(self, node: Callable[[], PostgresCoordinator]) -> None:
+        one = node()
+        await one._join()
+        await one.run_once()
+        assert len(one.terms) == 64
+        assert {term.epoch for term in one.terms.values()} == {1}
+
+    async def test_a_second_node_gets_its_half_and_no_shard_ever_has_two_leaders(
+        self, node: Callable[[], PostgresCoordinator]
+    ) -> None:
+        one, two = node(), node()
+        await one._join()
+        await one.run_once()
+        await two._join()
+        for _ in range(3):
+            for each in (two, one):
+                await each.run_once()
+                assert not one.terms.keys() & two.terms.keys()
+        assert (len(one.terms), len(two.terms)) == (32, 32)
+        assert {term.epoch for term in two.terms.values()} == {2}
+
+    async def test_a_graceful_leave_frees_the_shards_at_once(self, node: Callable[[], PostgresCoordinator]) -> None:
+        one, two = node(), node()
+        await one._join()
+        await one.run_once()
+        await two._join()
+        await one.leave()
+        assert one.terms == {}
+        await two.run_once()
+        assert len(two.terms) == 64
+
+    async def test_a_dead_nodes_shards_are_taken_when_its_lease_is_over_and_not_before(
+        self, node: Callable[[], PostgresCoordinator], pool: Pool
+    ) -> None:
+        one, two = node(), node()
+        await one._join()
+        await one.run_once()
+        await two._join()
+        await two.run_once()
+        assert len(two.terms) == 0
+        await pool.query("update duly.nodes set lease_until = duly.now() where node_id = $1", one.node_id)
+        await two.run_once()
+        assert len(two.terms) == 64
+        # The old leader wakes up: it learns that it leads nothing of what it led.
+        await one.run_once()
+        assert len(one.terms) <= 32
+        assert not one.terms.keys() & two.terms.keys()
+
+    async def test_a_node_that_the_store_has_forgotten_joins_again(
+        self, node: Callable[[], PostgresCoordinator], pool: Pool
+    ) -> None:
+        one = node()
+        await one._join()
+        await one.run_once()
+        await pool.query("delete from duly.nodes")
+        await one.run_once()
+        assert one.terms == {}
+        await one.run_once()
+        assert len(one.terms) == 64
+
+    async def test_without_a_beat_in_time_it_steps_down_by_itself(
+        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        one = PostgresCoordinator(self.Listener(), pool, node_id=uuid4(), name="n", version="0", lease_seconds=0.5)
+        await one._join()
+        await one.run_once()
+        assert one.terms
+        await eventually(lambda: not one.terms, seconds=5)
+
+    async def test_every_term_is_kept_so_that_an_epoch_names_its_node(
+        self, node: Callable[[], PostgresCoordinator], pool: Pool
+    ) -> None:
+        one = node()
+        await one._join()
+        await one.run_once()
+        assert await count(pool, "terms", "node_id = $1 and epoch = 1", one.node_id) == 64
+
+
+async def test_a_whole_node_fires_a_job_on_time_and_leaves_nothing_behind(
+    pool: Pool, settings: Settings, operations: Operations
+) -> None:
+    node = SchedulerNode(pool, settings)
+    await node.start()
+    try:
+        due = operations.now() + timedelta(seconds=1.5)
+        await operations.submit(JobRequest("noop", schedule=due), allow_unknown_handler=True)
+
+        async def fired() -> bool:
+            return await count(pool, "runs") > 0
+
+        await eventually(fired)
+        row = (await pool.query("select scheduled_at, fired_at, run_at from duly.runs"))[0]
+        assert row["scheduled_at"] == due
+        ahead = timedelta(seconds=settings.fire_ahead_seconds)
+        assert -2 * ahead <= row["fired_at"] - due < timedelta(seconds=1)
+        assert row["run_at"] == max(due, row["fired_at"])
+    finally:
+        await node.stop()
+    assert await count(pool, "shards", "node_id is not null") == 0
+    assert await count(pool, "nodes", "stopped_at is null") == 0
+
+
+class TestService:
+    class Counting(Service):
+        interval = 3600.0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.passes = 0
+            self.fail = 0
+            self.passed = asyncio.Event()
+
+        async def run_once(self) -> float | None:
+            self.passes += 1
+            self.passed.set()
+            if self.fail:
+                self.fail -= 1
+                raise RuntimeError("once more")
+            return None
+
+    async def test_waking_makes_the_next_pass_start_now(self) -> None:
+        service = self.Counting()
+        await service.start()
+        for expected in range(1, 4):
+            async with asyncio.timeout(5):
+                await service.passed.wait()
+            service.passed.clear()
+            assert service.passes == expected
+            service.wake()
+        await service.stop()
+
+    async def test_an_error_is_not_the_end(self, caplog: pytest.LogCaptureFixture) -> None:
+        service = self.Counting()
+        service.backoff = (0.001, 0.002)
+        service.fail = 3
+        await service.start()
+        await eventually(lambda: service.passes >= 4, seconds=5)
+        await service.stop()
+        assert "counting failed" in caplog.text

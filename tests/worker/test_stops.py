@@ -1,0 +1,103 @@
+"""What becomes of a run whose handler was told to stop, by why: the executor's word, before anything is written."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from duly.clock import DatabaseClock
+from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.worker.executor import Executor, Outcome, Stop
+from duly.worker.handler.task import Task
+
+
+class Bench:
+    """An executor with one handler, which waits until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.outcomes: asyncio.Queue[Outcome | None] = asyncio.Queue()
+        self.stubborn = False
+
+        async def handler() -> str:
+            self.begun.set()
+            while True:
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    if self.stubborn:
+                        return "all the same"
+                    raise
+
+        self.executor = Executor(
+            {"wait": Task("wait", handler)},
+            DatabaseClock(),
+            lambda _, outcome: self.outcomes.put_nowait(outcome),
+            threads=1,
+        )
+
+    async def stopped(self, why: Stop, *, stubborn: bool = False, begun: bool = True, **fields: Any) -> Outcome | None:
+        self.stubborn = stubborn
+        run = ClaimedRun()
+        values: dict[str, Any] = {
+            "claim_id": uuid4(), "ordinal": 1, "job_id": uuid4(), "scheduled_at": datetime.now(UTC), "attempt": 1,
+            "flags": 0, "name": "n", "handler": "wait", "target": None, "payload": "{}", "payload_ref": None,
+            "timezone": "UTC", "policy_text": None,
+        }  # fmt: skip
+        for name, value in (values | fields).items():
+            setattr(run, name, value)
+        async with asyncio.timeout(10):
+            self.executor.start(run)
+            if begun:
+                await self.begun.wait()
+            self.executor.stop_run(run.claim_id, run.ordinal, why)
+            return await self.outcomes.get()
+
+
+@pytest.fixture
+async def bench() -> AsyncIterator[Bench]:
+    bench = Bench()
+    yield bench
+    bench.executor.close()
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_lost_lease_leaves_nothing_to_say(bench: Bench, begun: bool, stubborn: bool) -> None:
+    assert await bench.stopped(Stop.LEASE_LOST, begun=begun, stubborn=stubborn) is None
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_at_shutdown_it_goes_back_and_no_attempt_counts(bench: Bench, begun: bool) -> None:
+    outcome = await bench.stopped(Stop.SHUTDOWN, begun=begun)
+    assert isinstance(outcome, Requeued)
+    assert (outcome.state, outcome.delay, outcome.refund, outcome.error) == ("queued", 0.0, 1, None)
+
+
+async def test_a_cancelled_run_ends_as_cancelled(bench: Bench) -> None:
+    outcome = await bench.stopped(Stop.CANCELLED)
+    assert isinstance(outcome, Buried)
+    assert outcome.status == "cancelled"
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+async def test_a_timeout_is_a_failed_attempt_whatever_the_handler_says_then(bench: Bench, stubborn: bool) -> None:
+    outcome = await bench.stopped(Stop.TIMEOUT, stubborn=stubborn)
+    assert isinstance(outcome, Requeued)
+    assert (outcome.state, outcome.refund) == ("retrying", 0)
+    assert "timeout" in str(outcome.error)
+    last = await bench.stopped(Stop.TIMEOUT, stubborn=stubborn, attempt=1000)
+    assert isinstance(last, Buried)
+    assert last.status == "dead"
+
+
+@pytest.mark.parametrize("why", [Stop.SHUTDOWN, Stop.CANCELLED])
+async def test_a_handler_that_finished_although_it_was_told_to_stop_has_finished(bench: Bench, why: Stop) -> None:
+    outcome = await bench.stopped(why, stubborn=True)
+    assert isinstance(outcome, Succeeded)
+    assert outcome.result == '"all the same"'
