@@ -1,0 +1,97 @@
+"""One execution of an occurrence: `Run`, its attempts, and the `DeadLetter` it leaves when its retries are used up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from duly.model.ids import make_run_id
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """What went wrong in one attempt."""
+
+    type: str
+    message: str
+    traceback: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt of a run, after its end. `error` is None for the one that succeeded."""
+
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    worker: str | None
+    error: ErrorInfo | None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a running handler says it is."""
+
+    fraction: float
+    note: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A run that will not be tried again by itself, whole: it outlives its history."""
+
+    job_id: UUID
+    scheduled_at: datetime
+    buried_at: datetime
+    attempt: int
+    tenant: str
+    name: str
+    queue: str
+    handler: str | dict[str, Any]
+    payload: Any
+    payload_ref: str | None
+    error: ErrorInfo
+    attempts: tuple[Attempt, ...]
+    secret_fields: tuple[str, ...] = ()
+    """What of the payload is never shown, as its job said when it was buried."""
+
+    @property
+    def run_id(self) -> str:
+        return make_run_id(self.job_id, self.scheduled_at)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One occurrence's execution as a reader sees it, wherever its row is: queue, claim or history."""
+
+    job_id: UUID
+    scheduled_at: datetime
+    status: str
+    attempt: int
+    missed: bool = False
+    deduplicated: bool = False
+    run_at: datetime | None = None
+    fired_at: datetime | None = None
+    epoch: int | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker: str | None = None
+    idempotency_key: str | None = None
+    error: ErrorInfo | None = None
+    result: Any = None
+    note: dict[str, Any] | None = None
+    attempts: tuple[Attempt, ...] = ()
+    job_name: str | None = None
+    progress: Progress | None = None
+
+    @property
+    def run_id(self) -> str:
+        return make_run_id(self.job_id, self.scheduled_at)
+
+    @property
+    def next_attempt_at(self) -> datetime | None:
+        """When a worker may begin the next attempt. None once one has begun, and while an earlier run is unfinished."""
+        return self.run_at if self.status in ("queued", "retrying") else None
