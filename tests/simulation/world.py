@@ -21,6 +21,7 @@ import duly.scheduler.loader
 import duly.scheduler.planner
 import duly.worker.claimer
 import duly.worker.drivers
+import duly.worker.execution
 import duly.worker.executor
 import duly.worker.leases
 import duly.worker.worker
@@ -423,7 +424,7 @@ class World:
         return sim
 
     async def _handle(self, ctx: Context) -> None:
-        dice, run = self.dice, ctx._run
+        dice, run = self.dice, ctx._execution.run
         loop: Any = asyncio.get_running_loop()
         node: SimNode = loop.node
         job = self.checker.jobs[run.job_id]
@@ -569,7 +570,7 @@ def simulated() -> Iterator[None]:
         # Two timers that look rather often, made slower for the same reason.
         (duly.worker.leases, "_WATCH", 0.1),
         (duly.worker.executor, "_WATCH_SECONDS", 2.0),
-        (duly.worker.executor._Running, "__hash__", _same_order),
+        (duly.worker.execution.Execution, "__hash__", _same_order),
         (duly.worker.worker, "LeaseKeeper", SimLeaseKeeper),
         (duly.worker.worker, "uuid4", _uuid4),
         (duly.node, "uuid4", _uuid4),

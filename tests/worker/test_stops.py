@@ -12,7 +12,8 @@ import pytest
 
 from duly.clock import DatabaseClock
 from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
-from duly.worker.executor import Executor, Outcome, Stop
+from duly.worker.execution import Stop
+from duly.worker.executor import Executor, Outcome
 from duly.worker.handler.task import Task
 
 

@@ -16,7 +16,8 @@ from duly.store.pool import Pool
 from duly.store.runs import Claim, ClaimedRun
 from duly.worker.claimer import Claimer
 from duly.worker.completer import Completer
-from duly.worker.executor import Executor, Outcome, Report, Stop, _Running
+from duly.worker.execution import Execution, Stop
+from duly.worker.executor import Executor, Outcome, Report
 from duly.worker.handler.task import Task
 
 _CONCURRENCY = 100
@@ -96,17 +97,17 @@ class _RememberingExecutor(Executor):
         super().__init__(tasks, clock, report, threads=_CONCURRENCY)
         self._errors = errors
 
-    def _failed(self, running: _Running, error: BaseException) -> Outcome:
+    def _failed(self, execution: Execution, error: BaseException) -> Outcome:
         if isinstance(error, Exception):
             self._errors.append(error)
         else:  # sys.exit() or a cancellation: raised in the test, it would end more than the test
             wrapped = RuntimeError(f"the handler raised {error!r}")
             wrapped.__cause__ = error
             self._errors.append(wrapped)
-        return super()._failed(running, error)
+        return super()._failed(execution, error)
 
-    def _stopped(self, running: _Running, error: asyncio.CancelledError) -> Outcome | None:
-        if running.stop is Stop.TIMEOUT:
-            seconds = running.run.policy.timeout_seconds
+    def _stopped(self, execution: Execution, error: asyncio.CancelledError) -> Outcome | None:
+        if execution.stop is Stop.TIMEOUT:
+            seconds = execution.run.policy.timeout_seconds
             self._errors.append(TimeoutError(f"the attempt did not end within {seconds:g} s"))
-        return super()._stopped(running, error)
+        return super()._stopped(execution, error)

@@ -19,8 +19,8 @@ from duly.store.runs import Buried, Claim, ClaimedRun
 from duly.worker.blocking import Blocking
 from duly.worker.claimer import Claimer, weights_of
 from duly.worker.completer import Completer
-from duly.worker.executor import Executor, Outcome, Stop
-from duly.worker.handler.context import Context
+from duly.worker.execution import Execution, Stop
+from duly.worker.executor import Executor, Outcome
 from duly.worker.handler.errors import error_text
 from duly.worker.handler.ledger import Ledger
 from duly.worker.handler.progress import Progress
@@ -218,8 +218,8 @@ class Worker:
 
     # What handlers ask for through their context.
 
-    def transaction(self, context: Context) -> AbstractAsyncContextManager[Connection]:
-        return self._transactions.open(context)
+    def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]:
+        return self._transactions.open(execution)
 
     def progress(self, run: ClaimedRun, fraction: float, note: str) -> None:
         self._progress.say(run, fraction, note)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 
 from duly.clock import Clock
 from duly.errors import LeaseLost, Unable
-from duly.model import DEFAULT_KEY_TEMPLATE
 from duly.store import runs as store
 from duly.store.pool import Pool, store_cannot_now
 from duly.store.runs import Succeeded
-from duly.worker.handler.context import Context, key_of
+from duly.worker.execution import Execution
 
 if TYPE_CHECKING:
     from duly.store.pool import Connection
@@ -35,22 +34,21 @@ class Transactions:
             await self._pool.close()
 
     @asynccontextmanager
-    async def open(self, context: Context) -> AsyncIterator[Connection]:
-        if context._recorded:
+    async def open(self, execution: Execution) -> AsyncIterator[Connection]:
+        if execution.recorded:
             raise RuntimeError("ctx.transaction() has already completed this run")
         pool = await self._connected()
         recorded = False
         try:
             async with pool.lend() as within:
                 yield within.connection
-                run = context._run
-                own_key = run.policy.idempotency_key_template != DEFAULT_KEY_TEMPLATE
+                assert execution.started_us is not None
                 success = Succeeded(
-                    run, context._started_us, self._clock.now_us(), key=key_of(run) if own_key else None
+                    execution.run, execution.started_us, self._clock.now_us(), key=execution.ledger_key
                 )  # fmt: skip
                 recorded = True
                 # The fence: a claim that is gone records nothing. From here to the commit, rescue cannot take it.
-                if context.cancelled or await store.complete(within, [success]) == 0:
+                if execution.stop is not None or await store.complete(within, [success]) == 0:
                     raise LeaseLost("this worker no longer holds the run: the transaction is rolled back")
         except Exception as error:
             # From the record on it is not the handler that failed. Whether the commit went through is for history to
@@ -58,7 +56,7 @@ class Transactions:
             if recorded and store_cannot_now(error):
                 raise Unable(f"the end of its transaction was not confirmed: {error}") from error
             raise
-        context._recorded = True
+        execution.recorded = True
 
     async def _connected(self) -> Pool:
         async with self._opening:

@@ -30,6 +30,7 @@ from duly.errors import Permanent, RetryAfter, Snooze, Unable
 from duly.logs import log_to_stderr
 from duly.process import conceal
 from duly.store.runs import ClaimedRun
+from duly.worker.execution import Execution, Stop
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import exception_text, isinstance_of, result_text
 from duly.worker.processes.children import LENGTH, resolve
@@ -125,7 +126,7 @@ class _Call:
         self.number = number
         self._task = request["task"]
         self._arguments = request["arguments"]
-        self._context = Context(_run_from(request["run"]), self)
+        self._execution = Execution(_run_from(request["run"]), self)
         self._lock = threading.Lock()
         self._cancel_task: Callable[[], object] | None = None
         self._progress: tuple[float, str] | None = None
@@ -145,14 +146,14 @@ class _Call:
         function = resolve(self._task["module"], self._task["name"])
         for _ in range(self._task["wrappers"]):
             function = function.__wrapped__  # type: ignore[attr-defined]
-        given = (self._context,) if self._task["context"] else ()
+        given = (Context(self._execution),) if self._task["context"] else ()
         if inspect.iscoroutinefunction(function):
             return self._child.run_async(lambda: function(*given, **self._arguments), self)
         return function(*given, **self._arguments)
 
     # What the handler asks for through its context.
 
-    def transaction(self, context: Context) -> AbstractAsyncContextManager[Connection]:
+    def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]:
         raise RuntimeError(
             "ctx.transaction() cannot be had in a child process, which has no connection to the store; "
             "use isolation='thread' for this task"
@@ -187,12 +188,12 @@ class _Call:
         assert task is not None
         with self._lock:
             self._cancel_task = lambda: loop.call_soon_threadsafe(task.cancel)
-            if self._context.cancelled:
+            if self._execution.stop is not None:
                 task.cancel()
 
     def cancel(self) -> None:
         with self._lock:
-            self._context._cancel()
+            self._execution.stop = Stop.CANCELLED
             if self._cancel_task is not None:
                 with suppress(RuntimeError):  # the loop has been closed
                     self._cancel_task()

@@ -20,13 +20,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError, InvalidInput, Permanent, Snooze, Unable
+from duly.worker.handler.context import Context
 from duly.worker.handler.errors import RemoteError, RemotePermanent, RemoteRetryAfter
 from duly.worker.handler.task import Task
 from duly.worker.processes.guard import Guard, GuardLost, Program, Refused, ending
 
 if TYPE_CHECKING:
     from duly.store.runs import ClaimedRun
-    from duly.worker.handler.context import Context
+    from duly.worker.execution import Execution
 
 log = logging.getLogger("duly.worker")
 
@@ -57,12 +58,12 @@ class Children:
         self._sweep: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
-    async def call(self, task: Task, context: Context, arguments: Mapping[str, Any]) -> Any:
+    async def call(self, task: Task, execution: Execution, arguments: Mapping[str, Any]) -> Any:
         try:
             where = find_again(task)
         except InvalidInput as error:
             raise Permanent(str(error)) from None
-        run = context._run
+        run = execution.run
         try:
             async with asyncio.timeout(min(SLOT_SECONDS, run.policy.timeout_seconds / 4)):
                 await self._free.acquire()
@@ -71,7 +72,7 @@ class Children:
         try:
             child = await self._take()
             try:
-                return await child.call({"task": where, "run": as_told(run), "arguments": dict(arguments)}, context)
+                return await child.call({"task": where, "run": as_told(run), "arguments": dict(arguments)}, execution)
             finally:
                 self._give_back(child)
         except (Refused, GuardLost) as error:
@@ -166,11 +167,11 @@ class _Child(asyncio.Protocol):
     def usable(self) -> bool:
         return not self._broken and not self._silent.done()
 
-    async def call(self, request: Mapping[str, Any], context: Context) -> Any:
+    async def call(self, request: Mapping[str, Any], execution: Execution) -> Any:
         answer = self._answer = asyncio.get_running_loop().create_future()
-        self._context = context
+        self._context = Context(execution)
         try:
-            context._must_be_held()  # it may have waited for a child
+            execution.ensure_held()  # it may have waited for a child
             self._calls += 1
             self._send({"call": request, "number": self._calls})
             try:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from duly.worker.handler.context import Context
+    from duly.worker.execution import Execution
     from duly.worker.handler.task import Task
 
 
@@ -18,7 +18,7 @@ class Target(Protocol):
     it lets the cancellation through.
     """
 
-    async def call(self, context: Context, target: Mapping[str, Any], payload: str) -> Any:
+    async def call(self, execution: Execution, target: Mapping[str, Any], payload: str) -> Any:
         """`target` is the job's handler object, `payload` its JSON text. Returns what JSON can say."""
         ...
 
@@ -28,6 +28,6 @@ class Target(Protocol):
 class Isolated(Protocol):
     """Calls Python tasks in child processes."""
 
-    async def call(self, task: Task, context: Context, arguments: Mapping[str, Any]) -> Any: ...
+    async def call(self, task: Task, execution: Execution, arguments: Mapping[str, Any]) -> Any: ...
 
     async def close(self) -> None: ...

@@ -24,11 +24,12 @@ from duly.config import Settings
 from duly.errors import Permanent, Unable
 from duly.masking import Mask
 from duly.worker.account import Account, clean_environment, passed_names
+from duly.worker.handler.context import Context
 from duly.worker.handler.errors import RemoteError, clean
 from duly.worker.processes.guard import Guard, GuardLost, Program, Refused, ending
 
 if TYPE_CHECKING:
-    from duly.worker.handler.context import Context
+    from duly.worker.execution import Execution
 
 # Of each of the two outputs, the end: that is where programs say why they failed.
 TAIL_BYTES = 8 * 1024
@@ -55,32 +56,32 @@ class CommandTarget:
         self._account = None if settings.command_user is None else Account.parse(settings.command_user)
         self._guard = Guard()
 
-    async def call(self, context: Context, target: Mapping[str, Any], payload: str) -> dict[str, Any]:
+    async def call(self, execution: Execution, target: Mapping[str, Any], payload: str) -> dict[str, Any]:
         if not self._allowed:
             raise Unable("this worker does not run commands; one that does is started with --allow-commands")
         outputs = Output(), Output()
         try:
             with _holding(payload.encode()) as stdin:
-                program = await self._start(context, target, stdin, outputs)
+                program = await self._start(execution, target, stdin, outputs)
             code = await _end_of(program, outputs)
         finally:
             for output in outputs:
                 output.close()
-        stdout, stderr = (output.text(context._mask) for output in outputs)
+        stdout, stderr = (output.text(execution.mask) for output in outputs)
         if code != 0:
             raise _failed(code, stdout, stderr)
         return {"exit_code": 0, "stdout": stdout, "stderr": stderr}
 
     async def _start(
-        self, context: Context, target: Mapping[str, Any], stdin: int, outputs: tuple[Output, Output]
+        self, execution: Execution, target: Mapping[str, Any], stdin: int, outputs: tuple[Output, Output]
     ) -> Program:
         with ExitStack() as stack:
             stdout, stderr = [stack.enter_context(await output.open()) for output in outputs]
-            context._must_be_held()
+            execution.ensure_held()
             try:
                 return await self._guard.start(
                     target["argv"],
-                    env=self._environment(context, target),
+                    env=self._environment(Context(execution), target),
                     cwd=target.get("cwd"),
                     stdin=stdin,
                     stdout=stdout.fileno(),

@@ -23,13 +23,14 @@ import httpx
 from duly.clock import Clock
 from duly.errors import Permanent
 from duly.model import DEFAULT_TENANT
+from duly.worker.handler.context import Context
 from duly.worker.targets.answers import KEPT_BYTES, Answer, CallFailed, judge, shown_url
 from duly.worker.targets.connecting import EgressRefused, GuardedBackend
 from duly.worker.targets.egress import Egress
 from duly.worker.targets.signing import sign, tenant_secret
 
 if TYPE_CHECKING:
-    from duly.worker.handler.context import Context
+    from duly.worker.execution import Execution
 
 _WITHOUT_BODY = frozenset({"GET", "DELETE"})
 # Redirects that say: the same request, elsewhere.
@@ -76,17 +77,17 @@ class HttpTarget:
             network_backend=GuardedBackend(egress),
         )
 
-    async def call(self, context: Context, target: Mapping[str, Any], payload: str) -> dict[str, Any]:
+    async def call(self, execution: Execution, target: Mapping[str, Any], payload: str) -> dict[str, Any]:
         method: str = target.get("method", "POST")
         body = None if method in _WITHOUT_BODY else payload.encode()
         url = _parse_url(target["url"])
-        headers = self._headers(context, body)
+        headers = self._headers(execution, body)
         jobs_own = {**target.get("headers", {}), **target.get("secret_headers", {})}
         for _ in range(_MOST_REDIRECTS + 1):
             called = f"{method} {shown_url(str(url))}"
             answer = await self._ask(method, url, _merged(headers, jobs_own), body, called)
             if answer.status not in _SENT_ON:
-                return judge(answer, called, mask=context._mask, now=self._clock.now())
+                return judge(answer, called, mask=execution.mask, now=self._clock.now())
             moved = _redirected(url, answer.headers.get("location"), called)
             if _origin(moved) != _origin(url):
                 # What the job says to one host is not for another; and not any more if that one sends it back.
@@ -146,9 +147,10 @@ class HttpTarget:
                     raise
         return Answer(response.status, headers, bytes(kept), whole)
 
-    def _headers(self, context: Context, body: bytes | None) -> dict[str, str]:
+    def _headers(self, execution: Execution, body: bytes | None) -> dict[str, str]:
         """What Duly says with every call, the same on every hop of it."""
-        run_id, tenant = context.run_id, context._run.tenant or DEFAULT_TENANT
+        context = Context(execution)
+        run_id, tenant = context.run_id, execution.run.tenant or DEFAULT_TENANT
         headers = {
             "User-Agent": self._agent,
             "Accept": "*/*",

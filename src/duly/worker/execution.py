@@ -1,0 +1,92 @@
+"""One attempt of a run on this worker: the state that executor, targets, children and `ctx` share about it.
+
+Handlers never see it. They get a `Context` (`handler/context.py`), which offers the part of it that is theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from duly.model import DEFAULT_KEY_TEMPLATE
+from duly.timing import render_key
+
+if TYPE_CHECKING:
+    from duly.masking import Mask
+    from duly.store.pool import Connection
+    from duly.store.runs import ClaimedRun
+
+NO_DEADLINE = float("inf")
+
+
+class NotHeld(Exception):
+    """The lease ended before the handler was called, so the handler is not called."""
+
+
+class Stop(Enum):
+    """Why a running handler was told to stop."""
+
+    TIMEOUT = "timeout"
+    CANCELLED = "cancelled"
+    LEASE_LOST = "lease lost"
+    SHUTDOWN = "shutdown"
+
+
+class Host(Protocol):
+    """The worker, as its handlers use it through their context."""
+
+    def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]: ...
+
+    def progress(self, run: ClaimedRun, fraction: float, note: str) -> None: ...
+
+    def holds(self, run: ClaimedRun) -> bool:
+        """Whether this worker still holds the run's lease."""
+        ...
+
+
+class Execution:
+    """A run being executed. Made for every run, so it is slots and few methods."""
+
+    __slots__ = ("abandoned", "deadline", "host", "mask", "recorded", "run", "started_us", "stop", "task")
+
+    def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
+        self.run = run
+        self.host = host
+        #: None until the handler is about to be called; for a sync handler, until it has a thread.
+        self.started_us: int | None = None
+        #: The event loop's time at which the attempt times out.
+        self.deadline = NO_DEADLINE
+        self.stop: Stop | None = None
+        #: The handler ignored its stop. The run has been reported; the handler's own end no longer counts.
+        self.abandoned = False
+        #: The handler's own transaction (`ctx.transaction()`) has recorded the success.
+        self.recorded = False
+        #: Hides the job's secrets in results, errors, outputs and progress notes.
+        self.mask: Mask | None = None
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def idempotency_key(self) -> str:
+        run = self.run
+        return render_key(
+            run.policy.idempotency_key_template,
+            job_id=run.job_id,
+            name=run.name,
+            scheduled_at=run.scheduled_at,
+            timezone=run.timezone,
+        )
+
+    @property
+    def ledger_key(self) -> str | None:
+        """The idempotency key, if the job has a template of its own. History's primary key covers the default key."""
+        run = self.run
+        if run.policy_text is None or run.policy.idempotency_key_template == DEFAULT_KEY_TEMPLATE:
+            return None
+        return self.idempotency_key
+
+    def ensure_held(self) -> None:
+        """Raises `NotHeld` if the lease has ended. Called right before the handler is, and again after any wait."""
+        if self.host is not None and not self.host.holds(self.run):
+            raise NotHeld
