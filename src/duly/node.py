@@ -23,8 +23,6 @@ from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
 from duly.maintenance.zone_keeper import ZoneKeeper
 from duly.operations.adopting import plan_newcomer
-from duly.process import Signals as Signals
-from duly.process import run as run
 from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
 from duly.scheduler.governor import Governor

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from duly.crontab import Entry, Table, read_crontab
+from duly.cli.crontab import Entry, Table, read_crontab
 from duly.errors import InvalidInput
 from duly.handlers import check_handler
 

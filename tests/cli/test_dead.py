@@ -1,4 +1,4 @@
-"""`duly dead` and `duly run`: what a person does with runs that went wrong."""
+"""`duly dead`: what a person does with runs that went wrong."""
 
 from __future__ import annotations
 
@@ -72,14 +72,3 @@ def test_purge(duly: Run, dead: list[str]) -> None:
     assert duly("dead", "purge", dead[0]).out == "1 purged\n"
     assert duly("dead", "purge", "--name", "b", "--yes").out == "1 purged\n"
     assert [line["run_id"] for line in duly("dead", "list", "--json").lines] == [dead[2]]
-
-
-def test_a_run_is_shown_and_cancelled(duly: Run) -> None:
-    job_id = duly("submit", "greet", "--json").document["job_id"]
-    run_id = duly("job", "runs", job_id, "--json").lines[0]["run_id"]
-    assert "queued" in duly("run", "show", run_id).out
-    assert "cancelled" in duly("run", "cancel", run_id).out
-    again = duly("run", "cancel", run_id)
-    assert again.code == 5
-    assert "it is cancelled" in again.err
-    assert duly("run", "show", "nonsense").code == 4

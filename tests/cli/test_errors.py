@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from duly.cli import jobs, submit
+from duly.cli.commands import job, submit
 from duly.cli.main import execute
 from duly.store import cluster
 from duly.store.pool import Pool
@@ -173,7 +173,7 @@ def test_an_unexpected_error_is_one_sentence_and_a_hint(duly: Run, monkeypatch: 
     def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("by\nnothing")
 
-    monkeypatch.setattr(jobs, "with_operations", broken)
+    monkeypatch.setattr(job, "with_operations", broken)
     refused(duly("job", "list"), 1, "ZeroDivisionError: by nothing", "--log-level DEBUG")
     monkeypatch.setattr(submit, "with_operations", broken)
     ended = duly("--log-level", "DEBUG", "submit", "greet")
@@ -186,7 +186,7 @@ def test_an_interrupt_is_exit_code_130(duly: Run, monkeypatch: pytest.MonkeyPatc
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(jobs, "with_operations", interrupted)
+    monkeypatch.setattr(job, "with_operations", interrupted)
     assert duly("job", "list") == Ended(130, "", "")
 
 
@@ -226,7 +226,7 @@ def test_every_command_has_a_help_text(duly: Run) -> None:
 
 
 def test_doctor_knows_zones_that_exist() -> None:
-    from duly.cli.doctor import _ZONES
+    from duly.cli.commands.doctor import _ZONES
 
     for name in _ZONES:
         assert load_zone(name).key == name

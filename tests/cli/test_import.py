@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from duly.cli import importing
+from duly.cli.commands import import_
 from harness.commands import Ended, Process
 
 Run = Callable[..., Ended]
@@ -148,13 +148,13 @@ def test_bad_files_and_zones_are_said_in_one_sentence(duly: Run, tmp_path: Path)
 
 def test_the_zone_is_this_machines_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", ":Asia/Tokyo")
-    assert importing.local_zone() == ("Asia/Tokyo", False)
+    assert import_.local_zone() == ("Asia/Tokyo", False)
     monkeypatch.setenv("TZ", "EST5EDT4,M3.2.0")
-    monkeypatch.setattr(importing, "_zone_of_link", lambda: "Europe/Berlin")
-    assert importing.local_zone() == ("Europe/Berlin", False)
-    monkeypatch.setattr(importing, "_zone_of_link", lambda: "")
-    monkeypatch.setattr(importing, "_zone_of_file", lambda: "")
-    assert importing.local_zone() == ("UTC", True)
+    monkeypatch.setattr(import_, "_zone_of_link", lambda: "Europe/Berlin")
+    assert import_.local_zone() == ("Europe/Berlin", False)
+    monkeypatch.setattr(import_, "_zone_of_link", lambda: "")
+    monkeypatch.setattr(import_, "_zone_of_file", lambda: "")
+    assert import_.local_zone() == ("UTC", True)
 
 
 def test_an_imported_line_runs_as_cron_would_run_it(

@@ -11,7 +11,7 @@ MUTANTS = (
     Mutant(
         "worker-can-be-looked-into",
         "a command of the worker's account reads the store's password in /proc",
-        "cli/run.py",
+        "cli/commands/worker.py",
         "    conceal()\n    lifeline",
         "    lifeline",
         (f"{_COMMANDS}test_a_command_of_the_workers_own_account_cannot_look_into_worker_or_guard",),

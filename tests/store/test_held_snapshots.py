@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from duly.cli import doctor
+from duly.cli.commands import doctor
 from duly.maintenance.claim_floor import DEAD, ClaimFloor
 from duly.maintenance.rescuer import Rescuer
 from duly.scheduler import loader

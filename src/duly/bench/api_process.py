@@ -25,8 +25,8 @@ from duly.bench.server import bench_settings
 from duly.bench.statements import bench_statement
 from duly.bench.worker_process import profiled
 from duly.local_keys import LocalKey
-from duly.node import run
 from duly.operations import Operations
+from duly.process import run
 from duly.store.pool import Pool, connection_options
 
 

@@ -19,7 +19,7 @@ from duly.bench.processes import BenchFailed
 from duly.bench.report import make_document, make_facts_table, make_table
 from duly.bench.server import running_server
 from duly.errors import DulyError, InvalidInput
-from duly.node import run
+from duly.process import run
 from duly.visible import visible, visible_lines
 
 MEASURES: Mapping[str, Measure] = {

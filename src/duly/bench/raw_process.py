@@ -10,7 +10,7 @@ from datetime import timedelta
 from duly.bench.child import DATABASE_URL, Parent
 from duly.bench.raw import Bell, RawFirer, RawWorker
 from duly.bench.server import connect
-from duly.node import run
+from duly.process import run
 from duly.store.pool import Pool
 
 

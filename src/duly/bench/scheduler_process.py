@@ -13,7 +13,8 @@ from pathlib import Path
 from duly.bench.child import DATABASE_URL, Parent
 from duly.bench.server import bench_settings
 from duly.bench.worker_process import profiled
-from duly.node import run, running_scheduler
+from duly.node import running_scheduler
+from duly.process import run
 from duly.store.pool import Pool
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from duly.bench.child import DATABASE_URL, Parent, monotonic_us
 from duly.bench.server import bench_settings
-from duly.node import run, running_worker
+from duly.node import running_worker
+from duly.process import run
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 

@@ -13,21 +13,27 @@ from typing import Annotated
 import typer
 
 from duly.addresses import without_passwords
-from duly.cli import (
+from duly.cli.commands import (
+    api,
+    bench,
     dead,
     doctor,
-    importing,
-    jobs,
-    keys,
-    measuring,
+    explain,
+    forecast,
+    import_,
+    job,
+    key,
+    migrate,
+    preview,
     run,
-    serving,
-    store,
+    scheduler,
+    status,
     submit,
-    submitters,
-    times,
+    submitter,
+    tenant,
     up,
-    webhooks,
+    webhook_secret,
+    worker,
 )
 from duly.cli.output import examples, hanging, say
 from duly.cli.session import Session
@@ -126,20 +132,30 @@ def _global_options(
     context.obj = Session(database_url, home, log_level, url)
 
 
-up.register(app)
-serving.register(app)
-run.register(app)
-submit.register(app)
-jobs.register(app)
-dead.register(app)
-keys.register(app)
-submitters.register(app)
-times.register(app)
-importing.register(app)
-store.register(app)
-webhooks.register(app)
-doctor.register(app)
-measuring.register(app)
+# In the order in which the help shows them. Each module bears its command's name.
+for module in (
+    up,
+    api,
+    scheduler,
+    worker,
+    submit,
+    job,
+    dead,
+    run,
+    key,
+    tenant,
+    submitter,
+    preview,
+    explain,
+    forecast,
+    import_,
+    migrate,
+    status,
+    webhook_secret,
+    doctor,
+    bench,
+):
+    module.register(app)
 
 
 def main() -> None:

@@ -137,6 +137,6 @@ def with_store(
         async with open_store(settings) as store:
             return await work(await Operations.open(store.pool, settings, local_handlers=tasks))
 
-    from duly import node
+    from duly.process import run
 
-    return node.run(connected)
+    return run(connected)

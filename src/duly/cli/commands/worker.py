@@ -1,4 +1,4 @@
-"""`duly scheduler` and `duly worker`: run until a signal. The first one ends it gracefully, the second one now."""
+"""`duly worker`: claims and executes runs until a signal. The first ends it gracefully, the second one at once."""
 
 from __future__ import annotations
 
@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duly.cli.ending import ENDING_SECONDS, cancelled_by, ending_at_once, exit_code, take_lifeline, watch_lifeline
+from duly.cli.options import (
+    AllowCommandsOption,
+    CommandUserOption,
+    ConcurrencyOption,
+    PassEnvOption,
+    QueueOption,
+)
 from duly.cli.output import examples
 from duly.cli.session import session_of
 from duly.errors import ConfigError
@@ -27,18 +34,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.cli")
 
-AppOption = Annotated[
-    str | None, typer.Option("--app", help="The application: module:attribute of a Duly object.", metavar="MODULE:APP")
-]
-QueueOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--queue",
-        help="A queue to serve; repeat for several. A weight above 1 gives it a larger share of a busy worker. "
-        "Without it: default and every queue of the app's tasks.",
-        metavar="QUEUE[=WEIGHT]",
-    ),
-]
 TenantOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -49,61 +44,20 @@ TenantOption = Annotated[
         metavar="T",
     ),
 ]
-ConcurrencyOption = Annotated[
-    int | None,
-    typer.Option(help="Runs a worker process holds at once (DULY_CONCURRENCY).", min=1, max=100_000, metavar="N"),
-]
-AllowCommandsOption = Annotated[
-    bool,
-    typer.Option(
-        "--allow-commands",
-        help="Run jobs whose handler is a command, as this account or the one of --command-user (DULY_ALLOW_COMMANDS).",
-    ),
-]
-CommandUserOption = Annotated[
-    str | None,
-    typer.Option(
-        "--command-user",
-        help="The account that commands run as: names or numbers, without any further groups. Only root can do that. "
-        "Without it a command has this worker's own account, and can do what that can (DULY_COMMAND_USER).",
-        metavar="USER[:GROUP]",
-    ),
-]
-PassEnvOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pass-env",
-        help="An environment variable of this worker's that commands get as well; repeat for several. Without it they "
-        "get PATH, HOME, LANG, LC_*, TZ, USER, LOGNAME, SHELL and TMPDIR, and what their job gives them "
-        "(DULY_PASS_ENV, by commas).",
-        metavar="NAME",
-    ),
-]
 MAX_PROCESSES = 256
 MAX_WEIGHT = 1_000
 
 
-def register(app: typer.Typer) -> None:
-    app.command("scheduler")(scheduler)
-    app.command("worker", epilog=_WORKER_EXAMPLES)(worker)
-
-
-def scheduler(context: typer.Context) -> None:
-    """Run a scheduler node: it leads its share of the shards and fires what is due. Start as many as you like."""
-    from duly import node
-    from duly.process import conceal
-
-    conceal()
-    settings = session_of(context).settings()
-    raise typer.Exit(node.run(lambda: _schedule(settings)))
-
-
-_WORKER_EXAMPLES = examples(
+_EXAMPLES = examples(
     "duly worker --app myproject.jobs:app",
     "duly worker --app myproject.jobs:app --queue reports=3 --queue default --concurrency 20",
     "duly worker --app myproject.jobs:app --tenant acme --queue acme",
     "duly worker --app myproject.jobs:app --processes 4 --allow-commands --command-user batch",
 )
+
+
+def register(app: typer.Typer) -> None:
+    app.command("worker", epilog=_EXAMPLES)(worker)
 
 
 def worker(
@@ -132,9 +86,8 @@ def worker(
 
     The jobs that the application declares (@app.cron) are registered, or brought up to date, first.
     """
-    from duly import node
     from duly.cli.loading import load_app
-    from duly.process import conceal
+    from duly.process import conceal, run
 
     conceal()
     lifeline = take_lifeline() if supervised else None
@@ -152,8 +105,8 @@ def worker(
     queues, tenants = queues_of(application, queue), tenants_of(settings, tenant)
     if processes is not None:
         workers = _workers(settings, app, application, queues, tenants, concurrency, processes=processes, quiet=quiet)
-        raise typer.Exit(node.run(lambda: _supervise(workers, processes)))
-    code = node.run(lambda: _work(settings, application, queues, tenants, concurrency, quiet=quiet, lifeline=lifeline))
+        raise typer.Exit(run(lambda: _supervise(workers, processes)))
+    code = run(lambda: _work(settings, application, queues, tenants, concurrency, quiet=quiet, lifeline=lifeline))
     _leave_threads_behind(code)
     raise typer.Exit(code)
 
@@ -247,7 +200,7 @@ def home_of(settings: Settings) -> Path | None:
 
 
 async def _supervise(workers: WorkerProcesses, count: int) -> int:
-    from duly.node import Signals
+    from duly.process import Signals
 
     signals = Signals()
     async with ending_at_once(signals, [workers.hasten]), AsyncExitStack() as stack:
@@ -257,21 +210,6 @@ async def _supervise(workers: WorkerProcesses, count: int) -> int:
             log.info("supervising %d worker process%s", count, "" if count == 1 else "es")
         await signals.asked.wait()
         log.info("stopping: running handlers may finish (a second signal ends them)")
-    return exit_code(signals)
-
-
-async def _schedule(settings: Settings) -> int:
-    from duly.node import Signals, node_name, running_scheduler
-    from duly.store.opening import open_store
-
-    signals = Signals()
-    async with ending_at_once(signals, patience=ENDING_SECONDS), AsyncExitStack() as stack:
-        async with cancelled_by(signals):
-            store = await stack.enter_async_context(open_store(settings))
-            await stack.enter_async_context(running_scheduler(store.pool, settings))
-            log.info("scheduler %s is running", node_name())
-        await signals.asked.wait()
-        log.info("stopping: the shards go to other schedulers")
     return exit_code(signals)
 
 
@@ -286,8 +224,9 @@ async def _work(
     lifeline: int | None,
 ) -> int:
     from duly.cli.runlog import RunLog
-    from duly.node import Signals, node_name, running_worker
+    from duly.node import node_name, running_worker
     from duly.operations import Operations
+    from duly.process import Signals
     from duly.store.opening import open_store
 
     signals = Signals()

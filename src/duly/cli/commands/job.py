@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.options import JobArgument, JsonLinesOption, LimitOption, read_labels
 from duly.cli.output import (
     away,
     coloured,
@@ -24,7 +25,6 @@ from duly.cli.output import (
     span,
 )
 from duly.cli.session import with_operations
-from duly.cli.submit import read_labels
 from duly.errors import Conflict, InvalidInput
 from duly.handlers import shown_target
 from duly.masking import shown_payload
@@ -33,10 +33,7 @@ if TYPE_CHECKING:
     from duly.cli.backend import Backend
     from duly.model import Job, Run
 
-JobArgument = Annotated[str, typer.Argument(help="The id of a job, the beginning of it, or its name.", metavar="JOB")]
 JsonOption = Annotated[bool, typer.Option("--json", help="The job as a JSON document.")]
-JsonLinesOption = Annotated[bool, typer.Option("--json", help="One JSON document a line.")]
-LimitOption = Annotated[int, typer.Option(help="Show at most this many.", min=1, metavar="N")]
 
 PAGE = 200
 UPCOMING = 5

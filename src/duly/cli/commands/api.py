@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from duly.cli.options import HostOption, OpenOption, PortOption
 from duly.cli.output import examples, say
 from duly.cli.session import session_of
 
 if TYPE_CHECKING:
     from duly.cli.api_process import Served
-
-OpenOption = Annotated[
-    bool,
-    typer.Option(
-        "--open",
-        help="Need no key while the store has none (DULY_OPEN_API): every user of this machine, and whoever a proxy on "
-        "it lets through, may then do everything but submit commands. Not together with --allow-commands.",
-    ),
-]
 
 _EXAMPLES = examples(
     "duly api",
@@ -33,11 +25,8 @@ def register(app: typer.Typer) -> None:
 
 def api(
     context: typer.Context,
-    host: Annotated[str | None, typer.Option(help="Address to serve on (DULY_HOST).", metavar="HOST")] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port to serve on (DULY_PORT); 0: any free one.", min=0, max=65535, metavar="PORT"),
-    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
     open_to_all: OpenOption = False,
 ) -> None:
     """Serve the REST API and the live page, and nothing else. Start as many as you like.

@@ -1,4 +1,4 @@
-"""`duly migrate`, `duly status` and `duly doctor`."""
+"""`duly doctor`."""
 
 from __future__ import annotations
 
@@ -16,36 +16,6 @@ from harness.commands import Ended, Process
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]
-
-
-def test_migrate_says_what_it_would_do_and_then_what_it_did(duly: Run, empty_url: str) -> None:
-    def migrate(*arguments: str) -> Ended:
-        return duly("--database-url", empty_url, "migrate", *arguments)
-
-    planned = migrate("--dry-run")
-    assert planned.code == 0
-    assert planned.out.startswith("would apply 0001_")
-    assert migrate("--dry-run").out == planned.out, "a dry run changed something"
-    done = migrate()
-    assert done.code == 0
-    assert done.out == planned.out.replace("would apply", "applied")
-    assert migrate().out == "nothing to do: the store is up to date\n"
-    assert migrate("--dry-run").out == "nothing to do: the store is up to date\n"
-    assert duly("--database-url", empty_url, "submit", "greet").code == 0
-
-
-async def test_a_store_that_is_newer_is_refused(pool: Pool, start: Start) -> None:
-    await pool.query("insert into duly.migrations (version, name, checksum) values (9999, 'later', '')")
-    for command in (["migrate"], ["migrate", "--dry-run"], ["job", "list"]):
-        process = start(*command)
-        assert process.end() == 3
-        assert "newer than this Duly" in process.said
-
-
-def test_a_dry_run_on_the_embedded_store_starts_nothing(duly: Run, environment: dict[str, str]) -> None:
-    ended = duly("--home", "/nonexistent/duly-home", "migrate", "--dry-run")
-    assert ended.code == 0
-    assert "whenever it is opened" in ended.out
 
 
 def test_doctor_fails_on_an_empty_database_and_says_what_to_do(duly: Run, empty_url: str) -> None:
@@ -136,13 +106,6 @@ async def test_status_and_doctor_tell_of_threads_that_hang(start: Start, pool: P
     doctor.end()
     assert "0 of 100, 3 hang" in status.said
     assert "stuck: 3 of 64" in doctor.said
-
-
-def test_status_of_a_store_without_nodes_says_how_to_start_some(duly: Run) -> None:
-    ended = duly("status")
-    assert ended.code == 0
-    assert "duly up" in ended.out
-    assert "0 of 64 led" in ended.out
 
 
 async def test_doctor_fails_when_the_stores_clock_was_moved_or_partitions_ran_out(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from duly.operations import Operations
     from duly.store.submitters import Submitter
 
-submitter = typer.Typer(
+group = typer.Typer(
     help="Say which roles of PostgreSQL may call duly.submit, and for which tenant.",
     epilog=examples(
         "duly submitter add shop --tenant shop",
@@ -29,10 +29,10 @@ RoleArgument = Annotated[str, typer.Argument(help="A role of PostgreSQL's, by it
 
 
 def register(app: typer.Typer) -> None:
-    app.add_typer(submitter, name="submitter")
+    app.add_typer(group, name="submitter")
 
 
-@submitter.command()
+@group.command()
 def add(
     context: typer.Context,
     role: RoleArgument,
@@ -54,15 +54,15 @@ def add(
     say(f"role {one_line(role)} submits for tenant {one_line(tenant)}{', commands too' if commands else ''}")
 
 
-@submitter.command()
+@group.command()
 def remove(context: typer.Context, role: RoleArgument) -> None:
     """Take that right back. Jobs that were submitted stay."""
     with_store(context, lambda operations: operations.remove_submitter(role))
     say(f"role {one_line(role)} submits no longer")
 
 
-@submitter.command("list")
-def list_submitters(
+@group.command("list")
+def list_(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
 ) -> None:

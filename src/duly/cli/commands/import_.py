@@ -16,7 +16,7 @@ from duly.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
-    from duly.crontab import Entry, Table
+    from duly.cli.crontab import Entry, Table
     from duly.model import JobRequest
     from duly.timing import Occurrence
 
@@ -69,7 +69,7 @@ def crontab(
     Importing the same table again changes nothing. A line that was edited is another job: cancel the old one. Runs need
     a worker that was started with --allow-commands.
     """
-    from duly.crontab import read_crontab
+    from duly.cli.crontab import read_crontab
     from duly.model import Policy
 
     zone, guessed = (timezone, False) if timezone is not None else local_zone()
@@ -133,7 +133,7 @@ def _is_zone(name: str) -> bool:
 
 
 def _read(file: str) -> str:
-    from duly.crontab import MAX_BYTES
+    from duly.cli.crontab import MAX_BYTES
 
     try:
         if file == "-":

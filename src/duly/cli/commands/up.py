@@ -20,21 +20,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.commands.worker import home_of, queues_of, shown_queues, with_commands
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code
-from duly.cli.output import examples, say, styled
-from duly.cli.run import (
+from duly.cli.options import (
     AllowCommandsOption,
     AppOption,
     CommandUserOption,
     ConcurrencyOption,
+    HostOption,
+    OpenOption,
     PassEnvOption,
+    PortOption,
     QueueOption,
-    home_of,
-    queues_of,
-    shown_queues,
-    with_commands,
 )
-from duly.cli.serving import OpenOption
+from duly.cli.output import examples, say, styled
 from duly.cli.session import Session, session_of
 from duly.errors import ConfigError
 
@@ -67,11 +66,8 @@ def up(
     context: typer.Context,
     demo: Annotated[bool, typer.Option("--demo", help="Run a few sample jobs, to see what Duly does.")] = False,
     app: AppOption = None,
-    host: Annotated[str | None, typer.Option(help="Address to serve on (DULY_HOST).", metavar="HOST")] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(help="Port to serve on (DULY_PORT); 0: any free one.", min=0, max=65535, metavar="PORT"),
-    ] = None,
+    host: HostOption = None,
+    port: PortOption = None,
     concurrency: ConcurrencyOption = None,
     queue: QueueOption = None,
     allow_commands: AllowCommandsOption = False,
@@ -182,8 +178,9 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
     from duly.cli.api_process import Orders
     from duly.cli.children import WorkerProcesses
     from duly.local_keys import announced
-    from duly.node import Signals, running_scheduler
+    from duly.node import running_scheduler
     from duly.operations import Operations
+    from duly.process import Signals
     from duly.store.opening import open_store
 
     settings = plan.settings

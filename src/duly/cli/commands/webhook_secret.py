@@ -28,12 +28,13 @@ def webhook_secret(
     tenant and is whole and new. Each tenant has its own, and none says anything about another's. They are derived from
     a secret of the store, or from those in DULY_WEBHOOK_SECRET; then there is one for each of them, one a line.
     """
-    from duly import checks, node
+    from duly import checks
+    from duly.process import run
     from duly.worker.targets.signing import show_secret, tenant_secret
 
     settings = session_of(context).settings()
     checks.check_text("tenant", tenant, longest=100)
-    for secret in node.run(lambda: _secrets(settings)):
+    for secret in run(lambda: _secrets(settings)):
         say(show_secret(tenant_secret(secret, tenant)))
 
 

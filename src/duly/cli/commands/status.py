@@ -1,4 +1,4 @@
-"""`duly migrate` and `duly status`: the store itself, and the cluster around it."""
+"""`duly status`: the nodes of the cluster, who leads which shard, and how much work waits."""
 
 from __future__ import annotations
 
@@ -11,56 +11,16 @@ from uuid import UUID
 import typer
 
 from duly.cli.output import away, print_json, print_table, say, span
-from duly.cli.session import session_of, with_operations
+from duly.cli.session import with_operations
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
-    from duly.config import Settings
     from duly.operations import ClusterStatus
     from duly.store.cluster import NodeStatus
-    from duly.store.migrate import Migration
 
 
 def register(app: typer.Typer) -> None:
-    app.command("migrate")(migrate)
     app.command("status")(status)
-
-
-def migrate(
-    context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
-) -> None:
-    """Create the store's schema, or bring it up to this version. Safe to run many times and while others work.
-
-    The embedded PostgreSQL needs none of this: it is brought up to date whenever it is opened.
-    """
-    from duly import node
-
-    settings = session_of(context).settings()
-    if dry_run and settings.database_url is None:
-        say("nothing to do: the embedded store is brought up to date whenever it is opened")
-        return
-    done = node.run(lambda: _migrate(settings, dry_run=dry_run))
-    if not done:
-        say("nothing to do: the store is up to date")
-        return
-    for migration in done:
-        say(f"{'would apply' if dry_run else 'applied'} {migration.version:04d}_{migration.name}")
-
-
-async def _migrate(settings: Settings, *, dry_run: bool) -> list[Migration]:
-    from duly.store import migrate as migrations
-    from duly.store.opening import open_store
-
-    async with open_store(settings, checked=False) as store:
-        if not dry_run:
-            return await migrations.migrate(
-                store.pool, shards=settings.shards, tell=lambda message: say(message, err=True)
-            )
-        pending = await migrations.pending_migrations(store.pool)
-        if not pending:
-            await migrations.check_version(store.pool)  # refuses a store that is newer
-        return pending
 
 
 def status(

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duly.cli.options import AppOption, read_labels
 from duly.cli.output import away, examples, moment, one_line, print_json, say
-from duly.cli.run import AppOption
 from duly.cli.session import session_of, with_operations
 from duly.errors import InvalidInput
 
@@ -338,12 +338,6 @@ def read_payload(text: str | None) -> Any:
     except ValueError as error:
         hint = "" if text.strip()[:1] in ("{", "[", '"') else "; a text needs quotes of its own: '\"text\"'"
         raise InvalidInput("payload", f"is not JSON: {error}{hint}") from error
-
-
-def read_labels(pairs: Sequence[str]) -> dict[str, str]:
-    from duly.checks import read_label
-
-    return dict(read_label(pair) for pair in pairs)
 
 
 def _run_at(text: str) -> str:

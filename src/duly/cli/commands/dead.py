@@ -1,4 +1,4 @@
-"""`duly dead …` and `duly run …`: runs that no retry will mend, and single runs."""
+"""`duly dead …`: dead letters, the runs that have used up their retries."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.options import JsonLinesOption, LimitOption, RunArgument
 from duly.cli.output import (
     away,
-    coloured,
     examples,
     moment,
-    note_text,
     print_attempts,
     print_fields,
     print_json,
@@ -29,10 +28,9 @@ from duly.masking import shown_payload
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
-    from duly.model import DeadLetter, Run
+    from duly.model import DeadLetter
     from duly.operations import DeadLetterFilter, Swept
 
-RunArgument = Annotated[str, typer.Argument(help="The run's id, as a list shows it.", metavar="RUN")]
 OptionalRun = Annotated[
     str | None, typer.Argument(help="One run's id. Without it: all that the options match.", metavar="[RUN]")
 ]
@@ -45,10 +43,9 @@ SinceOption = Annotated[str | None, typer.Option(help="Only buried at this time 
 UntilOption = Annotated[str | None, typer.Option(help="Only buried before this time.", metavar="TIME")]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters, where no option narrows them down.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
-LimitOption = Annotated[int, typer.Option(help="Show at most this many.", min=1, metavar="N")]
 PAGE = 200
 
-dead = typer.Typer(
+group = typer.Typer(
     help="Look at dead letters, redrive them, purge them.",
     epilog=examples(
         "duly dead list --queue reports --since 2026-03-08",
@@ -59,19 +56,13 @@ dead = typer.Typer(
     ),
     no_args_is_help=True,
 )
-single = typer.Typer(
-    help="Look at one run, or cancel it.",
-    epilog=examples("duly run show RUN", "duly run cancel RUN"),
-    no_args_is_help=True,
-)
 
 
 def register(app: typer.Typer) -> None:
-    app.add_typer(dead, name="dead")
-    app.add_typer(single, name="run")
+    app.add_typer(group, name="dead")
 
 
-@dead.command("list")
+@group.command("list")
 def list_(
     context: typer.Context,
     job: JobOption = None,
@@ -82,7 +73,7 @@ def list_(
     since: SinceOption = None,
     until: UntilOption = None,
     limit: LimitOption = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """List dead letters, newest first."""
 
@@ -126,7 +117,7 @@ def list_(
         say(f"… and more than these {limit}; see --limit", err=True)
 
 
-@dead.command()
+@group.command()
 def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
     """Show one dead letter whole: payload, and every attempt with its error."""
     letter = with_operations(context, lambda operations: operations.dead_letter(run))
@@ -151,7 +142,7 @@ def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) 
     print_attempts(letter.attempts)
 
 
-@dead.command()
+@group.command()
 def redrive(
     context: typer.Context,
     run: OptionalRun = None,
@@ -169,7 +160,7 @@ def redrive(
     _sweep(context, "redrive", run, (job, name, queue, handler, error, since, until), every, as_json, yes=True)
 
 
-@dead.command()
+@group.command()
 def purge(
     context: typer.Context,
     run: OptionalRun = None,
@@ -235,47 +226,6 @@ def _sweep(
     say(f"{done} {past}")
     if refused:
         say(f"{refused} were not: their jobs are cancelled or gone", err=True)
-
-
-@single.command("show")
-def show_run(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
-    """Show one run: where it is, how far, and every attempt."""
-    _print_run(with_operations(context, lambda operations: operations.get_run(run)), as_json)
-
-
-@single.command("cancel")
-def cancel_run(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
-    """Cancel one run: one that waits ends at once, a running one is told to stop."""
-    _print_run(with_operations(context, lambda operations: operations.cancel_run(run)), as_json, cancelling=True)
-
-
-def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:
-    if as_json:
-        from duly.api.documents import run_document
-
-        print_json(run_document(run))
-        return
-    status = coloured(run.status) + (" (told to stop)" if cancelling and run.status == "running" else "")
-    progress = "" if run.progress is None else f"{run.progress.fraction:.0%}  {run.progress.note}".rstrip()
-    print_fields(
-        {
-            "run": run.run_id,
-            "job": run.job_name or str(run.job_id),
-            "status": status + (" (deduplicated: its key had been completed before)" if run.deduplicated else ""),
-            "missed": "it runs late on purpose, as missed_window says" if run.missed and run.status != "missed" else "",
-            "attempt": str(run.attempt),
-            "scheduled": moment(run.scheduled_at),
-            "started": moment(run.started_at),
-            "finished": moment(run.finished_at),
-            "next attempt": moment(run.next_attempt_at),
-            "worker": run.worker or "",
-            "key": run.idempotency_key or "",
-            "progress": progress,
-            "result": "" if run.result is None else json.dumps(run.result, ensure_ascii=False),
-            "note": note_text(run),
-        }
-    )
-    print_attempts(run.attempts, with_worker=True)
 
 
 async def _filter(

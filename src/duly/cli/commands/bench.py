@@ -12,10 +12,10 @@ def register(app: typer.Typer) -> None:
         "bench",
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-    )(_bench)
+    )(bench)
 
 
-def _bench(context: typer.Context) -> None:
+def bench(context: typer.Context) -> None:
     """Measure Duly on this machine, each figure beside a raw-SQL loop of the same statements."""
     from duly.bench.__main__ import main
 

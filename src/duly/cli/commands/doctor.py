@@ -47,7 +47,7 @@ def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="The checks as a JSON document.")] = False,
 ) -> None:
     """Check the set-up. The exit code is 0 only if nothing fails, so that it can gate a deploy."""
-    from duly import node
+    from duly.process import run
 
     session_of(context).refuse_url()
     checks: list[Check] = []
@@ -57,7 +57,7 @@ def doctor(
         checks.append(Check("settings", "fail", str(error)))
     else:
         checks += _check_settings(settings)
-        checks += node.run(lambda: _check_store(settings))
+        checks += run(lambda: _check_store(settings))
     failed = sum(check.status == "fail" for check in checks)
     if as_json:
         print_json({"ok": failed == 0, "checks": [asdict(check) for check in checks]})
