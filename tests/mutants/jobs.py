@@ -372,9 +372,9 @@ MUTANTS = (
     Mutant(
         "sql-door-open-to-all",
         "everybody may call whatever the schema has",
-        "function submit",
-        "        execute format('revoke execute on function %s from public', one);\n    end loop;\n    for who",
-        "    end loop;\n    for who",
+        "store/schema/12_rights.sql",
+        "revoke execute on all functions in schema duly from public;",
+        "",
         ("store/test_sessions.py::test_nobody_may_call_a_function_of_the_schema_without_being_allowed_to",),
     ),
     Mutant(

@@ -16,8 +16,8 @@ class Unmatched(Exception):
 class Mutant:
     """`old` stands exactly once in `file`; with `new` in its place, one of `tests` fails.
 
-    `what`: the harm that is done, in words. `file`: below src/duly, or `function x` for the migration that defines
-    duly.x last. `tests`: below tests, what pytest is called with: the fewest that should notice.
+    `what`: the harm that is done, in words. `file`: below src/duly, or `function x` for the schema file that
+    defines duly.x. `tests`: below tests, what pytest is called with: the fewest that should notice.
     """
 
     name: str
@@ -36,11 +36,10 @@ class Mutant:
         if not self.file.startswith("function "):
             return root / SOURCE / self.file
         head = f"function duly.{self.file.removeprefix('function ')}("
-        migrations = sorted((root / SOURCE / "store" / "migrations").glob("*.sql"), reverse=True)
-        for path in migrations:
+        for path in (root / SOURCE / "store" / "schema").glob("*.sql"):
             if head in path.read_text():
                 return path
-        raise Unmatched(f"{self.name}: no migration defines a {head}")
+        raise Unmatched(f"{self.name}: no file of the schema defines a {head}")
 
     def mutated(self, root: Path) -> str:
         """The file's text with the mutant in it."""

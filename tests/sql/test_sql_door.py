@@ -540,29 +540,3 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     with pytest.raises(asyncpg.ProgramLimitExceededError, match="tenant"):
         await caller.fetchval("select duly.submit('x', schedule => 'every 1h')")
     await caller.close()
-
-
-# The repair of what is there
-
-
-async def test_the_migration_mends_what_was_stored_in_another_spelling(pool: Pool) -> None:
-    from duly.store.migrate import known_migrations
-
-    job_ids = [
-        (await pool.query("select duly.submit('x', schedule => 'every 1h') as job_id"))[0]["job_id"] for _ in range(4)
-    ]
-    stored = [
-        '{"max_retries": 3.0, "max_queued": 5.0}',
-        '{"max_retries": 7.00}',
-        '{"timeout_seconds": 0.50}',
-        '{"x": 1.0}',
-    ]
-    for job_id, policy in zip(job_ids, stored, strict=True):
-        await pool.query("update duly.jobs set policy = $2::text::jsonb where job_id = $1", job_id, policy)
-    text = next(migration for migration in known_migrations() if migration.name == "sql_door").sql
-    repair = text[text.index("do $$") : text.index("-- Submit a job from any language")]
-    await pool.query(repair.strip().rstrip(";"))
-    rows = {row["job_id"]: row["policy"] for row in await pool.query("select job_id, policy::text from duly.jobs")}
-    assert [rows[job_id] for job_id in job_ids] == [
-        '{"max_queued": 5}', '{"max_retries": 7}', '{"timeout_seconds": 0.5}', '{"x": 1.0}',
-    ]  # fmt: skip

@@ -23,7 +23,7 @@ from duly.config import Settings
 from duly.errors import Conflict, LimitReached
 from duly.operations import Operations
 from duly.store import pool as pools
-from duly.store.migrate import migrate
+from duly.store.migrate import known_migrations, migrate
 from duly.store.pool import Pool
 from duly.store.statements import statement
 from harness.living import live
@@ -39,9 +39,9 @@ TRAPS = Path(__file__).with_name("traps.sql")
 
 
 def called_functions() -> list[str]:
-    """The names of whatever is called in a statement or a migration."""
+    """The names of whatever is called in a statement or in the schema."""
     texts = [statement(name) for name in STATEMENTS]
-    texts += [file.read_text() for file in Path(pools.__file__).parent.glob("migrations/*.sql")]
+    texts += [migration.sql for migration in known_migrations()]
     return sorted({name for text in texts for name in re.findall(r"([a-z_]\w*)\(", text)})
 
 

@@ -32,7 +32,6 @@ from duly.maintenance.unparker import Unparker
 from duly.model import JobRequest, Policy, parse_run_id
 from duly.node import running_scheduler, running_worker
 from duly.operations import Operations
-from duly.store.migrate import known_migrations
 from duly.store.pool import Pool
 from duly.store.statements import statement
 from harness.injecting import DATA, OTHERS, Injector, injected
@@ -378,25 +377,6 @@ async def test_a_job_whose_data_are_refused_is_parked_alone_and_tried_again_ever
             assert await count(pool, "parked") == 0
         finally:
             await pool.close()
-
-
-async def test_jobs_that_an_older_version_paused_for_a_passing_error_go_on(pool: Pool) -> None:
-    job = due_job(pool, START + SECOND)
-    scheduler = FrozenScheduler(pool)
-    await scheduler.put(job)
-    await pool.query("alter table duly.parked drop column retry_at, drop column tries")
-    await pool.query("delete from duly.migrations where version >= 12")
-    await pool.query(
-        "update duly.jobs set status = 'paused', next_run_at = null, version = version + 1, "
-        "status_reason = 'cannot be fired: canceling statement due to lock timeout'"
-    )
-    [migration] = [one for one in known_migrations() if one.name == "errors"]
-    async with pool.transaction() as transaction:
-        await transaction.connection.execute(migration.sql)
-    unparker = Unparker(pool)
-    unparker.lead(True)
-    await unparker.run_once()
-    assert (await scheduler.job(job))["status"] == "active"
 
 
 @pytest.mark.parametrize("state", ["55P03", "57014", "42501", "54000", "XX000", "28P01", "40P01", "25006", "P0001"])

@@ -135,7 +135,7 @@ async def test_functions_of_the_schema_are_bound_or_have_a_path_of_their_own(poo
         "and not exists (select from unnest(p.proconfig) as c (text) where c.text = 'search_path=pg_catalog, pg_temp')"
     )
     unbound = {row["name"] for row in rows}
-    assert not unbound, "a function that a migration makes anew says `set search_path = pg_catalog, pg_temp`"
+    assert not unbound, "a function of the schema says `set search_path = pg_catalog, pg_temp`"
 
 
 async def test_functions_that_are_inlined_for_speed_are_bound(pool: Pool) -> None:
@@ -153,7 +153,9 @@ async def test_nobody_may_call_a_function_of_the_schema_without_being_allowed_to
         "and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)"
     )
     public = {row["name"] for row in rows}
-    assert not public, "a migration that makes a function says `revoke execute on function … from public`"
+    assert not public, (
+        "a migration that makes a function says `revoke execute on function … from public` (the schema does it last)"
+    )
 
 
 def test_every_call_of_a_statement_names_postgresqls_own_function() -> None:

@@ -1,4 +1,5 @@
-"""Keeps looks at all claims short while vacuum cannot: see migration 0014, which says why the floor can be relied on.
+"""Keeps looks at all claims short while vacuum cannot: `store/schema/04_claims.sql` says why the
+floor can be relied on.
 
 Overlap is decided by such looks. So this floor is not an opinion that another look corrects, as a claimer's own floors
 are, but stands in the store, and rises only when nothing can come to lie below it any more.

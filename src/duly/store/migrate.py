@@ -1,4 +1,4 @@
-"""Numbered SQL migrations, applied in order under a lock.
+"""The schema and the numbered SQL migrations after it, applied in order under a lock.
 
 Every migration runs in one transaction together with the row that says it ran. The lock is a transaction-level advisory
 lock, so it also holds behind a transaction-mode pooler and goes away with a process that dies.
@@ -63,13 +63,24 @@ class Applied:
 
 
 def known_migrations() -> list[Migration]:
-    """What this Duly brings, in order."""
-    found = [
-        Migration(int(match[1]), match[2], entry.read_text(encoding="utf-8"))
-        for entry in resources.files("duly.store").joinpath("migrations").iterdir()
-        if (match := re.fullmatch(r"(\d{4})_(\w+)\.sql", entry.name))
+    """The migrations of this Duly, in order: the schema as one baseline, then `migrations/0002_….sql` and so on."""
+    files = _sql_files("schema", r"(\d\d)_(\w+)\.sql")
+    baseline = Migration(1, "baseline", "\n".join(text for _, text in files))
+    later = [
+        Migration(int(match[1]), match[2], text) for match, text in _sql_files("migrations", r"(\d{4})_(\w+)\.sql")
     ]
-    return sorted(found, key=lambda migration: migration.version)
+    return [baseline, *later]
+
+
+def _sql_files(folder: str, pattern: str) -> list[tuple[re.Match[str], str]]:
+    """Names and texts of a folder's files, by number; empty where the folder does not exist."""
+    place = resources.files("duly.store").joinpath(folder)
+    matches = (
+        [match for entry in place.iterdir() if (match := re.fullmatch(pattern, entry.name))] if place.is_dir() else []
+    )
+    return [
+        (match, place.joinpath(match[0]).read_text(encoding="utf-8")) for match in sorted(matches, key=lambda m: m[0])
+    ]
 
 
 async def applied_migrations(pool: Pool) -> list[Applied]:

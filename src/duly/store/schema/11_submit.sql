@@ -1,38 +1,15 @@
--- duly.submit is the one thing that a role which submits has to be allowed, and such a role submits for its own tenant.
+-- Submitting by SQL: the function duly.submit, and the roles that may call it. Such a role needs no other right, and
+-- submits for its own tenant. See docs/sql.md.
 
--- Bodies below are bound when they are created: by this session, and not by what its role has in its search_path.
-set local search_path = pg_catalog, pg_temp;
+-- Jobs that duly.submit has stored and Python has yet to check and plan: recurring ones, and those whose target is not
+-- a Python task. They are paused until then. Almost always empty.
+create table duly.unplanned (
+    job_id  uuid primary key,
+    at      timestamptz not null,
+    unnamed boolean not null default false -- no name was given: an endpoint or command is then named by what it calls
+);
 
--- What Duly calls is PostgreSQL's own, and what it reads is no temporary table of the caller's either: those come first
--- unless the path names them. Bodies that are bound (`begin atomic`) look nothing up, and are inlined.
--- Nobody may call what they were not allowed to. Who has a right on one of the tables goes on as before.
-do $$
-declare
-    one regprocedure;
-    who text;
-begin
-    for one in select p.oid from pg_proc p where p.pronamespace = 'duly'::regnamespace loop
-        if (select p.prosqlbody is null from pg_proc p where p.oid = one) then
-            execute format('alter function %s set search_path = pg_catalog, pg_temp', one);
-        end if;
-        execute format('revoke execute on function %s from public', one);
-    end loop;
-    for who in
-        select distinct quote_ident(r.rolname)
-        from pg_class c
-        cross join lateral (
-            select c.relacl union all select a.attacl from pg_attribute a where a.attrelid = c.oid
-        ) given (acl)
-        cross join lateral aclexplode(given.acl) right_of
-        join pg_roles r on r.oid = right_of.grantee
-        where c.relnamespace = 'duly'::regnamespace and r.oid <> c.relowner
-    loop
-        execute format('grant execute on all functions in schema duly to %s', who);
-    end loop;
-end
-$$;
-
--- Roles that submit for one tenant only. One that is a member of such roles submits for theirs.
+-- Roles that submit for one tenant only. A member of such roles submits for their tenants.
 create table duly.submitters (
     role       name primary key,
     tenant     text not null,
@@ -40,7 +17,7 @@ create table duly.submitters (
     created_at timestamptz not null
 );
 
--- Refuse what the caller of duly.submit may not do.
+-- Refuses what the caller of duly.submit has no right to.
 create function duly.forbid(field text, message text) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -51,7 +28,7 @@ begin
 end
 $$;
 
--- For which tenant a role that does not own the store submits, if it asks for this one (null: for its own).
+-- The tenant for which a role that does not own the store submits, if it asks for `asked` (null: for its own).
 create function duly.tenant_of(caller name, asked text, is_command boolean) returns text
 language plpgsql stable
 set search_path = pg_catalog, pg_temp
@@ -96,7 +73,7 @@ begin
 end
 $$;
 
--- Let a role submit for a tenant, and nothing else. See docs/sql.md.
+-- Lets a role submit for a tenant, and nothing else.
 create function duly.allow_submit(role name, tenant text, commands boolean default false) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -142,7 +119,7 @@ begin
 end
 $$;
 
--- Take that back. Says whether there was anything to take back.
+-- Takes that right back. Returns whether the role had it.
 create function duly.disallow_submit(role name) returns boolean
 language plpgsql
 set search_path = pg_catalog, pg_temp
@@ -171,15 +148,16 @@ begin
 end
 $$;
 
--- Submit a job from any language, in the caller's transaction. Returns its id. See docs/sql.md.
+-- Submits a job from any language, in the caller's transaction. Returns its id.
 --
--- The tenant is the caller's own if a role is bound to one (duly.submitters). The caller is whom the session says: its user,
--- or the role that it has set. What it has set it may also be, and what it has left it can become again, so neither lets
--- it submit for a tenant that it could not submit for anyway. (In here, current_user is the store's owner.)
+-- The tenant is the caller's own if a role is bound to one (duly.submitters). The caller is the session's user, or the
+-- role that it has set. A session may also be whatever role it has set, and can become again what it has left, so
+-- neither lets it submit for a tenant that it could not submit for anyway. (Inside the function, current_user is the
+-- store's owner.)
 --
--- A one-off of a Python task is whole at once. Everything else is stored paused, with a row in duly.unplanned, and a
--- scheduler checks and plans it with the same code as the other interfaces, within a second of the commit.
-create or replace function duly.submit(
+-- A one-off of a Python task is stored whole at once. Everything else is stored paused, with a row in duly.unplanned,
+-- and a scheduler checks and plans it with the same code as the other interfaces, within a second of the commit.
+create function duly.submit(
     handler               text,
     payload               jsonb default '{}',
     schedule              text default null,
@@ -401,19 +379,5 @@ begin
         perform pg_notify('duly_due', new_shard || ':' || new_id || ':' || (extract(epoch from run_at) * 1e6)::bigint);
     end if;
     return new_id;
-end
-$$;
-
-do $$
-declare
-    one regprocedure;
-begin
-    for one in
-        select p.oid from pg_proc p
-        where p.pronamespace = 'duly'::regnamespace
-            and p.proname in ('forbid', 'tenant_of', 'allow_submit', 'disallow_submit')
-    loop
-        execute format('revoke execute on function %s from public', one);
-    end loop;
 end
 $$;
