@@ -21,6 +21,7 @@ from duly.store.pool import Pool
 from harness.processes import Spawn
 from harness.servers import servers
 from harness.store import hasty_postgres
+from harness.worker import Workbench
 
 __all__ = ["servers"]
 
@@ -103,6 +104,14 @@ def settings(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 @pytest.fixture
 async def operations(pool: Pool, settings: Settings) -> Operations:
     return await Operations.open(pool, settings)
+
+
+@pytest.fixture
+async def bench(pool: Pool, settings: Settings, operations: Operations) -> AsyncIterator[Workbench]:
+    """An app and a worker in this process, over this test's store."""
+    bench = Workbench(pool, settings, operations)
+    yield bench
+    await bench.app.close()
 
 
 @pytest.fixture

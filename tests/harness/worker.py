@@ -15,19 +15,26 @@ from duly.model import Run
 from duly.node import running_worker
 from duly.operations import Operations
 from duly.store.pool import Pool
+from duly.store.runs import ClaimedRun
+from duly.worker.executor import Outcome
 from duly.worker.worker import Worker
 from harness.store import eventually
 
 
 class Workbench:
+    """An app and its operations over one store, and a worker that runs inside `working()`."""
+
     def __init__(self, pool: Pool, settings: Settings, operations: Operations, app: Duly | None = None) -> None:
         self.pool = pool
         self.settings = settings
         self.operations = operations
         self.app = app or Duly(settings=settings)
+        #: Every attempt that has ended, with its outcome (None: the run was given up).
+        self.ended: asyncio.Queue[tuple[ClaimedRun, Outcome | None]] = asyncio.Queue()
 
     @asynccontextmanager
     async def working(self, **options: Any) -> AsyncIterator[Worker]:
+        options.setdefault("observer", lambda run, outcome: self.ended.put_nowait((run, outcome)))
         async with running_worker(self.pool, self.app.tasks, self.settings, **options) as worker:
             yield worker
 
@@ -43,10 +50,11 @@ class Workbench:
         return await self.submit(handler, payload, **options)
 
     async def run_of(self, job_id: str) -> Run:
+        """The job's latest run as it is now."""
         return (await self.operations.job_runs(job_id)).items[0]
 
     async def end_of(self, job_id: str, *statuses: str, seconds: float = 30) -> Run:
-        """The job's run once it has one of these statuses: succeeded or dead, if none is named."""
+        """The job's latest run once it has one of these statuses; by default succeeded or dead."""
 
         async def ended() -> bool:
             return (await self.run_of(job_id)).status in (statuses or ("succeeded", "dead"))
@@ -55,6 +63,23 @@ class Workbench:
             await eventually(ended, seconds=seconds)
         except TimeoutError:
             raise AssertionError(f"it is still {await self.run_of(job_id)}") from None
+        return await self.run_of(job_id)
+
+    async def succeeded(self, job_id: str) -> Run:
+        """The job's latest run once it has succeeded."""
+        return await self.end_of(job_id, "succeeded")
+
+    async def attempt_of(self, job_id: str, *, attempts: int = 1) -> Run:
+        """The job's latest run once `attempts` more attempts of it have ended and the last one is recorded."""
+
+        async def is_recorded() -> bool:
+            return (await self.run_of(job_id)).status != "running"
+
+        async with asyncio.timeout(20):
+            while attempts:
+                run, _ = await self.ended.get()
+                attempts -= str(run.job_id) == job_id
+        await eventually(is_recorded)
         return await self.run_of(job_id)
 
 

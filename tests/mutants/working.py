@@ -465,7 +465,7 @@ MUTANTS = (
         "store/sql/ledger/known.sql",
         " and l.completed_at > duly.now() - make_interval(secs => $3)",
         "",
-        ("worker/test_exactly_once.py::TestLedger",),
+        ("worker/handler/test_ledger.py",),
     ),
     Mutant(
         "ledger-of-all-tenants",
@@ -473,7 +473,7 @@ MUTANTS = (
         "store/sql/ledger/known.sql",
         "l.tenant = j.tenant and ",
         "",
-        ("worker/test_exactly_once.py::TestLedger",),
+        ("worker/handler/test_ledger.py",),
     ),
     Mutant(
         "all-lanes-of-all-queues",

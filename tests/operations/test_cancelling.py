@@ -26,11 +26,6 @@ ERROR = '{"type": "Failed", "message": "", "traceback": null}'
 STRESS_SECONDS = float(os.environ.get("DULY_TEST_CANCEL_SECONDS", "4"))
 
 
-@pytest.fixture
-def bench(pool: Pool, settings: Settings, operations: Operations) -> Workbench:
-    return Workbench(pool, settings, operations)
-
-
 async def submit(operations: Operations, **policy: object) -> str:
     request = JobRequest("noop", policy=Policy(**policy))  # type: ignore[arg-type]
     return str((await operations.submit(request, allow_unknown_handler=True)).job_id)

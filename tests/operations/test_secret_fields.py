@@ -30,11 +30,6 @@ SECRET = "hunter2-0123456789"
 JSON = {"Content-Type": "application/json"}
 
 
-@pytest.fixture
-def bench(pool: Pool, settings: Settings, operations: Operations) -> Workbench:
-    return Workbench(pool, settings, operations)
-
-
 async def submitted(operations: Operations, payload: Any = None, *paths: str, **fields: Any) -> Job:
     request = JobRequest(
         "h",

@@ -84,10 +84,8 @@ async def test_a_rollback_leaves_nothing(caller: asyncpg.Connection[asyncpg.Reco
 
 
 async def test_it_runs_like_any_other(
-    caller: asyncpg.Connection[asyncpg.Record], pool: Pool, settings: Settings, operations: Operations
+    caller: asyncpg.Connection[asyncpg.Record], bench: Workbench, operations: Operations
 ) -> None:
-    bench = Workbench(pool, settings, operations)
-
     @bench.app.task("greet")
     async def greet(name: str) -> str:
         return f"hello, {name}"

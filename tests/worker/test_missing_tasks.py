@@ -10,10 +10,8 @@ import pytest
 
 import duly.worker.offers
 from duly import Context, Duly
-from duly.config import Settings
 from duly.errors import StoreUnavailable
 from duly.node import running_worker
-from duly.operations import Operations
 from duly.store import cluster
 from duly.store.pool import Pool
 from duly.worker.worker import Worker
@@ -24,14 +22,11 @@ RUNS = 200
 
 
 @pytest.fixture
-async def bench(pool: Pool, settings: Settings, operations: Operations) -> AsyncIterator[Workbench]:
-    bench = Workbench(pool, settings, operations)
-
+def bench(bench: Workbench) -> Workbench:
     @bench.app.task()
     async def known(ctx: Context) -> None: ...
 
-    yield bench
-    await bench.app.close()
+    return bench
 
 
 @asynccontextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import uuid4
@@ -13,9 +12,7 @@ import pytest
 
 from duly import Context
 from duly.api.documents import cluster_document
-from duly.config import Settings
 from duly.model import JobRequest, Policy
-from duly.operations import Operations
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Claim, Served
@@ -30,8 +27,7 @@ LANES = (["default"] * 10, ALL_PRIORITIES)
 
 
 @pytest.fixture
-async def bench(pool: Pool, settings: Settings, operations: Operations) -> AsyncIterator[Workbench]:
-    bench = Workbench(pool, settings, operations)
+def bench(bench: Workbench) -> Workbench:
     began: list[str] = []
 
     @bench.app.task()
@@ -41,8 +37,7 @@ async def bench(pool: Pool, settings: Settings, operations: Operations) -> Async
             raise ValueError("the first attempt fails")
 
     bench.began = began  # type: ignore[attr-defined]
-    yield bench
-    await bench.app.close()
+    return bench
 
 
 async def submit(bench: Workbench, tenant: str, number: int) -> None:

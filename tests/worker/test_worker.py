@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -15,74 +14,23 @@ import pytest
 
 import duly.worker.blocking
 import isolated_tasks
-from duly import Context, Duly, RetryAfter, Snooze
-from duly.config import Settings
+from duly import Context, RetryAfter, Snooze
 from duly.errors import DataRefused
-from duly.model import JobRequest, Run
-from duly.node import running_worker
-from duly.operations import Operations
+from duly.model import JobRequest
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
-from duly.store.runs import ClaimedRun
-from duly.worker.executor import Outcome
-from duly.worker.worker import Worker
 from harness.store import count, eventually, rescue_from_the_living
+from harness.worker import Workbench
 
 
-class Bench:
-    """An app, its operations, and a worker that runs inside `working()`."""
-
-    def __init__(self, pool: Pool, settings: Settings, operations: Operations) -> None:
-        self.pool = pool
-        self.settings = settings
-        self.operations = operations
-        self.app = Duly(settings=settings)
-        self.ended: asyncio.Queue[tuple[ClaimedRun, Outcome | None]] = asyncio.Queue()
-
-    @asynccontextmanager
-    async def working(self, **options: Any) -> AsyncIterator[Worker]:
-        def observe(run: ClaimedRun, outcome: Outcome | None) -> None:
-            self.ended.put_nowait((run, outcome))
-
-        async with running_worker(self.pool, self.app.tasks, self.settings, observer=observe, **options) as worker:
-            yield worker
-
-    async def submit(self, task: str | Callable[..., Any], payload: Any = None, **options: Any) -> str:
-        request = self.app.request(task, payload, **options)
-        return str((await self.operations.submit(request, allow_unknown_handler=True)).job_id)
-
-    async def end_of(self, job_id: str, *, runs: int = 1) -> Run:
-        """The job's run once that many attempts have been reported and written."""
-        async with asyncio.timeout(20):
-            seen = 0
-            while seen < runs:
-                run, _ = await self.ended.get()
-                seen += str(run.job_id) == job_id
-            while True:
-                run_now = await self.run_of(job_id)
-                if run_now.status != "running":
-                    return run_now
-                await asyncio.sleep(0.01)
-
-    async def run_of(self, job_id: str) -> Run:
-        return (await self.operations.job_runs(job_id)).items[0]
-
-
-@pytest.fixture
-async def bench(pool: Pool, settings: Settings, operations: Operations) -> AsyncIterator[Bench]:
-    bench = Bench(pool, settings, operations)
-    yield bench
-    await bench.app.close()
-
-
-async def test_an_async_handler_gets_its_payload_and_its_result_is_kept(bench: Bench) -> None:
+async def test_an_async_handler_gets_its_payload_and_its_result_is_kept(bench: Workbench) -> None:
     @bench.app.task()
     async def add(ctx: Context, a: int, b: int = 1) -> dict[str, int]:
         return {"sum": a + b}
 
     job_id = await bench.submit(add, {"a": 41})
     async with bench.working():
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
     assert (run.status, run.attempt, run.result) == ("succeeded", 1, {"sum": 42})
     assert run.started_at is not None
     assert run.finished_at is not None
@@ -90,23 +38,23 @@ async def test_an_async_handler_gets_its_payload_and_its_result_is_kept(bench: B
     assert (await bench.operations.get_job(job_id)).status == "completed"
 
 
-async def test_no_run_seems_to_start_before_it_was_due(bench: Bench) -> None:
+async def test_no_run_seems_to_start_before_it_was_due(bench: Workbench) -> None:
     @bench.app.task()
     async def nothing(ctx: Context) -> None: ...
 
     job_id = await bench.submit(nothing)
     async with bench.working():
-        await bench.end_of(job_id)
+        await bench.attempt_of(job_id)
         # Measured badly, as on a machine that is busy: 2 s behind, and 3 s would be possible.
         bench.pool.clock._offset_us -= 2_000_000
         bench.pool.clock._error_us = 3_000_000
         await bench.operations.trigger(job_id)
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
     assert run.started_at is not None
     assert run.started_at >= run.scheduled_at
 
 
-async def test_a_worker_that_the_store_has_forgotten_joins_again(bench: Bench, pool: Pool) -> None:
+async def test_a_worker_that_the_store_has_forgotten_joins_again(bench: Workbench, pool: Pool) -> None:
     """A standby was promoted that had not heard of it."""
 
     @bench.app.task()
@@ -121,22 +69,22 @@ async def test_a_worker_that_the_store_has_forgotten_joins_again(bench: Bench, p
             return [row["node_id"] for row in rows] == [worker.worker_id] and handlers == 1
 
         await eventually(known)
-        assert (await bench.end_of(await bench.submit(nothing))).status == "succeeded"
+        assert (await bench.attempt_of(await bench.submit(nothing))).status == "succeeded"
 
 
-async def test_a_sync_handler_runs_in_a_thread_of_its_own(bench: Bench) -> None:
+async def test_a_sync_handler_runs_in_a_thread_of_its_own(bench: Workbench) -> None:
     @bench.app.task()
     def where(ctx: Context) -> str:
         return threading.current_thread().name
 
     job_id = await bench.submit(where)
     async with bench.working():
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
     assert run.status == "succeeded"
     assert run.result.startswith("duly-handler")
 
 
-async def test_the_context_says_which_run_this_is(bench: Bench) -> None:
+async def test_the_context_says_which_run_this_is(bench: Workbench) -> None:
     seen: dict[str, Any] = {}
 
     @bench.app.task()
@@ -147,7 +95,7 @@ async def test_the_context_says_which_run_this_is(bench: Bench) -> None:
 
     job_id = await bench.submit(look, name="looking", payload_ref="s3://bucket/key")
     async with bench.working():
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
     assert seen["job_id"] == job_id
     assert seen["run_id"] == run.run_id
     assert seen["attempt"] == 1
@@ -158,7 +106,7 @@ async def test_the_context_says_which_run_this_is(bench: Bench) -> None:
     assert seen["job_name"] == "looking"
 
 
-async def test_a_failing_handler_is_retried_with_the_same_key_and_each_error_is_kept(bench: Bench) -> None:
+async def test_a_failing_handler_is_retried_with_the_same_key_and_each_error_is_kept(bench: Workbench) -> None:
     keys: list[str] = []
 
     @bench.app.task(max_retries=3, retry_backoff="immediate")
@@ -170,7 +118,7 @@ async def test_a_failing_handler_is_retried_with_the_same_key_and_each_error_is_
 
     job_id = await bench.submit(flaky)
     async with bench.working():
-        run = await bench.end_of(job_id, runs=3)
+        run = await bench.attempt_of(job_id, attempts=3)
     assert (run.status, run.attempt, run.result) == ("succeeded", 3, "at last")
     assert [attempt.error and attempt.error.message for attempt in run.attempts] == [
         "attempt 1\ufffd",
@@ -183,14 +131,14 @@ async def test_a_failing_handler_is_retried_with_the_same_key_and_each_error_is_
     assert len(set(keys)) == 1
 
 
-async def test_a_handler_that_never_succeeds_ends_in_the_dead_letters(bench: Bench, pool: Pool) -> None:
+async def test_a_handler_that_never_succeeds_ends_in_the_dead_letters(bench: Workbench, pool: Pool) -> None:
     @bench.app.task(max_retries=1, retry_backoff="immediate")
     async def broken(ctx: Context, n: int) -> None:
         raise RuntimeError("always")
 
     job_id = await bench.submit(broken, {"n": 1})
     async with bench.working():
-        run = await bench.end_of(job_id, runs=2)
+        run = await bench.attempt_of(job_id, attempts=2)
     assert (run.status, run.attempt) == ("dead", 2)
     assert run.error is not None
     assert (run.error.type, run.error.message) == ("RuntimeError", "always")
@@ -199,13 +147,13 @@ async def test_a_handler_that_never_succeeds_ends_in_the_dead_letters(bench: Ben
 
 
 @pytest.mark.parametrize(("payload", "words"), [({"n": 1, "x": 1}, "'x'"), ({}, "'n'"), ([1], "object")])
-async def test_a_payload_that_does_not_fit_is_a_permanent_failure(bench: Bench, payload: Any, words: str) -> None:
+async def test_a_payload_that_does_not_fit_is_a_permanent_failure(bench: Workbench, payload: Any, words: str) -> None:
     @bench.app.task()
     async def picky(ctx: Context, n: int) -> None: ...
 
     job_id = await bench.submit(picky, payload)
     async with bench.working():
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
     assert (run.status, run.attempt) == ("dead", 1)
     assert run.error is not None
     assert words in run.error.message
@@ -222,11 +170,11 @@ async def test_a_payload_that_does_not_fit_is_a_permanent_failure(bench: Bench, 
     ],
 )
 async def test_permanent_errors_are_not_tried_again_and_tell_where_they_were_raised(
-    bench: Bench, handler: Any, isolation: Any
+    bench: Workbench, handler: Any, isolation: Any
 ) -> None:
     job_id = await bench.submit(bench.app.task(isolation=isolation)(handler))
     async with bench.working():
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
     assert (run.status, run.attempt) == ("dead", 1)
     assert run.error is not None
     assert (run.error.type, run.error.message) == ("Permanent", "no such customer")
@@ -238,7 +186,7 @@ async def test_permanent_errors_are_not_tried_again_and_tell_where_they_were_rai
     assert sum(line.startswith("  File ") for line in lines) == 1
 
 
-async def test_retry_after_is_honoured(bench: Bench) -> None:
+async def test_retry_after_is_honoured(bench: Workbench) -> None:
     @bench.app.task()
     async def later(ctx: Context) -> None:
         if ctx.attempt == 1:
@@ -246,14 +194,14 @@ async def test_retry_after_is_honoured(bench: Bench) -> None:
 
     job_id = await bench.submit(later)
     async with bench.working():
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
     assert run.status == "retrying"
     assert run.run_at is not None
     # Up to a minute later, so that a crowd does not come back together; less by what this test took since.
     assert 3500 < (run.run_at - bench.operations.now()).total_seconds() <= 3660
 
 
-async def test_a_snooze_does_not_count_as_an_attempt(bench: Bench) -> None:
+async def test_a_snooze_does_not_count_as_an_attempt(bench: Workbench) -> None:
     calls: list[int] = []
 
     @bench.app.task(max_retries=0)
@@ -264,11 +212,11 @@ async def test_a_snooze_does_not_count_as_an_attempt(bench: Bench) -> None:
 
     job_id = await bench.submit(not_yet)
     async with bench.working():
-        run = await bench.end_of(job_id, runs=3)
+        run = await bench.attempt_of(job_id, attempts=3)
     assert (run.status, calls) == ("succeeded", [1, 1, 1])
 
 
-async def test_an_attempt_that_takes_too_long_fails_with_timeout(bench: Bench) -> None:
+async def test_an_attempt_that_takes_too_long_fails_with_timeout(bench: Workbench) -> None:
     stopped = asyncio.Event()
 
     @bench.app.task(timeout_seconds=0.05, max_retries=0)
@@ -280,14 +228,14 @@ async def test_an_attempt_that_takes_too_long_fails_with_timeout(bench: Bench) -
 
     job_id = await bench.submit(slow)
     async with bench.working():
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
     assert run.status == "dead"
     assert run.error is not None
     assert run.error.type == "timeout"
     assert stopped.is_set()
 
 
-async def test_a_sync_handler_that_takes_too_long_is_told_through_its_context(bench: Bench) -> None:
+async def test_a_sync_handler_that_takes_too_long_is_told_through_its_context(bench: Workbench) -> None:
     told = threading.Event()
 
     @bench.app.task(timeout_seconds=0.05, max_retries=0)
@@ -298,13 +246,13 @@ async def test_a_sync_handler_that_takes_too_long_is_told_through_its_context(be
 
     job_id = await bench.submit(slow)
     async with bench.working():
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
         assert await asyncio.to_thread(told.wait, 5)
     assert run.error is not None
     assert run.error.type == "timeout"
 
 
-async def test_sys_exit_in_a_handler_fails_the_run_and_not_the_worker(bench: Bench) -> None:
+async def test_sys_exit_in_a_handler_fails_the_run_and_not_the_worker(bench: Workbench) -> None:
     @bench.app.task(max_retries=0)
     async def leave(ctx: Context) -> None:
         raise SystemExit(3)
@@ -314,12 +262,12 @@ async def test_sys_exit_in_a_handler_fails_the_run_and_not_the_worker(bench: Ben
 
     first = await bench.submit(leave)
     async with bench.working():
-        assert (await bench.end_of(first)).status == "dead"
+        assert (await bench.attempt_of(first)).status == "dead"
         second = await bench.submit(fine)
-        assert (await bench.end_of(second)).status == "succeeded"
+        assert (await bench.attempt_of(second)).status == "succeeded"
 
 
-async def test_cancelling_a_job_stops_what_runs_when_asked_to(bench: Bench) -> None:
+async def test_cancelling_a_job_stops_what_runs_when_asked_to(bench: Workbench) -> None:
     started = asyncio.Event()
 
     @bench.app.task()
@@ -333,12 +281,12 @@ async def test_cancelling_a_job_stops_what_runs_when_asked_to(bench: Bench) -> N
             await started.wait()
         asked = time.monotonic()
         await bench.operations.cancel(job_id, running=True)
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
         assert time.monotonic() - asked < 2
     assert run.status == "cancelled"
 
 
-async def test_at_shutdown_unfinished_runs_go_back_at_once_and_do_not_count(bench: Bench, pool: Pool) -> None:
+async def test_at_shutdown_unfinished_runs_go_back_at_once_and_do_not_count(bench: Workbench, pool: Pool) -> None:
     started = asyncio.Event()
 
     @bench.app.task()
@@ -356,7 +304,7 @@ async def test_at_shutdown_unfinished_runs_go_back_at_once_and_do_not_count(benc
     assert await count(pool, "claims") == 0
 
 
-async def test_at_shutdown_running_handlers_may_finish_within_the_grace(bench: Bench) -> None:
+async def test_at_shutdown_running_handlers_may_finish_within_the_grace(bench: Workbench) -> None:
     started, finish = asyncio.Event(), asyncio.Event()
 
     @bench.app.task()
@@ -376,7 +324,9 @@ async def test_at_shutdown_running_handlers_may_finish_within_the_grace(bench: B
     assert (await bench.run_of(job_id)).result == "finished"
 
 
-async def test_a_handler_that_blocks_the_event_loop_for_three_leases_loses_nothing(bench: Bench, pool: Pool) -> None:
+async def test_a_handler_that_blocks_the_event_loop_for_three_leases_loses_nothing(
+    bench: Workbench, pool: Pool
+) -> None:
     lease = 0.6
     bench.settings = bench.settings.model_copy(update={"worker_lease_seconds": lease})
     rescued: list[int] = []
@@ -402,14 +352,14 @@ async def test_a_handler_that_blocks_the_event_loop_for_three_leases_loses_nothi
     thread = threading.Thread(target=rescue_elsewhere)
     async with bench.working():
         thread.start()
-        run = await bench.end_of(job_id)
+        run = await bench.attempt_of(job_id)
         await asyncio.to_thread(thread.join)
     assert (run.status, run.attempt, run.result) == ("succeeded", 1, "still mine")
     assert sum(rescued) == 0
 
 
 async def test_an_async_handler_that_blocks_the_loop_is_named_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(duly.worker.blocking, "BLOCKED_SECONDS", 0.3)
 
@@ -423,15 +373,15 @@ async def test_an_async_handler_that_blocks_the_loop_is_named_once(
 
     async with bench.working():
         for _ in range(2):
-            assert (await bench.end_of(await bench.submit(wait))).status == "succeeded"
-            assert (await bench.end_of(await bench.submit(block))).status == "succeeded"
+            assert (await bench.attempt_of(await bench.submit(wait))).status == "succeeded"
+            assert (await bench.attempt_of(await bench.submit(block))).status == "succeeded"
     said = [line for line in caplog.messages if "blocked the event loop" in line]
     assert len(said) == 1
     assert "the async task block has" in said[0]
     assert __file__ in said[0]
 
 
-async def test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing(bench: Bench, pool: Pool) -> None:
+async def test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing(bench: Workbench, pool: Pool) -> None:
     started, told = asyncio.Event(), asyncio.Event()
 
     @bench.app.task()
@@ -459,7 +409,7 @@ async def test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing(benc
 
 @pytest.mark.parametrize("behind", ["coroutine", "thread", "child"])
 async def test_what_stands_in_line_when_the_lease_runs_out_is_not_begun(
-    bench: Bench, pool: Pool, tmp_path: Path, behind: str
+    bench: Workbench, pool: Pool, tmp_path: Path, behind: str
 ) -> None:
     """Whatever its loop does next after a long stop, and before the heartbeat's thread has said a word."""
     begun: list[str] = []
@@ -492,7 +442,7 @@ async def test_what_stands_in_line_when_the_lease_runs_out_is_not_begun(
         assert not worker.leases._trusted_until
 
 
-async def test_nothing_is_held_once_nobody_beats_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nothing_is_held_once_nobody_beats_for_it(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     async def beat(_: Pool) -> None:
         """Does not ask the store, which knows of no such claim."""
 
@@ -508,7 +458,7 @@ def leave_a_file(ctx: Context, path: str) -> None:
     Path(path).touch()
 
 
-async def test_a_worker_holds_no_more_than_it_has_room_for(bench: Bench, pool: Pool) -> None:
+async def test_a_worker_holds_no_more_than_it_has_room_for(bench: Workbench, pool: Pool) -> None:
     running, most = 0, 0
     release = asyncio.Event()
 
@@ -533,7 +483,7 @@ async def test_a_worker_holds_no_more_than_it_has_room_for(bench: Bench, pool: P
 
 
 async def test_an_outcome_that_cannot_be_written_at_all_is_left_to_rescue_and_blocks_nobody(
-    bench: Bench, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @bench.app.task()
     async def fine(ctx: Context, n: int) -> int:
@@ -561,7 +511,7 @@ async def test_an_outcome_that_cannot_be_written_at_all_is_left_to_rescue_and_bl
 
 
 async def test_an_outcome_the_database_refuses_does_not_sink_the_others(
-    bench: Bench, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    bench: Workbench, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @bench.app.task()
     async def fine(ctx: Context, n: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,7 @@ import pytest
 from duly.config import Settings
 from duly.errors import ConfigError
 from duly.model import Run
-from duly.operations import Operations
 from duly.store import embedded
-from duly.store.pool import Pool
 from duly.worker.account import Account, clean_environment, passed_names
 from duly.worker.targets.making import check_commands
 from harness.commands import Process
@@ -38,10 +35,9 @@ on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/pro
 
 
 @pytest.fixture
-async def bench(pool: Pool, settings: Settings, operations: Operations) -> AsyncIterator[Workbench]:
-    bench = Workbench(pool, settings.model_copy(update={"allow_commands": True}), operations)
-    yield bench
-    await bench.app.close()
+def bench(bench: Workbench) -> Workbench:
+    bench.settings = bench.settings.model_copy(update={"allow_commands": True})
+    return bench
 
 
 async def ran(bench: Workbench, script: str, **options: Any) -> Run:

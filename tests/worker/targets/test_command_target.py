@@ -8,15 +8,12 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from duly.config import Settings
-from duly.operations import Operations
-from duly.store.pool import Pool
 from duly.worker.targets.command import TAIL_BYTES
 from harness.commands import Process
 from harness.store import eventually
@@ -24,10 +21,9 @@ from harness.worker import Workbench, children_of, gone, is_alive, numbers_in, o
 
 
 @pytest.fixture
-async def bench(pool: Pool, settings: Settings, operations: Operations) -> AsyncIterator[Workbench]:
-    bench = Workbench(pool, settings.model_copy(update={"allow_commands": True}), operations)
-    yield bench
-    await bench.app.close()
+def bench(bench: Workbench) -> Workbench:
+    bench.settings = bench.settings.model_copy(update={"allow_commands": True})
+    return bench
 
 
 ROOT = Path(__file__).parents[3]
