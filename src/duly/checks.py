@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
@@ -17,16 +17,7 @@ from uuid import UUID
 
 from duly.errors import InvalidInput, InvalidSchedule
 from duly.masking import HIDDEN, shown_instead
-from duly.model import (
-    DEFAULT_POLICY,
-    POLICY_CHOICES,
-    POLICY_INTEGERS,
-    POLICY_NUMBERS,
-    DstFold,
-    JobRequest,
-    Policy,
-    ScheduleKind,
-)
+from duly.model import DEFAULT_POLICY, POLICY_RULES, DstFold, JobRequest, Policy, Rule, ScheduleKind
 from duly.timing import Fuel, check_template, jitter_offset, load_zone, make_timetable, parse_schedule
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -41,7 +32,6 @@ MAX_DEPTH = 200
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _encode_content = json.JSONEncoder(default=dict, sort_keys=True).encode
 MAX_LABELS = 32
-MAX_SECRET_FIELDS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,34 +117,38 @@ def _check_stored_policy(text: str | None) -> Policy:
 
 
 def _check_policy(policy: Policy) -> Policy:
-    for field in fields(policy):
-        name = field.name
-        value = getattr(policy, name)
-        if name in POLICY_CHOICES:
-            if value not in POLICY_CHOICES[name]:
-                raise InvalidInput(name, f"must be one of {', '.join(POLICY_CHOICES[name])}, not {str(value)[:40]!r}")
-        elif name in POLICY_INTEGERS:
-            if value is not None or name != "catch_up_window_seconds":
-                check_integer(name, value, *POLICY_INTEGERS[name])
-        elif name in POLICY_NUMBERS:
-            _check_seconds(name, value, *POLICY_NUMBERS[name])
-    if policy.idempotency_key_template != DEFAULT_POLICY.idempotency_key_template:
-        check_text("idempotency_key_template", policy.idempotency_key_template, longest=500)
-        check_template(policy.idempotency_key_template)
-    if policy.secret_fields != ():
-        _check_secret_fields(policy.secret_fields)
+    for rule in POLICY_RULES.values():
+        check_field(rule, getattr(policy, rule.name))
+    check_template(policy.idempotency_key_template)
     return policy
 
 
-def _check_secret_fields(paths: object) -> None:
+def check_field(rule: Rule, value: object) -> None:
+    """One value against the rule of its field."""
+    if value is None and rule.optional:
+        return
+    if rule.choices:
+        if value not in rule.choices:
+            raise InvalidInput(rule.name, f"must be one of {', '.join(rule.choices)}, not {str(value)[:40]!r}")
+    elif rule.kind is int:
+        check_integer(rule.name, value, int(rule.minimum), int(rule.maximum))
+    elif rule.kind is float:
+        _check_seconds(rule.name, value, rule.minimum, rule.maximum)
+    elif rule.kind is tuple:
+        _check_paths(rule, value)
+    else:
+        check_text(rule.name, value, longest=int(rule.maximum))
+
+
+def _check_paths(rule: Rule, paths: object) -> None:
     if not isinstance(paths, tuple):
-        raise InvalidInput("secret_fields", f'must be a list of paths such as ["card.number"], not {_kind(paths)}')
-    if len(paths) > MAX_SECRET_FIELDS:
-        raise InvalidInput("secret_fields", f"must be at most {MAX_SECRET_FIELDS}, these are {len(paths)}")
+        raise InvalidInput(rule.name, f'must be a list of paths such as ["card.number"], not {_kind(paths)}')
+    if len(paths) > rule.maximum:
+        raise InvalidInput(rule.name, f"must be at most {rule.maximum}, these are {len(paths)}")
     for path in paths:
-        check_text("secret_fields", path, longest=200)
+        check_text(rule.name, path, longest=200)
         if not _PATH.fullmatch(path):
-            raise InvalidInput("secret_fields", f"{path!r} is no path: between its dots stand names, as in card.number")
+            raise InvalidInput(rule.name, f"{path!r} is not a path: names with dots between them, as in card.number")
 
 
 def check_secrets(payload: Any, policy: Policy) -> None:

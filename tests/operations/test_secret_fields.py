@@ -14,12 +14,11 @@ import pytest
 import isolated_tasks
 from duly.api.documents import dead_letter_document, job_document
 from duly.api.server import create_app
-from duly.checks import MAX_SECRET_FIELDS
 from duly.client.calls import request_of
 from duly.client.documents import encode, job_body, read_job
 from duly.config import Settings
 from duly.errors import Conflict, InvalidInput
-from duly.model import Job, JobRequest, Policy
+from duly.model import POLICY_RULES, Job, JobRequest, Policy
 from duly.operations import Operations
 from duly.store import maintenance
 from duly.store.pool import Pool
@@ -146,7 +145,7 @@ async def test_a_change_to_what_it_is_already_changes_nothing(operations: Operat
 @pytest.mark.parametrize(
     "paths",
     ["password", 7, None, {"a": 1}, [1], [["a"]], [""], ["."], ["a."], [".a"], ["a..b"], ["a\\"], ["a\n"], ["x" * 201],
-     ["\x00"], [f"p{number}" for number in range(MAX_SECRET_FIELDS + 1)]],
+     ["\x00"], [f"p{number}" for number in range(int(POLICY_RULES["secret_fields"].maximum) + 1)]],
 )  # fmt: skip
 async def test_what_is_no_list_of_paths_is_refused_by_name(operations: Operations, paths: Any) -> None:
     job = await submitted(operations)

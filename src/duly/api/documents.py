@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_type_hints
 
 from duly.handlers import shown_target
 from duly.masking import shown_payload
-from duly.model import Attempt, DeadLetter, ErrorInfo, Job, Run, make_run_id
+from duly.model import POLICY_RULES, Attempt, DeadLetter, ErrorInfo, Job, Run, make_run_id
 from duly.operations import ClusterStatus, Explanation, Forecast, Preview
 from duly.store.cluster import NodeStatus
 from duly.store.stores import Counts
@@ -30,47 +31,24 @@ def without_payload(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def job_document(job: Job) -> dict[str, Any]:
+    """Every field of the job that readers may see, and every field of its policy. `JobDocument` describes it."""
     policy = job.policy
-    return {
-        "job_id": str(job.job_id),
-        "tenant": job.tenant,
-        "name": job.name,
-        "handler": job.handler if isinstance(job.handler, str) else shown_target(job.handler),
-        "payload": job.payload if not policy.secret_fields else shown_payload(job.payload, policy.secret_fields),
-        "payload_ref": job.payload_ref,
-        "schedule": job.schedule,
-        "timezone": job.timezone,
-        "start_at": time_text(job.start_at),
-        "end_at": time_text(job.end_at),
-        "max_runs": job.max_runs,
-        "queue": job.queue,
-        "priority": job.priority,
-        "missed_window": policy.missed_window,
-        "catch_up_window_seconds": policy.catch_up_window_seconds,
-        "max_missed": policy.max_missed,
-        "overlap": policy.overlap,
-        "max_queued": policy.max_queued,
-        "max_retries": policy.max_retries,
-        "retry_backoff": policy.retry_backoff,
-        "retry_delay_seconds": policy.retry_delay_seconds,
-        "retry_max_delay_seconds": policy.retry_max_delay_seconds,
-        "timeout_seconds": policy.timeout_seconds,
-        "jitter_seconds": policy.jitter_seconds,
-        "dst_gap": policy.dst_gap,
-        "dst_fold": policy.dst_fold,
-        "idempotency_key_template": policy.idempotency_key_template,
-        "secret_fields": list(policy.secret_fields),
-        "dedupe_key": job.dedupe_key,
-        "labels": job.labels,
-        "status": job.status,
-        "status_reason": job.status_reason,
-        "next_run_at": time_text(job.next_run_at),
-        "last_run_at": time_text(job.last_run_at),
-        "run_count": job.run_count,
-        "created_at": time_text(job.created_at),
-        "updated_at": time_text(job.updated_at),
-        "version": job.version,
-    }
+    document = {name: getattr(job, name) for name in _SHOWN_FIELDS}
+    document |= {name: getattr(policy, name) for name in POLICY_RULES}
+    document |= {name: time_text(document[name]) for name in _TIME_FIELDS}
+    document["job_id"] = str(job.job_id)
+    document["secret_fields"] = list(policy.secret_fields)
+    if not isinstance(job.handler, str):
+        document["handler"] = shown_target(job.handler)
+    if policy.secret_fields:
+        document["payload"] = shown_payload(job.payload, policy.secret_fields)
+    return document
+
+
+_SHOWN_FIELDS = tuple(
+    field.name for field in fields(Job) if field.name not in ("shard", "kind", "policy", "unreadable")
+)
+_TIME_FIELDS = tuple(name for name, hint in get_type_hints(Job).items() if hint in (datetime, datetime | None))
 
 
 def run_document(run: Run) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from duly.api.problems import FieldError, Problem
+from duly.api.schemas import JobBody
 
 _JOB_ID = "019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e"
 _RUN_ID = f"{_JOB_ID}-4006432a6d5a2000"
@@ -22,31 +23,9 @@ _REQUEST = {
     "labels": {"team": "data"},
 }
 _JOB: dict[str, Any] = {
+    **JobBody.model_validate(_REQUEST).model_dump(),
     "job_id": _JOB_ID,
     "tenant": "default",
-    **_REQUEST,
-    "payload_ref": None,
-    "start_at": None,
-    "end_at": None,
-    "max_runs": None,
-    "queue": "default",
-    "priority": 5,
-    "missed_window": "RUN_ONCE",
-    "catch_up_window_seconds": None,
-    "max_missed": 100,
-    "overlap": "skip",
-    "max_queued": 100,
-    "max_retries": 3,
-    "retry_backoff": "exponential",
-    "retry_delay_seconds": 30,
-    "retry_max_delay_seconds": 1800,
-    "timeout_seconds": 300,
-    "jitter_seconds": 0,
-    "dst_gap": "shift",
-    "dst_fold": "first",
-    "idempotency_key_template": "{{job_id}}:{{scheduled_at_unix}}",
-    "secret_fields": [],
-    "dedupe_key": None,
     "status": "active",
     "status_reason": None,
     "next_run_at": "2026-03-09T13:00:00Z",

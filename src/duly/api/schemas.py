@@ -9,9 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    RootModel,
+    ValidationError,
+    create_model,
+)
 from pydantic_core import ErrorDetails
 
 from duly import checks
@@ -19,19 +28,16 @@ from duly.api.problems import MOST_ERRORS, FieldError, Problem, type_message
 from duly.handlers import MAX_ARGUMENTS, MAX_HEADERS, METHODS
 from duly.model import (
     DEFAULT_POLICY,
-    DEFAULT_PRIORITY,
-    DEFAULT_QUEUE,
     DEFAULT_TENANT,
-    MAX_SECONDS,
+    JOB_RULES,
     POLICY_FIELDS,
+    POLICY_RULES,
     DstFold,
     DstGap,
     JobRequest,
     JobStatus,
-    MissedWindow,
-    Overlap,
     Policy,
-    RetryBackoff,
+    Rule,
     ScheduleKind,
 )
 from duly.operations import Verdict, previewing
@@ -146,10 +152,56 @@ _LABELS: dict[str, Any] = {
     "propertyNames": text_rules(63),
     "additionalProperties": {"type": "string", **text_rules(255, shortest=0)},
 }
-_SECONDS = _number(0, MAX_SECONDS)
+_TYPES: dict[type, Any] = {
+    str: str,
+    int: Whole,
+    float: Seconds,
+    datetime: Moment,
+    tuple: list[str],
+    Mapping: dict[str, str],
+}
 
 
-class JobBody(BaseModel):
+def _described(rule: Rule) -> tuple[Any, Any]:
+    """A field's type and its pydantic `Field`, as its rule says."""
+    annotation = rule.annotation if rule.choices else _TYPES[rule.kind]
+    kind, rules = _schema_of(rule)
+    extra = _or_null(kind, rules) if rule.optional else rules
+    default: Any = {"default_factory": annotation} if rule.kind in (tuple, Mapping) else {"default": rule.default}
+    return (annotation | None if rule.optional else annotation), Field(
+        **default, description=rule.help_text, json_schema_extra=extra
+    )
+
+
+def _schema_of(rule: Rule) -> tuple[str, dict[str, Any]]:
+    """A field's type in JSON and its rules, for those who read the description."""
+    if rule.choices:
+        return "string", {}
+    if rule.kind is int:
+        return "integer", _number(int(rule.minimum), int(rule.maximum))
+    if rule.kind is float:
+        return "number", {"type": "number", **_number(rule.minimum, rule.maximum)}
+    if rule.kind is datetime:
+        return "string", MOMENT_RULES
+    if rule.kind is tuple:
+        return "array", {"maxItems": rule.maximum, "items": {"type": "string", "format": rule.json_format}}
+    if rule.kind is Mapping:
+        return "object", _LABELS
+    return "string", {"format": rule.json_format, "minLength": 1} if rule.json_format else text_rules(int(rule.maximum))
+
+
+if TYPE_CHECKING:
+
+    class _DescribedFields(BaseModel):
+        schedule: str | None
+        dedupe_key: str | None
+else:
+    _DescribedFields = create_model(
+        "_DescribedFields", **{rule.name: _described(rule) for rule in (JOB_RULES | POLICY_RULES).values()}
+    )
+
+
+class JobBody(_DescribedFields):
     """A job to be submitted."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -157,96 +209,16 @@ class JobBody(BaseModel):
     name: str = Field(description="1 to 200 characters, no control characters", json_schema_extra=text_rules(200))
     handler: str | dict[str, Any] = Field(
         description=(
-            "the name of a Python task; or an endpoint: `{type: http, url, method, headers, secret_headers}`; or a "
-            "program, on workers that allow it: `{type: command, argv, env, secret_env, cwd}`. What is secret is not "
-            "shown again"
+            "The name of a Python task; or an endpoint: `{type: http, url, method, headers, secret_headers}`; or a "
+            "program, on workers that allow it: `{type: command, argv, env, secret_env, cwd}`. Secrets are hidden"
         ),
         json_schema_extra=_HANDLER,
     )
-    payload: Any = Field(default_factory=dict, description="any JSON, without NUL characters in its texts")
-    payload_ref: str | None = Field(
-        None,
-        description="a URI for what is too large to hold",
-        json_schema_extra=_or_null("string", text_rules(2048)),
-    )
-    schedule: str | None = Field(
-        None,
-        description="now, an ISO-8601 time, cron, `every 15m` or an RRULE; absent: now",
-        json_schema_extra=_or_null("string", {"format": "duly-schedule", "minLength": 1}),
-    )
-    timezone: str = Field(
-        "UTC", description="an IANA name", json_schema_extra={"format": "duly-timezone", "minLength": 1}
-    )
-    start_at: Moment | None = Field(None, description="a recurring job's first moment", json_schema_extra=_MOMENT)
-    end_at: Moment | None = Field(None, description="a recurring job's last moment", json_schema_extra=_MOMENT)
-    max_runs: Whole | None = Field(
-        None,
-        description="how often a recurring job runs at most",
-        json_schema_extra=_or_null("integer", _number(1, 2**31 - 1)),
-    )
-    queue: str = Field(DEFAULT_QUEUE, json_schema_extra=text_rules(100))
-    priority: Whole = Field(DEFAULT_PRIORITY, description="0 to 9, higher first", json_schema_extra=_number(0, 9))
-    missed_window: MissedWindow = DEFAULT_POLICY.missed_window
-    catch_up_window_seconds: Whole | None = Field(
-        None,
-        description="older occurrences are not run; null: no limit",
-        json_schema_extra=_or_null("integer", _SECONDS),
-    )
-    max_missed: Whole = Field(
-        DEFAULT_POLICY.max_missed, description="cap on RUN_ALL", json_schema_extra=_number(0, 100_000)
-    )
-    overlap: Overlap = DEFAULT_POLICY.overlap
-    max_queued: Whole = Field(
-        DEFAULT_POLICY.max_queued,
-        description="with overlap `queue`: how many may wait",
-        json_schema_extra=_number(0, 100_000),
-    )
-    max_retries: Whole = Field(
-        DEFAULT_POLICY.max_retries, description="after the first attempt", json_schema_extra=_number(0, 10_000)
-    )
-    retry_backoff: RetryBackoff = DEFAULT_POLICY.retry_backoff
-    retry_delay_seconds: Seconds = Field(
-        DEFAULT_POLICY.retry_delay_seconds, json_schema_extra={"type": "number", **_SECONDS}
-    )
-    retry_max_delay_seconds: Seconds = Field(
-        DEFAULT_POLICY.retry_max_delay_seconds, json_schema_extra={"type": "number", **_SECONDS}
-    )
-    timeout_seconds: Seconds = Field(
-        DEFAULT_POLICY.timeout_seconds,
-        description="for one attempt",
-        json_schema_extra={"type": "number", **_number(0.001, MAX_SECONDS)},
-    )
-    jitter_seconds: Whole = Field(
-        DEFAULT_POLICY.jitter_seconds,
-        description="one stable offset per job in this range",
-        json_schema_extra=_number(0, 86_400),
-    )
-    dst_gap: DstGap = DEFAULT_POLICY.dst_gap
-    dst_fold: DstFold = DEFAULT_POLICY.dst_fold
-    idempotency_key_template: str = Field(
-        DEFAULT_POLICY.idempotency_key_template,
-        description="with {{job_id}} {{scheduled_at_unix}} {{name}} {{date}} {{week}} {{month}} {{year}} {{hour}}",
-        json_schema_extra={"format": "duly-key-template", "minLength": 1},
-    )
-    secret_fields: list[str] = Field(
-        default_factory=list,
-        description="what of the payload is never shown: names, with dots between them on the way to an inner value "
-        "(`card.number`); a list on the way is gone through. Losing a path needs a new payload",
-        json_schema_extra={
-            "maxItems": checks.MAX_SECRET_FIELDS,
-            "items": {"type": "string", "format": "duly-path"},
-        },
-    )
-    dedupe_key: str | None = Field(
-        None,
-        description="the same key with the same content returns the existing job",
-        json_schema_extra=_or_null("string", text_rules(200)),
-    )
-    labels: dict[str, str] = Field(default_factory=dict, json_schema_extra=_LABELS)
+    payload: Any = Field(default_factory=dict, description="Any JSON, without NUL characters in its strings")
 
     def to_request(self, *, dedupe_key: str | None, tenant: str) -> JobRequest:
         given = {name: getattr(self, name) for name in _SETTABLE}
-        # Most jobs say nothing about their policy.
+        # Most jobs do not choose a policy.
         chosen = {name: given.pop(name) for name in POLICY_FIELDS}
         policy = Policy(**chosen) if POLICY_FIELDS & self.model_fields_set else DEFAULT_POLICY
         return JobRequest(policy=policy, **{**given, "dedupe_key": dedupe_key, "tenant": tenant})

@@ -2,6 +2,7 @@
 
 Read in this order:
 
+- `fields`: the description of one field, from which checks, schema, options and documents follow;
 - `policy`: what a job's policy may say, its defaults, and the JSON it is stored as;
 - `job`: a job, as it is asked for and as it is stored;
 - `run`: one execution of an occurrence, its attempts, and what is left of it when it is given up;
@@ -10,11 +11,13 @@ Read in this order:
 What a client sends is validated in `duly.checks`; the moves between run states are in `duly.states`.
 """
 
+from duly.model.fields import Rule, rules_of
 from duly.model.ids import from_micros, make_run_id, parse_run_id, to_micros
 from duly.model.job import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
     DEFAULT_TENANT,
+    JOB_RULES,
     Job,
     JobRequest,
     JobStatus,
@@ -24,11 +27,8 @@ from duly.model.job import (
 from duly.model.policy import (
     DEFAULT_KEY_TEMPLATE,
     DEFAULT_POLICY,
-    MAX_SECONDS,
-    POLICY_CHOICES,
     POLICY_FIELDS,
-    POLICY_INTEGERS,
-    POLICY_NUMBERS,
+    POLICY_RULES,
     DstFold,
     DstGap,
     MissedWindow,
@@ -45,11 +45,9 @@ __all__ = [
     "DEFAULT_PRIORITY",
     "DEFAULT_QUEUE",
     "DEFAULT_TENANT",
-    "MAX_SECONDS",
-    "POLICY_CHOICES",
+    "JOB_RULES",
     "POLICY_FIELDS",
-    "POLICY_INTEGERS",
-    "POLICY_NUMBERS",
+    "POLICY_RULES",
     "Attempt",
     "DeadLetter",
     "DstFold",
@@ -63,6 +61,7 @@ __all__ = [
     "Policy",
     "Progress",
     "RetryBackoff",
+    "Rule",
     "Run",
     "ScheduleKind",
     "each_request",
@@ -70,5 +69,6 @@ __all__ = [
     "make_run_id",
     "parse_run_id",
     "policy_from_stored",
+    "rules_of",
     "to_micros",
 ]

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from duly.errors import InvalidInput
+from duly.model.fields import described, rules_of
 from duly.model.policy import DEFAULT_POLICY, Policy
 
 ScheduleKind = Literal["once", "cron", "interval", "rrule"]
@@ -21,23 +22,36 @@ DEFAULT_PRIORITY = 5
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
-    """What a client asks for when it submits a job: section 2 of the spec, before anything is checked."""
+    """A job as a client asks for it: section 2 of the specification, before anything is checked."""
 
     handler: str | Mapping[str, Any]
-    name: str | None = None
+    name: str | None = described(None, "Name of the job; the handler's name if not given", 1, 200)
     payload: Any = field(default_factory=dict)
-    payload_ref: str | None = None
-    schedule: str | datetime | None = None
-    timezone: str = "UTC"
-    start_at: datetime | None = None
-    end_at: datetime | None = None
-    max_runs: int | None = None
-    queue: str = DEFAULT_QUEUE
-    priority: int = DEFAULT_PRIORITY
+    payload_ref: str | None = described(
+        None, "URI of a payload that is too large to store; passed on as it is", 1, 2048
+    )
+    schedule: str | datetime | None = described(
+        None,
+        "An ISO 8601 time, cron, `every 15m` or an RRULE; now if not given",
+        json_format="duly-schedule",
+        timing=True,
+    )
+    timezone: str = described("UTC", "IANA time zone of the schedule", 1, 100, json_format="duly-timezone", timing=True)
+    start_at: datetime | None = described(None, "Earliest time of a recurring job's occurrences", timing=True)
+    end_at: datetime | None = described(None, "Latest time of a recurring job's occurrences", timing=True)
+    max_runs: int | None = described(None, "Maximum number of runs of a recurring job", 1, 2**31 - 1)
+    queue: str = described(DEFAULT_QUEUE, "Queue of the job's runs", 1, 100)
+    priority: int = described(DEFAULT_PRIORITY, "Priority, 0 to 9; higher runs first", 0, 9)
     policy: Policy = DEFAULT_POLICY
-    dedupe_key: str | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
+    dedupe_key: str | None = described(
+        None, "Submitting the same job under the same key again returns the existing job", 1, 200
+    )
+    labels: Mapping[str, str] = described(dict, "Labels of the job, by key", 0, 32)
     tenant: str = DEFAULT_TENANT
+
+
+#: The rules of a job's own fields. Handler and payload have rules of their own; the policy's are `POLICY_RULES`.
+JOB_RULES = rules_of(JobRequest)
 
 
 def each_request(

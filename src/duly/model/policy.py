@@ -1,4 +1,4 @@
-"""How a job is fired, retried and timed out: `Policy`, the limits of its fields, and its stored form."""
+"""`Policy`: how a job is fired, retried and timed out, the rules of its fields, and its stored form."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from duly.errors import InvalidInput
+from duly.model.fields import Rule, described, rules_of
 
 MissedWindow = Literal["SKIP", "RUN_ONCE", "RUN_ALL"]
 Overlap = Literal["skip", "queue", "parallel"]
@@ -17,84 +18,80 @@ DstGap = Literal["shift", "skip"]
 DstFold = Literal["first", "second", "both"]
 
 DEFAULT_KEY_TEMPLATE = "{{job_id}}:{{scheduled_at_unix}}"
+MAX_SECONDS = 10 * 365 * 86400
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The part of a job that only Python reads: never a column, so that a job's row stays narrow.
+    """How a job is fired, retried and timed out. One JSON column holds it, so that a job's row stays narrow.
 
-    The store keeps just what differs from these defaults, as one JSON text, and NULL when nothing does. Scheduler and
-    worker turn that text back into a `Policy` through a cache keyed by the text itself.
+    The store keeps only the fields that differ from these defaults, and NULL when none does. Scheduler and worker turn
+    the stored JSON back into a `Policy` through a cache keyed by the JSON itself.
     """
 
-    missed_window: MissedWindow = "RUN_ONCE"
-    catch_up_window_seconds: int | None = None
-    max_missed: int = 100
-    overlap: Overlap = "skip"
-    max_queued: int = 100
-    max_retries: int = 3
-    retry_backoff: RetryBackoff = "exponential"
-    retry_delay_seconds: float = 30
-    retry_max_delay_seconds: float = 1800
-    timeout_seconds: float = 300
-    jitter_seconds: int = 0
-    dst_gap: DstGap = "shift"
-    dst_fold: DstFold = "first"
-    idempotency_key_template: str = DEFAULT_KEY_TEMPLATE
-    #: Paths to what of the payload is never shown; `masking` says how they are read.
-    secret_fields: tuple[str, ...] = ()
+    missed_window: MissedWindow = described("RUN_ONCE", "Missed occurrences to run")
+    catch_up_window_seconds: int | None = described(
+        None, "Maximum age of a missed occurrence that still runs; without it, any age", 0, MAX_SECONDS
+    )
+    max_missed: int = described(100, "Maximum number of missed occurrences that RUN_ALL runs", 0, 100_000)
+    overlap: Overlap = described("skip", "New runs while an earlier run of the job is unfinished")
+    max_queued: int = described(100, "Maximum number of runs that wait with overlap `queue`", 0, 100_000)
+    max_retries: int = described(3, "Maximum number of retries after the first attempt", 0, 10_000)
+    retry_backoff: RetryBackoff = described("exponential", "Growth of the delay between retries")
+    retry_delay_seconds: float = described(30, "Delay before the first retry", 0, MAX_SECONDS)
+    retry_max_delay_seconds: float = described(1800, "Maximum delay before a retry", 0, MAX_SECONDS)
+    timeout_seconds: float = described(300, "Maximum duration of one attempt", 0.001, MAX_SECONDS)
+    jitter_seconds: int = described(
+        0, "Maximum offset of the job's occurrences; each job has one stable offset", 0, 86_400, timing=True
+    )
+    dst_gap: DstGap = described("shift", "Occurrences at a local time that DST skips", timing=True)
+    dst_fold: DstFold = described("first", "Occurrences at a local time that DST repeats", timing=True)
+    idempotency_key_template: str = described(
+        DEFAULT_KEY_TEMPLATE,
+        "Idempotency key of a run, with {{job_id}} {{scheduled_at_unix}} {{name}} {{date}} {{week}} {{month}} {{year}} "
+        "{{hour}}",
+        1,
+        500,
+        json_format="duly-key-template",
+    )
+    secret_fields: tuple[str, ...] = described(
+        (),
+        "Payload field that is never shown; dots lead to an inner one (`card.number`), through lists too. Removing one "
+        "needs a new payload",
+        0,
+        32,
+        json_format="duly-path",
+    )
 
     def __post_init__(self) -> None:
         given: Any = self.secret_fields
         if given != () and isinstance(given, list | tuple | set | frozenset):
-            # One spelling for the same paths. What is no path is left to be refused.
-            texts = all(isinstance(path, str) for path in given)
-            object.__setattr__(self, "secret_fields", tuple(sorted(set(given)) if texts else given))
+            # One spelling for the same paths. Items that are not strings are left for `duly.checks` to refuse.
+            strings = all(isinstance(path, str) for path in given)
+            object.__setattr__(self, "secret_fields", tuple(sorted(set(given)) if strings else given))
 
     def to_stored(self) -> str | None:
-        """The JSON text of what differs from the defaults, in field order; None when nothing does."""
+        """The fields that differ from the defaults as JSON, in field order; None when none does."""
         if self is DEFAULT_POLICY or self == DEFAULT_POLICY:
             return None
         changed = {
             # One spelling per value: 60 and 60.0 seconds are the same policy.
             name: int(value) if isinstance(value, float) and value.is_integer() else value
-            for name, default in _POLICY_DEFAULTS.items()
+            for name, default in _DEFAULTS.items()
             if (value := getattr(self, name)) != default or type(value) is bool
         }
         return json.dumps(changed, separators=(",", ":"))
 
 
 DEFAULT_POLICY = Policy()
-_POLICY_DEFAULTS: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(Policy)}
-POLICY_FIELDS = frozenset(_POLICY_DEFAULTS)
-
-
-# The rules of a policy's fields: what they may be, or from where to where they go.
-MAX_SECONDS = 10 * 365 * 86400
-POLICY_CHOICES: dict[str, tuple[str, ...]] = {
-    "missed_window": get_args(MissedWindow),
-    "overlap": get_args(Overlap),
-    "retry_backoff": get_args(RetryBackoff),
-    "dst_gap": get_args(DstGap),
-    "dst_fold": get_args(DstFold),
-}
-POLICY_INTEGERS: dict[str, tuple[int, int]] = {
-    "catch_up_window_seconds": (0, MAX_SECONDS),
-    "max_missed": (0, 100_000),
-    "max_queued": (0, 100_000),
-    "max_retries": (0, 10_000),
-    "jitter_seconds": (0, 86_400),
-}
-POLICY_NUMBERS: dict[str, tuple[float, float]] = {
-    "retry_delay_seconds": (0, MAX_SECONDS),
-    "retry_max_delay_seconds": (0, MAX_SECONDS),
-    "timeout_seconds": (0.001, MAX_SECONDS),
-}
+POLICY_RULES = rules_of(Policy)
+POLICY_FIELDS = frozenset(POLICY_RULES)
+_DEFAULTS = dataclasses.asdict(DEFAULT_POLICY)
 
 
 @lru_cache(maxsize=4096)
 def policy_from_stored(text: str | None) -> Policy:
-    """The policy behind a stored text; `InvalidInput` if that is none, as somebody else's SQL may have left it.
+    """The policy that a job's column holds. `InvalidInput` if it is not valid: other programs may write the column.
 
     A key this version does not know is ignored: a newer node wrote it.
     """
@@ -106,23 +103,22 @@ def policy_from_stored(text: str | None) -> Policy:
         raise InvalidInput("policy", f"cannot be read: {str(error)[:100]}") from error
     if not isinstance(stored, dict):
         raise InvalidInput("policy", "is not an object")
-    return Policy(**{name: _stored_value(name, value) for name, value in stored.items() if name in POLICY_FIELDS})
+    known = {name: value for name, value in stored.items() if name in POLICY_RULES}
+    return Policy(**{name: _from_stored(POLICY_RULES[name], value) for name, value in known.items()})
 
 
-def _stored_value(name: str, value: Any) -> Any:
-    if name in POLICY_CHOICES:
-        fits = value in POLICY_CHOICES[name] if isinstance(value, str) else False
-    elif name in POLICY_INTEGERS or name in POLICY_NUMBERS:
-        low, high = POLICY_INTEGERS.get(name) or POLICY_NUMBERS[name]
-        if name in POLICY_INTEGERS and isinstance(value, float) and value.is_integer():
-            value = int(value)  # 3.0, as only a hand writes it
-        kinds = (int,) if name in POLICY_INTEGERS else (int, float)
-        fits = type(value) in kinds and low <= value <= high
-        fits = fits or (value is None and name == "catch_up_window_seconds")
-    elif name == "secret_fields":
-        fits = isinstance(value, list) and all(isinstance(path, str) for path in value)
+def _from_stored(rule: Rule, value: Any) -> Any:
+    if rule.kind is int and isinstance(value, float) and value.is_integer():
+        value = int(value)  # 3.0, which only a person writes
+    if rule.choices:
+        valid = isinstance(value, str) and value in rule.choices
+    elif rule.kind in (int, float):
+        kinds = (int,) if rule.kind is int else (int, float)
+        valid = type(value) in kinds and rule.minimum <= value <= rule.maximum
+    elif rule.kind is tuple:
+        valid = isinstance(value, list) and all(isinstance(one, str) for one in value)
     else:
-        fits = isinstance(value, str)
-    if not fits:
-        raise InvalidInput(f"policy.{name}", f"is {str(value)[:40]!r} in the store, which it cannot be")
+        valid = isinstance(value, str)
+    if not valid and not (value is None and rule.optional):
+        raise InvalidInput(f"policy.{rule.name}", f"the stored value {str(value)[:40]!r} is not valid")
     return value
