@@ -129,8 +129,8 @@ async def test_nothing_tries_it_again_until_it_is_changed(pool: Pool, operations
 async def test_planning_that_burns_time_and_no_fuel_is_stopped_by_the_clock(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it would be if a step of planning forgot to burn: the tank is as good as endless."""
-    monkeypatch.setattr(fuel, "TANK", 4_000_000)
+    """As it would be if a step of planning forgot to burn: the fuel is as good as endless."""
+    monkeypatch.setattr(fuel, "MAX_FUEL", 4_000_000)
     scheduler = FrozenScheduler(pool)
     # A rule that no other test asks about: what it costs is remembered.
     job, other = costly(pool, 6), due_job(pool, START + SECOND)

@@ -17,7 +17,7 @@ from duly.errors import InvalidSchedule, TooCostly
 from duly.model import JobRequest, Policy
 from duly.operations import preview
 from duly.timing import Fuel, Timetable, make_timetable, parse_schedule, plan_fire
-from duly.timing.fuel import TANK
+from duly.timing.fuel import MAX_FUEL
 from duly.timing.timetable import TOO_FAR
 from duly.timing.zones import forget_zones
 from harness.nasty import GAPS, PLACES, SIXTY, ZONES, schedules
@@ -28,7 +28,7 @@ NOW = utc("2030-05-05 12:00")
 NASTY = schedules()
 
 
-def cost(ask: Callable[[Fuel], Any], units: int = TANK) -> int:
+def cost(ask: Callable[[Fuel], Any], units: int = MAX_FUEL) -> int:
     """What a question burns, whatever its answer is."""
     fuel = Fuel(units)
     with suppress(InvalidSchedule):
@@ -41,7 +41,7 @@ def test_there_are_288_of_them() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 1000])
-def test_no_question_burns_more_than_its_tank(count: int) -> None:
+def test_no_question_burns_more_than_its_fuel(count: int) -> None:
     refused = 0
     for number, text in enumerate(NASTY):
         options: dict[str, Any] = {
@@ -195,7 +195,7 @@ def test_a_rule_that_is_over_is_over_however_often_it_came() -> None:
 
 @pytest.mark.parametrize("text", ["0 9 * * *", "every 1s", "*/5 * * * *"])
 @pytest.mark.parametrize("years", [2, 25])
-def test_an_outage_of_years_is_counted_within_the_tank(text: str, years: int) -> None:
+def test_an_outage_of_years_is_counted_within_the_fuel(text: str, years: int) -> None:
     timetable = make_timetable(
         kind="interval" if text.startswith("every") else "cron",
         schedule=text,

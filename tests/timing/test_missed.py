@@ -54,7 +54,7 @@ def dropped(plans: list[FirePlan]) -> int:
 def test_on_time_it_fires_once_and_moves_on() -> None:
     for policy in (SKIP, RUN_ONCE, RUN_ALL):
         done = plan(table("0 * * * *"), "2026-01-01 10:00", "2026-01-01 10:00:00.005", policy)
-        assert done == FirePlan(((utc("2026-01-01 10:00"), False),), (), utc("2026-01-01 11:00"), final=False)
+        assert done == FirePlan(((utc("2026-01-01 10:00"), False),), (), utc("2026-01-01 11:00"))
 
 
 def test_within_the_grace_it_is_only_late() -> None:
@@ -168,25 +168,25 @@ def test_a_window_shorter_than_the_grace_leaves_what_is_only_late() -> None:
 @pytest.mark.parametrize("text", ["2026-01-01T10:00:00Z", "2026-01-01T10:00"])
 def test_a_one_off_is_never_dropped_by_a_policy(policy: Policy, text: str) -> None:
     done = plan(table(text), "2026-01-01 10:00", "2027-01-01 10:00", policy)
-    assert done == FirePlan(((utc("2026-01-01 10:00"), True),), (), None, final=True)
+    assert done == FirePlan(((utc("2026-01-01 10:00"), True),), (), None)
 
 
 def test_a_one_off_is_dropped_by_its_own_window() -> None:
     policy = Policy(catch_up_window_seconds=60)
     done = plan(table("2026-01-01T10:00:00Z"), "2026-01-01 10:00", "2026-01-01 10:02", policy)
     moment = utc("2026-01-01 10:00")
-    assert done == FirePlan((), (Drop(moment, moment, 1, "catch_up_window"),), None, final=True)
+    assert done == FirePlan((), (Drop(moment, moment, 1, "catch_up_window"),), None)
 
 
 def test_the_last_occurrence_is_final() -> None:
     timetable = Timetable(parse("0 * * * *"), end_at=utc("2026-01-01 10:00"))
-    assert plan(timetable, "2026-01-01 09:00", "2026-01-01 09:00", SKIP).final is False
+    assert plan(timetable, "2026-01-01 09:00", "2026-01-01 09:00", SKIP).next_run_at is not None
     last = plan(timetable, "2026-01-01 10:00", "2026-01-01 10:00", SKIP)
-    assert (last.final, last.next_run_at) == (True, None)
+    assert last.next_run_at is None
     gone = plan(timetable, "2026-01-01 09:00", "2026-01-01 12:00", SKIP)
-    assert (gone.runs, gone.final, gone.next_run_at) == ((), True, None)
+    assert (gone.runs, gone.next_run_at) == ((), None)
     counted = Timetable(parse("FREQ=HOURLY;COUNT=2", anchor=utc("2026-01-01 08:00")))
-    assert plan(counted, "2026-01-01 10:00", "2026-01-01 10:00", SKIP).final is True
+    assert plan(counted, "2026-01-01 10:00", "2026-01-01 10:00", SKIP).next_run_at is None
 
 
 def test_max_runs_ends_the_job() -> None:
@@ -194,23 +194,23 @@ def test_max_runs_ends_the_job() -> None:
     options: dict[str, Any] = {"policy": RUN_ALL, "max_runs": 5}
     some = plan(timetable, "2026-01-01 00:00", "2026-01-01 08:30", run_count=0, **options)
     assert len(some.runs) == 5
-    assert (some.final, some.next_run_at) == (True, None)
+    assert some.next_run_at is None
     last = plan(timetable, "2026-01-01 08:00", "2026-01-01 08:00", run_count=4, **options)
-    assert (len(last.runs), last.final, last.next_run_at) == (1, True, None)
+    assert (len(last.runs), last.next_run_at) == (1, None)
     more = plan(timetable, "2026-01-01 08:00", "2026-01-01 08:00", run_count=3, **options)
-    assert (len(more.runs), more.final, more.next_run_at) == (1, False, utc("2026-01-01 09:00"))
+    assert (len(more.runs), more.next_run_at) == (1, utc("2026-01-01 09:00"))
     none = plan(timetable, "2026-01-01 08:00", "2026-01-01 08:00", run_count=5, **options)
-    assert none == FirePlan((), (), None, final=True)
+    assert none == FirePlan((), (), None)
 
 
 def test_what_is_dropped_does_not_count_towards_max_runs() -> None:
     done = plan(table("0 * * * *"), "2026-01-01 00:00", "2026-01-01 08:30", SKIP, run_count=4, max_runs=5)
-    assert (done.runs, done.final, done.next_run_at) == ((), False, utc("2026-01-01 09:00"))
+    assert (done.runs, done.next_run_at) == ((), utc("2026-01-01 09:00"))
 
 
 def test_nothing_fires_early() -> None:
     done = plan(table("0 * * * *"), "2026-01-01 10:00", "2026-01-01 09:59:59.999999", RUN_ALL)
-    assert done == FirePlan((), (), utc("2026-01-01 10:00"), final=False)
+    assert done == FirePlan((), (), utc("2026-01-01 10:00"))
 
 
 def test_a_resumed_job_goes_on_with_its_next_future_occurrence() -> None:
@@ -223,7 +223,7 @@ def test_a_resumed_job_goes_on_with_its_next_future_occurrence() -> None:
 def test_an_edited_job_fires_what_was_expected_and_follows_its_new_schedule() -> None:
     # `expected` is not on the timetable any more: it still counts as one, and there is no burst.
     done = plan(table("30 * * * *"), "2026-01-01 10:07", "2026-01-01 10:07", RUN_ALL)
-    assert done == FirePlan(((utc("2026-01-01 10:07"), False),), (), utc("2026-01-01 10:30"), final=False)
+    assert done == FirePlan(((utc("2026-01-01 10:07"), False),), (), utc("2026-01-01 10:30"))
 
 
 def test_what_a_dst_gap_dropped_is_recorded_once() -> None:

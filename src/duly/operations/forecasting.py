@@ -185,7 +185,7 @@ def _moments(group: Group, start: datetime, fuel: Fuel) -> Iterator[datetime]:
 
 
 def _next(timetable: Timetable, after: datetime, fuel: Fuel) -> datetime | None:
-    """One question of many: it has a tank of its own, and all of them have one together."""
+    """One of many questions: each has fuel of its own, and all of them together share `fuel`."""
     part = fuel.part()
     given = part.left
     try:

@@ -114,7 +114,7 @@ class Stop:
 
 
 class Lifetime:
-    """Whatever is asked of it burns from one tank. What that does not reach is not there, and `cut` says so."""
+    """All questions about one job share one `fuel`. Where it runs out, the result ends early and `cut` is set."""
 
     def __init__(self, job: Job, changes: Sequence[Change], fuel: Fuel | None = None) -> None:
         self.job = job

@@ -7,7 +7,7 @@ become instants in `dst`) → a `Timetable` within the job's bounds → `missed`
 `wheel` says when to look. When the rules of a zone change, `rezoned` says where a plan goes.
 """
 
-from .cache import cache_info, next_occurrence
+from .cache import next_occurrence
 from .fuel import EACH, Fuel
 from .keys import check_template, render_key
 from .missed import Drop, FirePlan, plan_fire, plan_resume
@@ -38,7 +38,6 @@ __all__ = [
     "Schedule",
     "Timetable",
     "Wheel",
-    "cache_info",
     "carried",
     "changed_since",
     "check_template",

@@ -55,7 +55,7 @@ def next_occurrence(schedule: Schedule, after: datetime, fuel: Fuel | None = Non
 def _ask(schedule: Schedule, after: datetime) -> datetime | _Outcome | None:
     fuel = LENT.get()
     if fuel is not None:
-        # An empty tank says nothing about this question: others burnt from it before.
+        # Running out of lent fuel says nothing about this question: earlier ones burnt from it too. Not cached.
         return schedule.next(after, fuel)
     try:
         return schedule.next(after, Fuel())
@@ -65,12 +65,6 @@ def _ask(schedule: Schedule, after: datetime) -> datetime | _Outcome | None:
 
 _remembered = lru_cache(maxsize=SIZE)(_ask)
 _remembered_of_long = lru_cache(maxsize=LONG_SIZE)(_ask)
-
-
-def cache_info() -> tuple[int, int, int]:
-    """(hits, misses, entries) since the start or the last `forget_zones`."""
-    short, long = _remembered.cache_info(), _remembered_of_long.cache_info()
-    return short.hits + long.hits, short.misses + long.misses, short.currsize + long.currsize
 
 
 when_forgotten(_remembered.cache_clear)

@@ -47,15 +47,14 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class FirePlan:
-    """What one fire does: `runs` to insert as (scheduled_at, missed), oldest first, and where the job stands then.
+    """One fire of a job: `runs` to insert as (scheduled_at, missed), oldest first, and the job's next occurrence.
 
-    `final`: nothing comes after, so the last of `runs` completes the job.
+    `next_run_at` is None if no occurrence follows: the last of `runs` completes the job.
     """
 
     runs: tuple[tuple[datetime, bool], ...]
     drops: tuple[Drop, ...]
     next_run_at: datetime | None
-    final: bool
 
 
 def plan_fire(
@@ -83,20 +82,20 @@ def plan_fire(
     Raises `TooCostly` where what follows takes too long to work out.
     """
     if expected > now:
-        return FirePlan((), (), expected, final=False)
+        return FirePlan((), (), expected)
     once = timetable.schedule.kind == "once"
     room = None if max_runs is None or once else max_runs - run_count
     if room is not None and room <= 0:
-        return FirePlan((), (), None, final=True)
+        return FirePlan((), (), None)
     # Nothing follows a one-off, whatever its text and policy say: `expected` is its one time, and it is due.
     following = None if once else timetable.next(expected, fuel)
     if (following is None or following > now) and expected >= now - misfire_grace:
         # One occurrence, on time: almost every fire.
-        plan = FirePlan(((expected, False),), (), following, final=following is None)
+        plan = FirePlan(((expected, False),), (), following)
     else:
         plan = _plan_late(timetable, expected, now, policy, misfire_grace, fuel)
     if room is not None and len(plan.runs) >= room:
-        plan = FirePlan(plan.runs[:room], plan.drops, None, final=True)
+        plan = FirePlan(plan.runs[:room], plan.drops, None)
     if since is not None and policy.dst_gap == "skip" and not once:
         return _with_dst_drops(timetable, plan, since, expected, fuel or Fuel())
     return plan
@@ -127,7 +126,7 @@ def _plan_late(
     on_time_from = now - misfire_grace
     if timetable.schedule.kind == "once":
         drops, dropped = rule.drop([expected])
-        return FirePlan(() if dropped else ((expected, True),), drops, None, final=True)
+        return FirePlan(() if dropped else ((expected, True),), drops, None)
     if timetable.schedule.counts_fast and timetable.count(expected, now, _SHORT, fuel) > _SHORT:
         drops, first = _drop_counted(timetable, expected, on_time_from, rule, fuel)
         due, following = _list_due(timetable, first, now, MAX_RUNS, fuel)
@@ -144,7 +143,7 @@ def _plan_late(
     if len(due) > MAX_RUNS:
         due, following = due[:MAX_RUNS], due[MAX_RUNS]
     runs = tuple((moment, moment < on_time_from) for moment in due)
-    return FirePlan(runs, drops, following, final=following is None)
+    return FirePlan(runs, drops, following)
 
 
 def _list_due(
@@ -262,4 +261,4 @@ def _with_dst_drops(timetable: Timetable, plan: FirePlan, since: datetime, expec
     if not lost:
         return plan
     drops = tuple(Drop(one.scheduled_at, one.scheduled_at, 1, "dst_gap") for one in lost)
-    return FirePlan(plan.runs, drops + plan.drops, plan.next_run_at, plan.final)
+    return FirePlan(plan.runs, drops + plan.drops, plan.next_run_at)

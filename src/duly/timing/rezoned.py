@@ -18,7 +18,7 @@ from duly.model import DstFold, Policy, ScheduleKind
 
 from .dst import instant_of, shifts_between
 from .fuel import Fuel
-from .schedule import MICROSECOND
+from .schedule import DAWN, MICROSECOND
 from .timetable import Timetable, make_timetable
 from .zones import before, changed_since
 
@@ -77,7 +77,7 @@ def carried(
     if planned is not None and since is not None and planned >= since and timetable.occurs_at(expected, fuel):
         return expected
     if kind == "once":
-        return timetable.first(now, fuel) or expected
+        return timetable.next(DAWN, fuel) or expected
     # What lies before the plan is answered for, and so is what has run.
     bounds = [expected - MICROSECOND]
     if planned is not None and planned < expected:

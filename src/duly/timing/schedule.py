@@ -40,8 +40,8 @@ class Schedule(ABC):
     """Immutable, hashable, compared by meaning. `parse_schedule(s.canonical)` with the same zone, policies and
     anchor gives an equal schedule.
 
-    Every answer burns from `fuel`, the tank of the question that it is a part of; without one it has a tank of its own.
-    `TooCostly` is raised when that is empty.
+    Every method burns from `fuel`, that of the question it is a part of, or from fuel of its own if none is given, and
+    raises `TooCostly` when it is used up.
     """
 
     __slots__ = ()

@@ -31,7 +31,7 @@ class Timetable:
     """Occurrences are `schedule`'s own ("nominal") times in [start_at, end_at], each plus `offset`.
 
     The bounds hold for the nominal time: a job that ends at midnight still has its midnight run, jittered past it.
-    As with a schedule, whoever asks several things for one answer passes the tank that they burn from.
+    As with a schedule, a caller that needs several answers for one question passes the fuel that they share.
     """
 
     schedule: Schedule
@@ -45,10 +45,6 @@ class Timetable:
         if nominal is None or (self.end_at is not None and nominal > self.end_at):
             return None
         return self._jittered(nominal) if self.offset else nominal
-
-    def first(self, now: datetime, fuel: Fuel | None = None) -> datetime | None:
-        """Where a job that is new at `now` begins: a one-off at its time, even a past one; others after `now`."""
-        return self.next(DAWN if self.schedule.kind == "once" else now, fuel)
 
     def walk(self, after: datetime, fuel: Fuel | None = None) -> Iterator[Occurrence]:
         """Occurrences strictly after `after`, dropped ones included, each with its note."""
