@@ -76,7 +76,6 @@ class SchedulerNode:
         self.catching_up = CatchingUp(pool, governor)
         self.firer = Firer(
             pool,
-            pool.clock,
             self.future,
             misfire_grace=grace,
             ahead=timedelta(seconds=settings.fire_ahead_seconds),
@@ -91,7 +90,7 @@ class SchedulerNode:
             self.future,
             interval=settings.reread_seconds,
             changed=self.firer.wake,
-            standing=self.firer.standing,
+            waiting=self.firer.waiting,
             told=lambda: self.notifier is not None and self.notifier.hearing,
             untold=untold_seconds(settings),
         )

@@ -62,7 +62,6 @@ class FrozenScheduler:
         self.catching_up = CatchingUp(pool, self.governor)
         self.firer = Firer(
             pool,
-            self.clock,
             self.future,
             misfire_grace=timedelta(seconds=10),
             ahead=ahead,

@@ -88,7 +88,7 @@ async def lead(pool: Pool, shard: int) -> int:
     return won[shard]
 
 
-async def fire_now(pool: Executor, *, shard: int, epoch: int, batch: fires.Fire) -> fires.Fired:
+async def fire_now(pool: Executor, *, shard: int, epoch: int, batch: fires.Fires) -> fires.Fired:
     """Fire, by a look at the jobs as they are now, unless the batch has been fired before."""
     if not batch.versions:
         seen = {job.job_id: job.version for job in await fires.due(pool, job_ids=batch.job_ids)}
@@ -101,10 +101,10 @@ async def fire_as_seen(
 ) -> fires.Fired:
     """Fire one job as the scheduler does: by what a look at it says."""
     seen = await fires.due(pool, job_ids=[job.job_id])
-    batch: fires.Fire | fires.OnTime
-    if seen and seen[0].place and seen[0].next_run_at == due and (not seen[0].busy or overlap == "parallel"):
-        batch = fires.OnTime(
-            places=[seen[0].place],
+    batch: fires.Fires | fires.SimpleFires
+    if seen and seen[0].ctid and seen[0].next_run_at == due and (not seen[0].busy or overlap == "parallel"):
+        batch = fires.SimpleFires(
+            ctids=[seen[0].ctid],
             versions=[seen[0].version],
             job_ids=[job.job_id],
             expected=[due],
@@ -125,11 +125,11 @@ def fire_of(
     scheduled: Sequence[datetime] | None = None,
     overlap: str = "skip",
     max_queued: int = 100,
-) -> fires.Fire:
+) -> fires.Fires:
     """A fire of one job that makes one run per moment in `scheduled` (its expected occurrence by default)."""
     assert job.next_run_at is not None
     moments = [job.next_run_at] if scheduled is None else list(scheduled)
-    return fires.Fire(
+    return fires.Fires(
         job_ids=[job.job_id],
         expected=[job.next_run_at],
         next_run_at=[next_run_at],
@@ -138,7 +138,7 @@ def fire_of(
         run_job_ids=[job.job_id] * len(moments),
         run_scheduled_at=moments,
         run_flags=[8 if overlap == "queue" or len(moments) > 1 else 0] * len(moments),
-        run_place=list(range(1, len(moments) + 1)),
+        run_number=list(range(1, len(moments) + 1)),
     )
 
 

@@ -68,7 +68,7 @@ class World:
                 parked = [(one.job_id, one.next_run_at, reason) for one, reason in batch.parked]
                 await fires.park(self.pool, shard=job.shard, epoch=epoch, jobs=parked)
             else:
-                parts: list[fires.Fire | fires.OnTime] = [batch.on_time, *batch.fires.values()]
+                parts: list[fires.Fires | fires.SimpleFires] = [batch.simple, *batch.fires.values()]
                 for part in parts:
                     await fires.fire(self.pool, epochs={job.shard: epoch}, batch=part)
 

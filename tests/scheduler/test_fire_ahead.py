@@ -11,7 +11,7 @@ import pytest
 from duly.maintenance.guardian import Guardian
 from duly.model import JobRequest
 from duly.operations import Operations
-from duly.scheduler import firer as firer_module
+from duly.scheduler import backlog
 from duly.store import fires, runs
 from duly.store import jobs as jobs_store
 from duly.store.jobs import NewJob
@@ -275,16 +275,16 @@ async def test_several_of_a_short_period_are_taken_back_together(pool: Pool, ope
     assert await scheduler.runs() == [DUE]  # its time has come: it may have been taken
 
 
-async def test_a_wall_is_begun_early_enough_and_holds_up_nobody(
+async def test_a_peak_is_begun_early_enough_and_holds_up_nobody(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(firer_module, "PER_SECOND", 100)
-    monkeypatch.setattr(firer_module, "BATCH", 50)
-    wall = same_shard(pool, 1000, DUE, kind="cron", schedule="1 * * * *")
-    soon = due_job(pool, DUE - 9 * SECOND, kind="cron", schedule="51 0 * * * *", shard=wall[0].shard)
-    soon = soon._replace(job_id=same_shard(pool, 1, DUE)[0].job_id, shard=wall[0].shard)
-    await scheduler.put(*wall, soon)
-    await scheduler.lead(*wall)
+    monkeypatch.setattr(backlog, "FIRES_PER_SECOND", 100)
+    monkeypatch.setattr(backlog, "MAX_BATCH_JOBS", 50)
+    peak = same_shard(pool, 1000, DUE, kind="cron", schedule="1 * * * *")
+    soon = due_job(pool, DUE - 9 * SECOND, kind="cron", schedule="51 0 * * * *", shard=peak[0].shard)
+    soon = soon._replace(job_id=same_shard(pool, 1, DUE)[0].job_id, shard=peak[0].shard)
+    await scheduler.put(*peak, soon)
+    await scheduler.lead(*peak)
     await scheduler.step(DUE - 20 * SECOND)
     assert await scheduler.runs() == []
     order: list[datetime] = []
@@ -302,10 +302,10 @@ async def test_a_wall_is_begun_early_enough_and_holds_up_nobody(
     assert await run_all(pool) == 1
 
 
-async def test_a_steady_load_is_no_wall(
+async def test_a_steady_load_is_no_peak(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(firer_module, "PER_SECOND", 100)
+    monkeypatch.setattr(backlog, "FIRES_PER_SECOND", 100)
     jobs = [
         job._replace(next_run_at=START + 5 * SECOND + n * 0.02 * SECOND)
         for n, job in enumerate(same_shard(pool, 1000, DUE, kind="once", schedule="now"))

@@ -300,7 +300,7 @@ async def test_what_our_own_fire_moved_is_found_when_its_answer_was_lost(
     assert await scheduler.runs() == [START + SECOND, START + 3 * SECOND]
 
 
-async def test_a_long_line_is_not_read_into_itself_again(
+async def test_a_long_backlog_is_not_read_again(
     scheduler: FrozenScheduler, pool: Pool, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = each_second(pool, 30)
@@ -308,11 +308,11 @@ async def test_a_long_line_is_not_read_into_itself_again(
     await scheduler.lead(*jobs)
     await scheduler.loader.run_once()
     await scheduler.at(START + MINUTE)
-    monkeypatch.setattr(scheduler.loader, "_standing", lambda _: 5000)
+    monkeypatch.setattr(scheduler.loader, "_waiting", lambda _: 5000)
     reads.slices.clear()
     await scheduler.loader.run_once()
     assert all(one.after > LONG_AGO for one in reads.slices)
-    monkeypatch.setattr(scheduler.loader, "_standing", lambda _: 5)
+    monkeypatch.setattr(scheduler.loader, "_waiting", lambda _: 5)
     await scheduler.loader.run_once()
     assert any(one.after == LONG_AGO for one in reads.slices)
 

@@ -14,7 +14,7 @@ import pytest
 from duly.maintenance.newcomers import Newcomers
 from duly.model import JobRequest
 from duly.operations import Operations
-from duly.scheduler.firer import TOUCHED_PAUSE_US
+from duly.scheduler.backlog import TOUCHED_PAUSE_US
 from duly.store import jobs as jobs_store
 from duly.store import maintenance, newcomers, runs
 from duly.store.jobs import NewJob
@@ -124,7 +124,7 @@ async def test_what_they_decide_holds(scheduler: FrozenScheduler, operations: Op
         await scheduler.step(DUE + LOOK_AGAIN, read=False)
         assert await scheduler.runs() == [DUE]
         assert not await scheduler.runs(jobs[0])
-        assert not scheduler.firer.standing(jobs[0].shard)
+        assert not scheduler.firer.waiting(jobs[0].shard)
     finally:
         await connection.close()
 

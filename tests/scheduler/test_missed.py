@@ -12,7 +12,7 @@ import pytest
 from duly.config import Settings
 from duly.errors import StoreUnavailable
 from duly.node import SchedulerNode
-from duly.scheduler import firer as firer_module
+from duly.scheduler import backlog
 from duly.scheduler.governor import Governor
 from duly.store import fires, runs
 from duly.store.jobs import submit
@@ -319,7 +319,7 @@ class TestFairness:
     async def test_a_wall_of_late_jobs_does_not_hold_up_those_on_time(
         self, scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(firer_module, "BATCH", 50)
+        monkeypatch.setattr(backlog, "MAX_BATCH_JOBS", 50)
         now = START + 2 * HOUR
         wall = same_shard(pool, 500, START + HOUR, start_at=START)
         (own,) = same_shard(pool, 1, now, start_at=START)
@@ -330,7 +330,7 @@ class TestFairness:
         batches: list[set[Any]] = []
         real = fires.fire
 
-        async def watched(store: Pool, *, epochs: dict[int, int], batch: fires.Fire) -> fires.Fired:
+        async def watched(store: Pool, *, epochs: dict[int, int], batch: fires.Fires) -> fires.Fired:
             batches.append(set(batch.job_ids))
             return await real(store, epochs=epochs, batch=batch)
 
@@ -344,7 +344,7 @@ class TestFairness:
     async def test_the_newest_late_ones_do_not_wait_for_the_oldest(
         self, scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(firer_module, "BATCH", 20)
+        monkeypatch.setattr(backlog, "MAX_BATCH_JOBS", 20)
         jobs = same_shard(pool, 200, START, kind="once", schedule="now")
         jobs = [job._replace(next_run_at=START + n * MINUTE) for n, job in enumerate(jobs)]
         await scheduler.put(*jobs)
@@ -352,7 +352,7 @@ class TestFairness:
         first: list[datetime] = []
         real = fires.fire
 
-        async def watched(store: Pool, *, epochs: dict[int, int], batch: fires.Fire) -> fires.Fired:
+        async def watched(store: Pool, *, epochs: dict[int, int], batch: fires.Fires) -> fires.Fired:
             first.extend([] if first else batch.expected)
             return await real(store, epochs=epochs, batch=batch)
 
@@ -365,7 +365,7 @@ class TestFairness:
         self, scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Half a million jobs of one second take longer than the grace. They were found in time."""
-        monkeypatch.setattr(firer_module, "BATCH", 10)
+        monkeypatch.setattr(backlog, "MAX_BATCH_JOBS", 10)
         jobs = same_shard(pool, 40, START + HOUR, start_at=START, policy='{"missed_window":"SKIP"}')
         await scheduler.put(*jobs)
         await scheduler.lead(*jobs)

@@ -38,7 +38,7 @@ class Scheduler:
         self.pool = pool
         self.clock = ManualClock(START)
         self.future = NearFuture(self.clock, horizon_us=600_000_000)
-        self.firer = Firer(pool, self.clock, self.future, misfire_grace=timedelta(seconds=10))
+        self.firer = Firer(pool, self.future, misfire_grace=timedelta(seconds=10))
         self.loader = Loader(pool, self.future, interval=60, changed=lambda: None)
 
     async def lead(self, shard: int) -> int:
@@ -281,7 +281,7 @@ async def test_a_job_that_the_database_chokes_on_is_parked_and_the_others_fire(
     await scheduler.at(due)
     real = fires.fire
 
-    async def choke(store: Pool, *, epochs: dict[int, int], batch: fires.Fire) -> fires.Fired:
+    async def choke(store: Pool, *, epochs: dict[int, int], batch: fires.Fires) -> fires.Fired:
         if jobs[7].job_id in batch.job_ids:
             raise DataRefused("cannot encode")
         return await real(store, epochs=epochs, batch=batch)

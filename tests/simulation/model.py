@@ -62,7 +62,7 @@ class Job(NamedTuple):
     priority: int = 5
     max_runs: int | None = None
     #: Changes with every new version of the row.
-    place: int = 0
+    version: int = 0
 
 
 class Run(NamedTuple):
@@ -272,7 +272,7 @@ class Model:
     # Changing a row, and saying so.
 
     def _set_job(self, job: Job, **changes: Any) -> None:
-        self.jobs[job.job_id] = job._replace(place=job.place + 1, **changes)
+        self.jobs[job.job_id] = job._replace(version=job.version + 1, **changes)
 
     def _enqueue(self, run: Run, *, was: UUID | None) -> None:
         key = run.job_id, run.scheduled_at
@@ -384,8 +384,8 @@ class Model:
                 job_id=job.job_id, next_run_at=job.next_run_at, kind=job.kind, schedule=job.schedule, timezone="UTC",
                 start_at=job.start_at, end_at=job.end_at, max_runs=job.max_runs, run_count=job.run_count,
                 policy=job.policy, created_at=job.created_at, now=now,
-                since=max(job.last_run_at or job.created_at, job.created_at), place=(0, job.place), version=job.place,
-                busy=self._may_be_busy(job), shard=job.shard,
+                since=max(job.last_run_at or job.created_at, job.created_at), ctid=(0, job.version),
+                version=job.version, busy=self._may_be_busy(job), shard=job.shard,
             )
             for job in found
             if job.next_run_at is not None
@@ -400,7 +400,7 @@ class Model:
         return all(at is None or (job.job_id, at) in self.history for at in (job.last_run_at, job.extra_at))
 
     def fires_on_time(
-        self, asked: Sequence[int], terms: Sequence[int], places: Sequence[tuple[int, int]], _versions: Sequence[int],
+        self, asked: Sequence[int], terms: Sequence[int], ctids: Sequence[tuple[int, int]], _versions: Sequence[int],
         job_ids: Sequence[UUID], expected: Sequence[datetime], next_run_at: Sequence[datetime | None],
         run_flags: Sequence[int], shards: Sequence[int], epochs: Sequence[int],
     ) -> list[Row]:  # fmt: skip
@@ -413,7 +413,7 @@ class Model:
                 shard not in led
                 or job_id in locked
                 or not self.may_fire(job, shard, expected[number])
-                or not self.is_seen(job, places[number])
+                or not self.is_seen(job, ctids[number])
             ):
                 continue
             assert job is not None
@@ -430,9 +430,9 @@ class Model:
             self._tell("duly_work", "default")
         return [Row(moved=moved or None, led=led or None, told=0)]
 
-    def is_seen(self, job: Job | None, place: tuple[int, int]) -> bool:
+    def is_seen(self, job: Job | None, ctid: tuple[int, int]) -> bool:
         """The very row that was looked at."""
-        return job is not None and place == (0, job.place)
+        return job is not None and ctid == (0, job.version)
 
     def may_fire(self, job: Job | None, shard: int, expected: datetime) -> bool:
         return job is not None and job.shard == shard and job.next_run_at == expected
@@ -441,14 +441,14 @@ class Model:
         self, shard: int, epoch: int, job_ids: Sequence[UUID], expected: Sequence[datetime],
         next_run_at: Sequence[datetime | None], overlap: Sequence[str], max_queued: Sequence[int],
         run_job_ids: Sequence[UUID], run_scheduled_at: Sequence[datetime], run_flags: Sequence[int],
-        run_place: Sequence[int], drop_job_ids: Sequence[UUID], drop_first: Sequence[datetime],
+        run_number: Sequence[int], drop_job_ids: Sequence[UUID], drop_first: Sequence[datetime],
         drop_last: Sequence[datetime], drop_count: Sequence[int], drop_reason: Sequence[str],
         versions: Sequence[int],
     ) -> list[Row]:  # fmt: skip
         now, led = self._now(), self.leads(shard, epoch)
         runs: dict[UUID, list[tuple[datetime, int, int]]] = {}
-        for job_id, at, flags, place in zip(run_job_ids, run_scheduled_at, run_flags, run_place, strict=True):
-            runs.setdefault(job_id, []).append((at, flags, place))
+        for job_id, at, flags, run in zip(run_job_ids, run_scheduled_at, run_flags, run_number, strict=True):
+            runs.setdefault(job_id, []).append((at, flags, run))
         drops: dict[UUID, list[tuple[datetime, datetime, int, str]]] = {}
         for job_id, first, last, count, reason in zip(
             drop_job_ids, drop_first, drop_last, drop_count, drop_reason, strict=True
@@ -468,14 +468,14 @@ class Model:
             self.events.append(("moving", job_id, job.next_run_at, next_run_at[number], shard, epoch))
             born: list[datetime] = []
             fired = deferred = 0
-            for at, flags, place in runs.get(job_id, ()):
+            for at, flags, run in runs.get(job_id, ()):
                 if overlap[number] == "parallel":
                     state = "queued"
                 elif overlap[number] == "skip" and busy and flags & 10 != 10:
                     state = "skipped"
-                elif not busy and place == 1:
+                elif not busy and run == 1:
                     state = "queued"
-                elif overlap[number] == "queue" and waiting + place - (not busy) > max_queued[number]:
+                elif overlap[number] == "queue" and waiting + run - (not busy) > max_queued[number]:
                     state = "skipped"
                 else:
                     state = "waiting"
@@ -551,14 +551,14 @@ class Model:
         self, shard: int, epoch: int, job_ids: Sequence[UUID], last_at: Sequence[datetime],
         expected: Sequence[datetime], first_at: Sequence[datetime | None], overlap: Sequence[str],
         max_queued: Sequence[int], run_job_ids: Sequence[UUID], run_scheduled_at: Sequence[datetime],
-        run_flags: Sequence[int], run_place: Sequence[int],
+        run_flags: Sequence[int], run_number: Sequence[int],
     ) -> list[Row]:  # fmt: skip
         now, live = self._now(), 0
         served: list[UUID] = []
         locked = self._locked_jobs()
         runs: dict[UUID, list[tuple[datetime, int, int]]] = {}
-        for job_id, at, flags, place in zip(run_job_ids, run_scheduled_at, run_flags, run_place, strict=True):
-            runs.setdefault(job_id, []).append((at, flags, place))
+        for job_id, at, flags, run in zip(run_job_ids, run_scheduled_at, run_flags, run_number, strict=True):
+            runs.setdefault(job_id, []).append((at, flags, run))
         for number, job_id in enumerate(job_ids):
             job, catch_up = self.jobs[job_id], self.catch_ups.get((job_id, last_at[number]))
             if (
@@ -574,10 +574,10 @@ class Model:
             waiting = [run.scheduled_at for run in standing if run.state == "waiting"]
             self.events.append(("releasing", job_id, shard, epoch))
             released: list[datetime] = []
-            for at, flags, place in runs.get(job_id, ()):
-                if overlap[number] == "parallel" or (not busy and place == 1):
+            for at, flags, run in runs.get(job_id, ()):
+                if overlap[number] == "parallel" or (not busy and run == 1):
                     state = "queued"
-                elif overlap[number] == "queue" and (len(waiting) if busy else -1) + place > max_queued[number]:
+                elif overlap[number] == "queue" and (len(waiting) if busy else -1) + run > max_queued[number]:
                     state = "skipped"
                 else:
                     state = "waiting"

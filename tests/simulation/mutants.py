@@ -33,7 +33,7 @@ class NoCompareAndSet(Model):
     def may_fire(self, job: Job | None, shard: int, expected: datetime) -> bool:
         return job is not None and job.next_run_at is not None
 
-    def is_seen(self, job: Job | None, place: tuple[int, int]) -> bool:
+    def is_seen(self, job: Job | None, ctid: tuple[int, int]) -> bool:
         return True
 
 
@@ -179,8 +179,8 @@ LOGIC: dict[str, list[Patch]] = {
     "claim measured from the answer": [(LeaseKeeper, "hold", _claim_from_answer)],
     "claims never given up": [(LeaseKeeper, "_give_up_expired", _never)],
     "claim closed over unfinished runs": [(Completer, "_closing", _close_too_early)],
-    "next_run_at stays": [(duly.store.fires, "_fire_on_time", _not_strictly)],
-    "schedule advanced before insert": [(duly.store.fires, "_fire_on_time", _advance_before_insert)],
+    "next_run_at stays": [(duly.store.fires, "_send_simple_fires", _not_strictly)],
+    "schedule advanced before insert": [(duly.store.fires, "_send_simple_fires", _advance_before_insert)],
 }
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from duly.model import DEFAULT_POLICY, Policy
 from duly.store import cluster, fires, jobs, maintenance, runs
-from duly.store.fires import Fire, OnTime, Release
+from duly.store.fires import Fires, Release, SimpleFires
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
@@ -155,7 +155,7 @@ class Pair:
         count = self.dice.choice([0, 1, 1, 2, 3])
         moments = [expected + n * timedelta(seconds=5) for n in range(count)]
         flags = self.dice.choice([0, 8, 10])
-        fire = Fire(
+        fire = Fires(
             [job.job_id], [expected], [expected + timedelta(seconds=50)], [overlap], [self.dice.choice([1, 100])],
             [job.job_id] * count, moments, [flags] * count, list(range(1, count + 1)),
         )  # fmt: skip
@@ -188,8 +188,8 @@ class Pair:
         following = real[0].next_run_at + timedelta(seconds=5)
         fired = []
         for store, one in ((self.pool, real[0]), (self.modelled, ours[0])):
-            batch = OnTime(
-                [one.place or (0, 0)], [one.version], [one.job_id], [one.next_run_at], [following], [0], [shard]
+            batch = SimpleFires(
+                [one.ctid or (0, 0)], [one.version], [one.job_id], [one.next_run_at], [following], [0], [shard]
             )  # fmt: skip
             fired.append(await fires.fire(store, epochs={shard: epoch}, batch=batch))
         assert fired[0] == fired[1]

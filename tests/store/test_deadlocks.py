@@ -82,14 +82,14 @@ async def test_fires_are_sent_again(losing: Pool, many: bool) -> None:
     await put(losing, job)
     epoch = await lead(losing, job.shard)
     (seen,) = await fires.due(losing, job_ids=[job.job_id])
-    batch: fires.Fire | fires.OnTime
+    batch: fires.Fires | fires.SimpleFires
     following = due + timedelta(hours=1)
     if many:
         batch = fire_of(job, next_run_at=following)
         batch.versions = [seen.version]
     else:
-        assert seen.place is not None
-        batch = fires.OnTime([seen.place], [seen.version], [job.job_id], [due], [following], [0], [job.shard])
+        assert seen.ctid is not None
+        batch = fires.SimpleFires([seen.ctid], [seen.version], [job.job_id], [due], [following], [0], [job.shard])
     before = await _losses(losing)
     assert (await fires.fire(losing, epochs={job.shard: epoch}, batch=batch)).moved == {job.job_id}
     assert await _losses(losing) > before

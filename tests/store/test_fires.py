@@ -92,12 +92,12 @@ async def test_a_simple_fire_moves_the_very_row_that_was_seen_not_its_successor_
         await pool.query("update duly.jobs set next_run_at = $1, schedule = 'every 2h'", next_run_at)
         await pool.query("vacuum (index_cleanup on) duly.jobs")
     (now,) = await fires.due(pool, job_ids=[job.job_id])
-    assert (now.place, now.next_run_at) == (seen.place, seen.next_run_at)
+    assert (now.ctid, now.next_run_at) == (seen.ctid, seen.next_run_at)
     assert now.version != seen.version
 
-    def batch(look: fires.DueJob) -> fires.OnTime:
-        assert look.place is not None
-        return fires.OnTime([look.place], [look.version], [job.job_id], [due], [due + HOUR], [0], [job.shard])
+    def batch(look: fires.DueJob) -> fires.SimpleFires:
+        assert look.ctid is not None
+        return fires.SimpleFires([look.ctid], [look.version], [job.job_id], [due], [due + HOUR], [0], [job.shard])
 
     assert not (await fires.fire(pool, epochs={job.shard: epoch}, batch=batch(seen))).moved
     assert await count(pool, "runs") == 0
@@ -161,7 +161,7 @@ class TestOverlap:
     def stage(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 
-    async def _unfinished(self, pool: Pool, stage: str) -> tuple[fires.Fire, int, int]:
+    async def _unfinished(self, pool: Pool, stage: str) -> tuple[fires.Fires, int, int]:
         """A job whose first run is unfinished in the given way, and its second fire."""
         due = hours_ago(3)
         job = due_job(pool, due)
@@ -240,12 +240,12 @@ async def test_parking_is_fenced_like_a_fire(pool: Pool) -> None:
     assert await count(pool, "jobs", "status = 'paused' and status_reason = 'its zone is gone'") == 1
 
 
-async def seen_on_time(pool: Pool, job: NewJob, next_run_at: datetime) -> fires.OnTime:
+async def seen_on_time(pool: Pool, job: NewJob, next_run_at: datetime) -> fires.SimpleFires:
     (seen,) = await fires.due(pool, job_ids=[job.job_id])
     assert not seen.busy
-    assert seen.place is not None
-    return fires.OnTime(
-        places=[seen.place],
+    assert seen.ctid is not None
+    return fires.SimpleFires(
+        ctids=[seen.ctid],
         versions=[seen.version],
         job_ids=[job.job_id],
         expected=[seen.next_run_at],
@@ -287,10 +287,10 @@ async def test_a_simple_fire_of_several_shards_passes_over_those_that_were_lost(
     await put(pool, *jobs)
     epochs = {shard: await lead(pool, shard) for shard in shards}
     lost = jobs[0].shard
-    batch = fires.OnTime()
+    batch = fires.SimpleFires()
     for seen in await fires.due(pool, job_ids=[job.job_id for job in jobs]):
-        assert seen.place is not None
-        batch.places.append(seen.place)
+        assert seen.ctid is not None
+        batch.ctids.append(seen.ctid)
         batch.versions.append(seen.version)
         batch.job_ids.append(seen.job_id)
         batch.expected.append(due)
@@ -363,8 +363,8 @@ async def test_a_simple_fire_under_an_old_epoch_moves_nothing_and_the_other_shar
     epochs = {job.shard: await lead(pool, job.shard) for job in (old, other)}
     await lead(pool, old.shard)
     seen = await fires.due(pool, job_ids=[old.job_id, other.job_id])
-    batch = fires.OnTime(
-        [job.place for job in seen if job.place], [job.version for job in seen], [job.job_id for job in seen],
+    batch = fires.SimpleFires(
+        [job.ctid for job in seen if job.ctid], [job.version for job in seen], [job.job_id for job in seen],
         [due] * 2, [due + HOUR] * 2, [0] * 2, [job.shard for job in seen],
     )  # fmt: skip
     fired = await fires.fire(pool, epochs=epochs, batch=batch)
@@ -423,7 +423,7 @@ class TestRelease:
         )  # fmt: skip
         release = fires.Release(
             job_ids=[job.job_id], last_at=[due + HOUR], expected=[due], first_at=[due + HOUR], overlap=["parallel"],
-            max_queued=[100], run_job_ids=[job.job_id], run_scheduled_at=[due], run_flags=[2], run_place=[1],
+            max_queued=[100], run_job_ids=[job.job_id], run_scheduled_at=[due], run_flags=[2], run_number=[1],
         )  # fmt: skip
         return job, epoch, release
 

@@ -17,7 +17,7 @@ import pytest
 
 from duly import checks
 from duly.model import JobRequest, Policy
-from duly.scheduler.planner import Batch, plan_batch
+from duly.scheduler.planner import BatchPlan, plan_batch
 from duly.store.fires import DueJob
 from duly.timing import differing, jitter_offset, load_zone, use_rules
 from duly.timing.zones import is_newer, machine_rules, machine_version, pack_rules, unpack_rules
@@ -56,9 +56,9 @@ class Told:
         while self.next is not None and self.next <= now:
             job = DueJob(
                 self.job_id, self.next, self.kind, self.schedule, self.zone, None, None, None, len(self.fired),
-                self.policy.to_stored(), START, now, since=self.planned, place=(0, 1), busy=False,
+                self.policy.to_stored(), START, now, since=self.planned, ctid=(0, 1), busy=False,
             )  # fmt: skip
-            batch: Batch = plan_batch([job], now=now, misfire_grace=timedelta(seconds=10))
+            batch: BatchPlan = plan_batch([job], now=now, misfire_grace=timedelta(seconds=10))
             assert batch.parked == []
             if batch.rezoned:
                 # As `zones/move.sql` does: that is a change of the job.
@@ -66,8 +66,8 @@ class Told:
                 self.planned = max(self.planned, now)
                 continue
             fires = list(batch.fires.values())
-            if batch.on_time.job_ids:
-                self._fire([(batch.on_time.expected[0], False)], batch.on_time.next_run_at[0])
+            if batch.simple.job_ids:
+                self._fire([(batch.simple.expected[0], False)], batch.simple.next_run_at[0])
             else:
                 (fire,) = fires
                 runs = [(at, bool(flags & 2)) for at, flags in zip(fire.run_scheduled_at, fire.run_flags, strict=True)]

@@ -115,19 +115,19 @@ def _advance_first() -> None:
     """The job moves in one transaction, its runs are inserted in the next: whoever dies in between loses them."""
     fires = import_module("duly.store.fires")
     original = fires.fire
-    if not hasattr(fires.OnTime(), "shards"):
+    if not hasattr(fires.SimpleFires(), "shards"):
         raise Unmatched("a fire has other columns")
 
     async def fire(store: Any, *, epochs: dict[int, int], batch: Any) -> Any:
         # The simple ones, which almost all are.
-        if isinstance(batch, fires.Fire) or None in batch.next_run_at:
+        if isinstance(batch, fires.Fires) or None in batch.next_run_at:
             return await original(store, epochs=epochs, batch=batch)
         moved: set[Any] = set()
         columns = (batch.job_ids, batch.expected, batch.next_run_at, batch.versions)
         for shard, epoch in epochs.items():
             rows = [number for number, own in enumerate(batch.shards) if own == shard]
             ids, expected, following, versions = ([column[number] for number in rows] for column in columns)
-            bare = fires.Fire(ids, expected, following, ["parallel"] * len(ids), [1] * len(ids), versions=versions)
+            bare = fires.Fires(ids, expected, following, ["parallel"] * len(ids), [1] * len(ids), versions=versions)
             moved |= (await original(store, epochs={shard: epoch}, batch=bare)).moved
         await asyncio.sleep(_GAP)
         runs = zip(batch.job_ids, batch.expected, batch.run_flags, batch.shards, strict=True)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from duly.bench.figures import Bar, Figure
 from duly.bench.lab import Lab
-from duly.scheduler.firer import BATCH
+from duly.scheduler.backlog import MAX_BATCH_JOBS
 from duly.scheduler.planner import plan_batch
 from duly.store.fires import DueJob
 from duly.timing import Schedule, parse_schedule
@@ -77,5 +77,5 @@ def _plan_batches(jobs: list[DueJob]) -> int:
     now, grace = NOW + timedelta(days=1), timedelta(days=2)
     planned = 0
     while planned < len(jobs):
-        planned += plan_batch(jobs[planned : planned + BATCH], now=now, misfire_grace=grace).planned
+        planned += plan_batch(jobs[planned : planned + MAX_BATCH_JOBS], now=now, misfire_grace=grace).planned
     return planned

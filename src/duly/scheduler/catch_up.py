@@ -134,11 +134,11 @@ def _add(batch: Release, one: CatchUp, share: int) -> bool:
     batch.first_at.append(following)
     batch.overlap.append(policy.overlap)
     batch.max_queued.append(policy.max_queued)
-    for place, scheduled_at in enumerate(moments, start=1):
+    for number, scheduled_at in enumerate(moments, start=1):
         batch.run_job_ids.append(one.job_id)
         batch.run_scheduled_at.append(scheduled_at)
         batch.run_flags.append(run_flags(policy, missed=True, alone=False))
-        batch.run_place.append(place)
+        batch.run_number.append(number)
     return True
 
 

@@ -56,8 +56,8 @@ TOGETHER = 128
 # A range of ids with more pages than this is no bulk submit of this moment.
 _RANGE_PAGES = 25
 _RANGES = 50
-# Overdue jobs of a shard with so many standing in line are not read again: they would be the same ones.
-_LONG_LINE = 1_000
+# Overdue jobs of a shard are not read again while this many of its jobs wait in the backlog: they would be the same.
+_MAX_WAITING = 1_000
 # What is later than this when a term begins is read beside what is coming, not before it.
 _OVERDUE = timedelta(seconds=10)
 # A look at all that is overdue is slow from here on (and so much more for each job that it found): a job that moved
@@ -71,7 +71,7 @@ _LONGEST_WHOLE_PAUSE = 600.0
 _LATE_COMMIT = timedelta(minutes=1)
 
 
-def _nobody_stands(_shard: int) -> int:
+def _none_waiting(_shard: int) -> int:
     return 0
 
 
@@ -87,18 +87,18 @@ class Loader(Service):
         *,
         interval: float,
         changed: Callable[[], None],
-        standing: Callable[[int], int] = _nobody_stands,
+        waiting: Callable[[int], int] = _none_waiting,
         told: Callable[[], bool] = _always,
         untold: float = 1.0,
     ) -> None:
-        """`standing`: how many jobs of a shard have been taken from the near future and wait to be fired.
+        """`waiting`: how many jobs of a shard were taken from the near future and wait in the backlog.
         `told`: whether announcements reach this node now; `untold`: seconds between two looks while they do not.
         """
         super().__init__()
         self._pool = pool
         self._future = future
         self._changed = changed
-        self._standing = standing
+        self._waiting = waiting
         self._told = told
         self._shards: set[int] = set()
         # Up to where each shard was read.
@@ -217,7 +217,7 @@ class Loader(Service):
         for shard, until in sorted(self._until.items()):
             # Read further ahead than the horizon is now: this node's idea of the time was wrong, and was corrected.
             known = self._until[shard] = min(until, upto)
-            after = (LONG_AGO if whole else self._oldest[shard]) if self._standing(shard) < _LONG_LINE else now
+            after = (LONG_AGO if whole else self._oldest[shard]) if self._waiting(shard) < _MAX_WAITING else now
             slices.append(Slice(shard, after, min(now + reach, known)))
             if known < upto and not near:
                 slices.append(Slice(shard, known, upto))

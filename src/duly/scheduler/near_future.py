@@ -57,20 +57,20 @@ class NearFuture:
         """Everything due by now, or so soon, by shard. It is no longer held here."""
         return self._wheel.advance(self._clock.now_us() + ahead_us)
 
-    def lead_us(self, *, per_second: int, within_us: int) -> int:
-        """How far ahead work must begin now, if so many a second can be done, for none to be late; 0: nowhere.
+    def head_start_us(self, *, per_second: int, max_us: int) -> int:
+        """The head start needed so that nothing is late at `per_second` jobs per second; 0 if none is needed.
 
-        More than can be done in time is a wall, half a million at midnight: seen coming, and begun before it is due.
+        More jobs than can be done in time are a peak, half a million at midnight: work on it begins before it is due.
         """
         if len(self._wheel) < per_second:
             return 0
-        now_us, total, lead = self._clock.now_us(), 0, 0
-        for due_us, count in self._wheel.crowds(now_us + within_us):
+        now_us, total, head_start_us = self._clock.now_us(), 0, 0
+        for due_us, count in self._wheel.crowds(now_us + max_us):
             total += count
-            needed = total * 1_000_000 // per_second
-            if needed > due_us - now_us:
-                lead = needed
-        return min(lead, within_us)
+            needed_us = total * 1_000_000 // per_second
+            if needed_us > due_us - now_us:
+                head_start_us = needed_us
+        return min(head_start_us, max_us)
 
     def seconds_to_next(self) -> float | None:
         """Until the earliest entry; None if there is none."""

@@ -23,7 +23,7 @@ from duly.errors import InvalidInput, TooCostly
 from duly.model import Policy, policy_from_stored
 from duly.scheduler.governor import Governor
 from duly.states import RunFlag
-from duly.store.fires import COSTLY, DueJob, Fire, OnTime
+from duly.store.fires import COSTLY, DueJob, Fires, SimpleFires
 from duly.timing import FirePlan, carried, changed_since, is_rezoned, make_timetable, plan_fire
 
 log = logging.getLogger("duly.scheduler")
@@ -45,10 +45,10 @@ DEFERRED = "deferred"
 
 
 @dataclass(slots=True)
-class Batch:
+class BatchPlan:
     """What to fire, what could not become part of it, and what of it is late.
 
-    `on_time` are the jobs that simply have one run now: almost all of them, and the reason why midnight is quick.
+    `simple` are the jobs that simply have one run now: almost all of them, and the reason why midnight is quick.
     `fires` are the others, by shard.
     `rezoned` were planned by rules of their zone that have changed since, and go to where those of now put them.
     `held` are not due yet, and what becomes of them can only be told when they are: an earlier run is still unfinished.
@@ -56,8 +56,8 @@ class Batch:
     `planned` is how many of the jobs it came to; the others are for another batch.
     """
 
-    on_time: OnTime = field(default_factory=OnTime)
-    fires: dict[int, Fire] = field(default_factory=dict)
+    simple: SimpleFires = field(default_factory=SimpleFires)
+    fires: dict[int, Fires] = field(default_factory=dict)
     parked: list[tuple[DueJob, str]] = field(default_factory=list)
     costly: list[tuple[DueJob, str]] = field(default_factory=list)
     rezoned: list[tuple[DueJob, datetime]] = field(default_factory=list)
@@ -76,8 +76,8 @@ def plan_batch(
     misfire_grace: timedelta,
     catch_up_window_seconds: int | None = None,
     governor: Governor | None = None,
-) -> Batch:
-    batch = Batch()
+) -> BatchPlan:
+    batch = BatchPlan()
     plans: dict[Any, FirePlan] = {}
     began, began_cpu, collected = time.monotonic(), time.thread_time(), _collections()
     ended = began
@@ -200,11 +200,11 @@ def _plan(job: DueJob, policy: Policy, *, now: datetime, misfire_grace: timedelt
     )
 
 
-def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Governor | None) -> None:
+def _add(batch: BatchPlan, job: DueJob, plan: FirePlan, policy: Policy, governor: Governor | None) -> None:
     job_id, overlap, runs = job.job_id, policy.overlap, plan.runs
-    if len(runs) == 1 and not runs[0][1] and not plan.drops and job.place and (not job.busy or overlap == "parallel"):
-        simple = batch.on_time
-        simple.places.append(job.place)
+    if len(runs) == 1 and not runs[0][1] and not plan.drops and job.ctid and (not job.busy or overlap == "parallel"):
+        simple = batch.simple
+        simple.ctids.append(job.ctid)
         simple.versions.append(job.version)
         simple.job_ids.append(job_id)
         simple.expected.append(job.next_run_at)
@@ -215,7 +215,7 @@ def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Go
     if not job.due:
         batch.held.append(job)
         return
-    fire = batch.fires.get(job.shard) or batch.fires.setdefault(job.shard, Fire())
+    fire = batch.fires.get(job.shard) or batch.fires.setdefault(job.shard, Fires())
     fire.job_ids.append(job_id)
     fire.expected.append(job.next_run_at)
     fire.next_run_at.append(plan.next_run_at)
@@ -232,11 +232,11 @@ def _add(batch: Batch, job: DueJob, plan: FirePlan, policy: Policy, governor: Go
             _add_drop(fire, job.job_id, runs[granted][0], runs[late - 1][0], late - granted, DEFERRED)
             runs = runs[:granted] + runs[late:]
     batch.runs += len(runs)
-    for place, (scheduled_at, missed) in enumerate(runs, start=1):
+    for number, (scheduled_at, missed) in enumerate(runs, start=1):
         fire.run_job_ids.append(job.job_id)
         fire.run_scheduled_at.append(scheduled_at)
         fire.run_flags.append(run_flags(policy, missed=missed, alone=len(plan.runs) == 1))
-        fire.run_place.append(place)
+        fire.run_number.append(number)
     for drop in plan.drops:
         _add_drop(fire, job.job_id, drop.first, drop.last, drop.count, drop.reason)
 
@@ -249,7 +249,7 @@ def run_flags(policy: Policy, *, missed: bool, alone: bool) -> int:
     return (_MISSED if missed else 0) | (_SERIAL if serial else 0)
 
 
-def _add_drop(fire: Fire, job_id: UUID, first: datetime, last: datetime, count: int, reason: str) -> None:
+def _add_drop(fire: Fires, job_id: UUID, first: datetime, last: datetime, count: int, reason: str) -> None:
     fire.drop_job_ids.append(job_id)
     fire.drop_first.append(first)
     fire.drop_last.append(last)

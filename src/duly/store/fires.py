@@ -36,7 +36,7 @@ class DueJob:
     now: datetime
     since: datetime | None = None
     """When it last fired or was last changed: what lies before that has been answered for."""
-    place: tuple[int, int] | None = None
+    ctid: tuple[int, int] | None = None
     version: int = 0
     """Which row this is: a fire moves this very one or none."""
     busy: bool = True
@@ -52,10 +52,10 @@ class DueJob:
 
 
 @dataclass(slots=True)
-class OnTime:
+class SimpleFires:
     """Jobs that have one run each, at once, column by column as `fires/on_time.sql` takes it."""
 
-    places: list[tuple[int, int]] = field(default_factory=list)
+    ctids: list[tuple[int, int]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     job_ids: list[UUID] = field(default_factory=list)
     expected: list[datetime] = field(default_factory=list)
@@ -65,7 +65,7 @@ class OnTime:
 
 
 @dataclass(slots=True)
-class Fire:
+class Fires:
     """One batch of one shard, column by column as `fires/fire.sql` takes it."""
 
     job_ids: list[UUID] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Fire:
     run_job_ids: list[UUID] = field(default_factory=list)
     run_scheduled_at: list[datetime] = field(default_factory=list)
     run_flags: list[int] = field(default_factory=list)
-    run_place: list[int] = field(default_factory=list)
+    run_number: list[int] = field(default_factory=list)
     drop_job_ids: list[UUID] = field(default_factory=list)
     drop_first: list[datetime] = field(default_factory=list)
     drop_last: list[datetime] = field(default_factory=list)
@@ -117,7 +117,7 @@ class Release:
     run_job_ids: list[UUID] = field(default_factory=list)
     run_scheduled_at: list[datetime] = field(default_factory=list)
     run_flags: list[int] = field(default_factory=list)
-    run_place: list[int] = field(default_factory=list)
+    run_number: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,23 +184,23 @@ async def due(store: Executor, *, job_ids: Sequence[UUID]) -> list[DueJob]:
     return [DueJob(*row) for row in rows]
 
 
-async def fire(store: Executor, *, epochs: Mapping[int, int], batch: Fire | OnTime) -> Fired:
+async def fire(store: Executor, *, epochs: Mapping[int, int], batch: Fires | SimpleFires) -> Fired:
     """Turn due occurrences into runs and move their jobs on: in one transaction, where the epoch still stands.
 
-    `epochs`: of the leader's terms, by shard. A `Fire` is of one shard; of the jobs that are on time there are more.
+    `epochs`: of the leader's terms, by shard. `Fires` are of one shard, `SimpleFires` of any number.
     """
-    if isinstance(batch, OnTime):
-        return await _fire_on_time(store, epochs, batch)
+    if isinstance(batch, SimpleFires):
+        return await _send_simple_fires(store, epochs, batch)
     ((shard, epoch),) = epochs.items()
-    return await _fire(store, shard, epoch, batch)
+    return await _send_fires(store, shard, epoch, batch)
 
 
-async def _fire_on_time(store: Executor, epochs: Mapping[int, int], batch: OnTime) -> Fired:
+async def _send_simple_fires(store: Executor, epochs: Mapping[int, int], batch: SimpleFires) -> Fired:
     rows = await store.fetch(
         "fires/on_time",
         list(epochs),
         list(epochs.values()),
-        batch.places,
+        batch.ctids,
         batch.versions,
         batch.job_ids,
         batch.expected,
@@ -213,7 +213,7 @@ async def _fire_on_time(store: Executor, epochs: Mapping[int, int], batch: OnTim
     return Fired(moved, frozenset(rows[0]["led"] or ()), len(moved), 0)
 
 
-async def _fire(store: Executor, shard: int, epoch: int, batch: Fire) -> Fired:
+async def _send_fires(store: Executor, shard: int, epoch: int, batch: Fires) -> Fired:
     fetch = store.fetch_planned if len(batch.job_ids) >= LARGE else store.fetch
     rows = await fetch(
         "fires/fire",
@@ -227,7 +227,7 @@ async def _fire(store: Executor, shard: int, epoch: int, batch: Fire) -> Fired:
         batch.run_job_ids,
         batch.run_scheduled_at,
         batch.run_flags,
-        batch.run_place,
+        batch.run_number,
         batch.drop_job_ids,
         batch.drop_first,
         batch.drop_last,
@@ -262,7 +262,7 @@ async def release(store: Executor, *, shard: int, epoch: int, batch: Release) ->
         batch.run_job_ids,
         batch.run_scheduled_at,
         batch.run_flags,
-        batch.run_place,
+        batch.run_number,
     )
     assert row is not None
     return int(row["live"]), set(row["served"] or ())

@@ -58,7 +58,7 @@ class DulyTest:
         self._tasks: ChainMap[str, Task] = ChainMap()
         self._future = NearFuture(clock, horizon_us=int(_HORIZON.total_seconds() * 1e6))
         grace = timedelta(seconds=settings.misfire_grace_seconds)
-        self._firer = Firer(pool, clock, self._future, misfire_grace=grace)
+        self._firer = Firer(pool, self._future, misfire_grace=grace)
         self._loader = Loader(pool, self._future, interval=settings.reread_seconds, changed=lambda: None)
         self._firer.lead(Term(0, epoch))
         self._loader.lead(0)

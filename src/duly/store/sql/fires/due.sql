@@ -1,12 +1,12 @@
 -- What the planner needs to know of jobs whose time seems to have come, and what the database's clock says: it decides
 -- whether the time has come, not the clock of the node that asks.
 --   $1 job_ids
--- `place` and `version` name the very row that was seen. `busy`: an earlier run may be unfinished, and fires/fire.sql must
+-- `ctid` and `version` name the very row that was seen. `busy`: an earlier run may be unfinished, and fires/fire.sql must
 -- look at it closely, unless the job's runs may overlap. One that stands in the queue is found by one probe. One that is
 -- running is in a claim, but to read all claims is worth it for many jobs only: for few, history is asked whether the last
 -- runs have ended. That says nothing of a job whose runs may have overlapped before it was changed.
 select j.job_id, j.next_run_at, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.max_runs, j.run_count,
-    j.policy, j.created_at, clock.now, greatest(j.last_run_at, j.updated_at) as since, j.ctid as place, j.xmin as version,
+    j.policy, j.created_at, clock.now, greatest(j.last_run_at, j.updated_at) as since, j.ctid, j.xmin as version,
     case
         when j.last_run_at is null and j.extra_at is null or j.policy ->> 'overlap' = 'parallel' then false
         when (select true from duly.runs r where r.job_id = j.job_id limit 1) then true

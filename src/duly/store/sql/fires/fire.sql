@@ -1,7 +1,7 @@
 -- The heart: turn due occurrences of one shard into runs and move their jobs on, all or nothing.
 --   $1 shard  $2 epoch of the leader's term
 --   jobs:  $3 job_id  $4 expected next_run_at  $5 new next_run_at  $6 overlap (skip, queue, parallel)  $7 max_queued
---   runs:  $8 job_id  $9 scheduled_at  $10 flags  $11 place among the job's runs of this fire, from 1
+--   runs:  $8 job_id  $9 scheduled_at  $10 flags  $11 number among the job's runs of this fire, from 1
 --   drops: $12 job_id  $13 first  $14 last  $15 count  $16 reason; 'deferred' ones are not dropped, they run later
 --   $17 version of each job's row when fires/due.sql looked at it
 -- Whoever tries, an occurrence fires once: the row moves only from the expected next_run_at, and only while the
@@ -67,14 +67,14 @@ planned as materialized (
             when d.overlap = 'parallel' then 'queued'
             -- RUN_ALL (missed and serial, 2 + 8) says that each of them runs: it waits for the one before.
             when d.overlap = 'skip' and b.job_id is not null and r.flags::int & 10 <> 10 then 'skipped'
-            when b.job_id is null and r.place = 1 then 'queued'
+            when b.job_id is null and r.number = 1 then 'queued'
             -- Of those that wait; where nothing is unfinished, the first of these does not.
             when d.overlap = 'queue'
-                and coalesce(b.waiting, 0) + r.place - (b.job_id is null)::int > d.max_queued then 'skipped'
+                and coalesce(b.waiting, 0) + r.number - (b.job_id is null)::int > d.max_queued then 'skipped'
             else 'waiting'
         end as state
     from due d
-    join unnest($8::uuid[], $9::timestamptz[], $10::smallint[], $11::int[]) as r (job_id, scheduled_at, flags, place)
+    join unnest($8::uuid[], $9::timestamptz[], $10::smallint[], $11::int[]) as r (job_id, scheduled_at, flags, number)
         on r.job_id = d.job_id
     left join busy b on b.job_id = d.job_id
 ),

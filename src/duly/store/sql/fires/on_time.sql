@@ -2,11 +2,11 @@
 -- run each; whatever is not as simple is for fires/fire.sql. All shards of a leader in one statement: what falls due
 -- steadily is spread over all of them, and a statement for each costs several times what its few jobs do.
 --   $1 shards  $2 epochs of the leader's terms
---   $3 place and $4 version of the job's row when fires/due.sql looked at it, $5 job_id, $6 expected next_run_at,
+--   $3 ctid and $4 version of the job's row when fires/due.sql looked at it, $5 job_id, $6 expected next_run_at,
 --   $7 new next_run_at, $8 flags of the run, $9 shard, $10 the epoch of its term
 -- A shard whose epoch was raised meanwhile has no part in it; the others are fired all the same.
 -- The overlap was decided by that look. It still holds if the row is the very one that was seen: whatever begins a run
--- of a job out of turn (trigger, redrive, catch-up, repair) writes the job's row in the same transaction. By place there
+-- of a job out of turn (trigger, redrive, catch-up, repair) writes the job's row in the same transaction. By ctid there
 -- is nothing to look up, and the version makes sure that nothing else has come to stand there. (The row's shard is not
 -- compared again: it would only tempt the planner to read all of it.)
 with clock as materialized (
@@ -22,10 +22,10 @@ term as materialized (
 ),
 free as materialized (
     -- Whoever keeps a job's row locked holds up that job, not all that are due with it.
-    select f.place, f.expected, f.next_run_at, f.flags, f.shard, f.epoch
+    select f.ctid, f.expected, f.next_run_at, f.flags, f.shard, f.epoch
     from unnest($3::tid[], $4::xid[], $5::uuid[], $6::timestamptz[], $7::timestamptz[], $8::smallint[],
-        $9::smallint[], $10::int[]) as f (place, version, job_id, expected, next_run_at, flags, shard, epoch)
-    join duly.jobs j on j.ctid = f.place
+        $9::smallint[], $10::int[]) as f (ctid, version, job_id, expected, next_run_at, flags, shard, epoch)
+    join duly.jobs j on j.ctid = f.ctid
     where j.xmin = f.version and j.job_id = f.job_id and j.next_run_at = f.expected
         and f.shard = any (array(select shard from term))
     for no key update of j skip locked
@@ -35,7 +35,7 @@ moved as (
     set next_run_at = f.next_run_at, last_run_at = f.expected, extra_at = null, run_count = j.run_count + 1,
         status = case when f.next_run_at is null then 'ended' else j.status end
     from free f
-    where j.ctid = f.place
+    where j.ctid = f.ctid
     returning j.job_id, f.expected, f.flags, f.shard, f.epoch, j.queue, j.priority
 ),
 live as (

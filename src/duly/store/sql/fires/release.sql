@@ -3,7 +3,7 @@
 --   $1 shard  $2 epoch
 --   catch-ups: $3 job_id  $4 last_at  $5 expected first_at  $6 new first_at, null when none is left
 --              $7 overlap  $8 max_queued
---   runs:      $9 job_id  $10 scheduled_at  $11 flags  $12 place among the job's runs of this release, from 1
+--   runs:      $9 job_id  $10 scheduled_at  $11 flags  $12 number among the job's runs of this release, from 1
 -- One catch-up of a job at a time; the caller sees to that. A job that somebody keeps locked waits, the others do not.
 with clock as materialized (
     select duly.now() as now
@@ -17,7 +17,7 @@ held as materialized (
     from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::timestamptz[], $7::text[], $8::int[])
         as f (job_id, last_at, expected, first_at, overlap, max_queued)
     cross join lateral (
-        select ctid as place, job_id, queue, priority
+        select ctid, job_id, queue, priority
         from duly.jobs
         where job_id = f.job_id and status in ('active', 'ended')
         limit 1
@@ -31,8 +31,8 @@ held as materialized (
         for update skip locked
     ) c
     -- As in a fire: not by a snapshot that is older than what the lock waited for.
-    cross join lateral (select ctid as place from duly.jobs where job_id = f.job_id limit 1) seen
-    where exists (select from term) and j.place = seen.place
+    cross join lateral (select ctid from duly.jobs where job_id = f.job_id limit 1) seen
+    where exists (select from term) and j.ctid = seen.ctid
 ),
 busy as materialized (
     select h.job_id, line.waiting, line.last
@@ -52,13 +52,13 @@ planned as materialized (
     select h.job_id, h.queue, h.priority, h.overlap, r.scheduled_at, r.flags,
         case
             when h.overlap = 'parallel' then 'queued'
-            when b.job_id is null and r.place = 1 then 'queued'
+            when b.job_id is null and r.number = 1 then 'queued'
             when h.overlap = 'queue'
-                and coalesce(b.waiting, 0) + r.place - (b.job_id is null)::int > h.max_queued then 'skipped'
+                and coalesce(b.waiting, 0) + r.number - (b.job_id is null)::int > h.max_queued then 'skipped'
             else 'waiting'
         end as state
     from held h
-    join unnest($9::uuid[], $10::timestamptz[], $11::smallint[], $12::int[]) as r (job_id, scheduled_at, flags, place)
+    join unnest($9::uuid[], $10::timestamptz[], $11::smallint[], $12::int[]) as r (job_id, scheduled_at, flags, number)
         on r.job_id = h.job_id
     left join busy b on b.job_id = h.job_id
 ),
