@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.model import DEFAULT_POLICY, Policy, from_micros, make_run_id, parse_run_id, policy_from_stored, to_micros
-from duly.states import ENDED_STATES, LEGAL_MOVES, LIVE_STATES, RunState, may_move
+from duly.states import BORN, ENDED_STATES, LEGAL_MOVES, LIVE_STATES, RunState
 from duly.store.ids import new_job_ids, shard_of
 
 moments = st.datetimes(min_value=datetime(1, 1, 2), max_value=datetime(9999, 12, 30), timezones=st.just(UTC))  # noqa: DTZ001
@@ -86,9 +86,11 @@ def test_what_has_ended_stays_ended(ended: RunState) -> None:
 
 
 def test_a_dead_run_can_only_be_redriven() -> None:
-    assert LEGAL_MOVES[RunState.DEAD] == {RunState.QUEUED}
-    assert may_move(RunState.RUNNING, RunState.DEAD)
-    assert not may_move(RunState.QUEUED, RunState.SUCCEEDED)
+    assert LEGAL_MOVES[RunState.DEAD] == {RunState.QUEUED, RunState.WAITING}
+
+
+def test_nothing_begins_as_claimed_or_tried() -> None:
+    assert BORN.isdisjoint({RunState.RUNNING, RunState.RETRYING, RunState.SUCCEEDED, RunState.DEAD})
 
 
 def test_ids_made_one_after_the_other_are_in_order_even_if_the_clock_steps_back() -> None:

@@ -1,22 +1,35 @@
 """Run states and the moves between them. This is the only place that says which move is legal.
 
 ```
-              claim               complete
-  queued ───────────────▶ running ─────────▶ succeeded
-    ▲  ▲                  │ │ │ ▲
-    │  │ rescue, return,  │ │ │ │ claim
-    │  └── snooze ────────┘ │ │ │
-    │                 retry │ │ │
-    │                       ▼ │ │
-    │                  retrying─┼─┘
-  waiting (overlap queue)     │ bury
-                              ▼
-                            dead ── redrive ──▶ queued
+  fire, trigger, submit
+    │       │
+    │       ▼     redrive, behind an unfinished run of its job
+    │    waiting ◀───────────────────────────────┐
+    │       │ the run before it ended            │
+    ▼       ▼              redrive               │
+    queued ◀────────────────────────────────── dead
+    │    ▲                                       ▲
+    │    │ rescue, return, snooze                │ bury: no attempt is left
+    │    └────────────┐                          │
+    │ claim           │                          │
+    └────────────▶ running ──────────────────────┘
+                   ▲  │  │ complete
+             claim │  │  └────────▶ succeeded
+                   │  ▼ retry
+                 retrying
+
+  queued, waiting, retrying, running ── cancel ──▶ cancelled
+  fire ──▶ skipped (overlap policy) or missed (missed policy)
 ```
 
 A run's state is where its row lies: `queued`, `retrying` and `waiting` rows are in `duly.runs`, `running` ones inside
-a row of `duly.claims`, ended ones in `duly.history`. `skipped` and `missed` are born ended: they record an occurrence
+a row of `duly.claims`, ended ones in `duly.history`. `skipped` and `missed` runs begin ended: they record an occurrence
 that the overlap or missed policy kept from running.
+
+A run that was fired ahead of its time and is retracted before it (`jobs/retract.sql`) is the one exception: its row is
+deleted and the occurrence counts as never fired. If a change of the job drops that occurrence, it is born as `missed`.
+
+`tests/store/test_moves.py` compares the table with every statement that moves a run, on real rows.
 """
 
 from __future__ import annotations
@@ -37,19 +50,22 @@ class RunState(StrEnum):
 
 
 class RunFlag(IntFlag):
-    """What a run carries from fire to history. The numbers are stored: never reuse one."""
+    """Facts that a run carries from its fire to history. The numbers are stored: never reuse one."""
 
     MISSED = 2
-    """It was late beyond the misfire grace and runs on purpose."""
+    """The occurrence was later than the misfire grace and runs because its missed policy says so."""
     DEDUPLICATED = 4
-    """The ledger already held its idempotency key; the handler was not called."""
+    """The ledger already held the run's idempotency key; the handler was not called."""
     SERIAL = 8
-    """Overlap `queue`: when it ends, the job's next waiting run may start."""
+    """The run stands in its job's line: when it ends, the job's next waiting run may start."""
     TRIGGERED = 16
     """Fired by hand, outside the schedule."""
     CANCELLED = 32
-    """Never stored: a claim says by it that the run's job was cancelled meanwhile. The run ends unbegun."""
+    """Never stored. A claim sets it on a run whose job was cancelled meanwhile: the worker ends the run unbegun."""
 
+
+#: The states that a run may begin in.
+BORN = frozenset({RunState.QUEUED, RunState.WAITING, RunState.SKIPPED, RunState.MISSED})
 
 LEGAL_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.QUEUED: frozenset({RunState.RUNNING, RunState.CANCELLED}),
@@ -59,7 +75,7 @@ LEGAL_MOVES: dict[RunState, frozenset[RunState]] = {
         {RunState.SUCCEEDED, RunState.RETRYING, RunState.QUEUED, RunState.DEAD, RunState.CANCELLED}
     ),
     RunState.SUCCEEDED: frozenset(),
-    RunState.DEAD: frozenset({RunState.QUEUED}),
+    RunState.DEAD: frozenset({RunState.QUEUED, RunState.WAITING}),
     RunState.CANCELLED: frozenset(),
     RunState.SKIPPED: frozenset(),
     RunState.MISSED: frozenset(),
@@ -67,7 +83,3 @@ LEGAL_MOVES: dict[RunState, frozenset[RunState]] = {
 
 LIVE_STATES = frozenset({RunState.QUEUED, RunState.RETRYING, RunState.WAITING, RunState.RUNNING})
 ENDED_STATES = frozenset(RunState) - LIVE_STATES
-
-
-def may_move(before: RunState, after: RunState) -> bool:
-    return after in LEGAL_MOVES[before]
