@@ -190,11 +190,10 @@ def payload_text(payload: Any, *, limit: int) -> str:
 
 
 def read_label(text: str) -> tuple[str, str]:
-    """A label as people write it: key=value or, without an equals sign, key:value."""
-    divider = "=" if "=" in text else ":"
-    key, found, value = text.partition(divider)
+    """A label as commands and the API take it: key=value."""
+    key, found, value = text.partition("=")
     if not found or not key:
-        raise InvalidInput("label", f"must be key=value or key:value, not {text[:100]!r}")
+        raise InvalidInput("label", f"must be key=value, not {text[:100]!r}")
     return key, value
 
 

@@ -214,8 +214,9 @@ WRONG_FILTERS = [
     "queue=%00",
     "name=%0a",
     "label=team",
-    "label=:x",
-    "label=a:b&label=a:c",
+    "label=team:data",
+    "label==x",
+    "label=a=b&label=a=c",
     "limit=1&limit=2",
     "statsu=active",
 ]

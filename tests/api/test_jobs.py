@@ -223,10 +223,10 @@ async def test_lists_are_filtered_by_status_queue_name_and_labels(
     assert await listed(queue="q1") == ["b", "a"]
     assert await listed(name="c") == ["c"]
     assert await listed(status="paused") == ["b"]
-    assert await listed(label="team:data") == ["b", "a"]
-    assert await listed(label=["team:data", "url:x:y"]) == ["a"]
-    assert await listed(label="team:data", status="active", queue="q1") == ["a"]
-    assert await listed(label="team:nobody") == []
+    assert await listed(label="team=data") == ["b", "a"]
+    assert await listed(label=["team=data", "url=x:y"]) == ["a"]
+    assert await listed(label="team=data", status="active", queue="q1") == ["a"]
+    assert await listed(label="team=nobody") == []
 
 
 async def test_paging_shows_every_job_once_while_others_are_inserted(client: httpx.AsyncClient) -> None:

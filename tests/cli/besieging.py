@@ -120,7 +120,7 @@ def attacks() -> dict[str, Callable[[], Request]]:
         "list completed": _listed("status=completed&limit=1000"),
         "list cancelled": _listed("status=cancelled&name=nothing"),
         "list by name": _listed("name=nothing"),
-        "list by label": _listed("label=" + quote("team:nobody")),
+        "list by label": _listed("label=" + quote("team=nobody")),
         "live": Request("GET", "/live"),
         "stats": Request("GET", "/api/v1/stats"),
         "forecast": Request("GET", "/api/v1/forecast?minutes=1440"),

@@ -40,7 +40,7 @@ def test_list_and_show(duly: Run, dead: list[str]) -> None:
     assert "Boom: it" in listed
     assert "\x1b[31m" not in listed
     assert [line["name"] for line in duly("dead", "list", "--queue", "other", "--json").lines] == ["c"]
-    assert "no dead letters" in duly("dead", "list", "--error", "Nothing").err
+    assert "no dead letters" in duly("dead", "list", "--error-type", "Nothing").err
     assert "--limit" in duly("dead", "list", "--limit", "2").err
     shown = duly("dead", "show", dead[0])
     assert '{"who": "ops"}' in shown.out

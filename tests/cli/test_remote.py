@@ -152,8 +152,8 @@ def test_dead_letters_are_listed_redriven_and_purged_through_the_api(
     assert remote("dead", "redrive", run_id).code == 4
     run_id = done(remote("dead", "list", "--json")).lines[0]["run_id"]
     assert done(remote("dead", "purge", run_id)).out == "1 purged\n"
-    assert done(remote("dead", "redrive", "--error", "NoSuchError", "--json")).document["redriven"] == 0
-    assert done(remote("dead", "redrive", "--error", "ValueError", "--json")).document["redriven"] == 1
+    assert done(remote("dead", "redrive", "--error-type", "NoSuchError", "--json")).document["redriven"] == 0
+    assert done(remote("dead", "redrive", "--error-type", "ValueError", "--json")).document["redriven"] == 1
     assert done(remote("dead", "purge", "--all", "--yes", "--json")).document == {"purged": 0, "refused": 0}
     assert done(duly("dead", "list", "--json")).lines == []
 

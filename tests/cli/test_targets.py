@@ -25,7 +25,7 @@ def handler_of(duly: Run, *arguments: str) -> Any:
 def test_submit_takes_an_endpoint_with_its_headers_and_never_shows_a_secret(duly: Run) -> None:
     options = ("--method", "put", "--header", "X-Team: ops", "--header", "X-Url:http://a:1/")
     secret = ("--secret-header", f"Authorization: Bearer {SECRET}")
-    handler = handler_of(duly, "--url", "https://example.org/hook", *options, *secret, "--name", "hook")
+    handler = handler_of(duly, "--call", "https://example.org/hook", *options, *secret, "--name", "hook")
     assert handler == {
         "type": "http",
         "url": "https://example.org/hook",
@@ -52,23 +52,24 @@ def test_submit_takes_a_program_with_its_arguments_after_two_dashes(duly: Run) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ((), ("handler", "--url or --command")),
+        ((), ("handler", "--call or --command")),
         (("greet", "meet"), ("handler", "'greet meet'")),
-        (("greet", "--url", "https://example.org/"), ("handler", "not both", "greet")),
-        (("--url", "https://example.org/", "--command", "--", "ls"), ("handler", "--url or --command, not both")),
+        (("greet", "--call", "https://example.org/"), ("handler", "not both", "greet")),
+        (("--call", "https://example.org/", "--command", "--", "ls"), ("handler", "--call or --command, not both")),
+        (("--url", f"https://me:{SECRET}@example.org/"), ("duly --url … submit", "duly submit --call URL")),
         (("--command",), ("handler", "program after --")),
-        (("greet", "--method", "PUT"), ("--method", "--url")),
-        (("greet", "--secret-header", f"X: {SECRET}"), ("--secret-header", "--url")),
+        (("greet", "--method", "PUT"), ("--method", "--call")),
+        (("greet", "--secret-header", f"X: {SECRET}"), ("--secret-header", "--call")),
         (("greet", "--env", "A=b"), ("--env", "--command")),
-        (("--url", "https://example.org/", "--cwd", "/srv"), ("--cwd", "--command")),
-        (("--url", "example.org"), ("handler.url", "https://")),
-        (("--url", ""), ("handler.url",)),
-        (("--url", f"https://me:{SECRET}@example.org/"), ("handler.url", "secret_headers")),
-        (("--url", "https://example.org/", "--method", "HEAD"), ("handler.method", "POST")),
-        (("--url", "https://example.org/", "--header", "nonsense"), ("--header", "Name: value")),
-        (("--url", "https://example.org/", "--secret-header", SECRET), ("--secret-header", "Name: value")),
-        (("--url", "https://example.org/", "--header", "Host: evil"), ("handler.headers.Host", "Duly itself")),
-        (("--url", "https://example.org/", "--secret-header", f"X: {SECRET}\nY: z"), ("handler.secret_headers.X",)),
+        (("--call", "https://example.org/", "--cwd", "/srv"), ("--cwd", "--command")),
+        (("--call", "example.org"), ("handler.url", "https://")),
+        (("--call", ""), ("handler.url",)),
+        (("--call", f"https://me:{SECRET}@example.org/"), ("handler.url", "secret_headers")),
+        (("--call", "https://example.org/", "--method", "HEAD"), ("handler.method", "POST")),
+        (("--call", "https://example.org/", "--header", "nonsense"), ("--header", "Name: value")),
+        (("--call", "https://example.org/", "--secret-header", SECRET), ("--secret-header", "Name: value")),
+        (("--call", "https://example.org/", "--header", "Host: evil"), ("handler.headers.Host", "Duly itself")),
+        (("--call", "https://example.org/", "--secret-header", f"X: {SECRET}\nY: z"), ("handler.secret_headers.X",)),
         (("--command", "--env", "nonsense", "--", "ls"), ("--env", "NAME=VALUE")),
         (("--command", "--secret-env", SECRET, "--", "ls"), ("--secret-env", "NAME=VALUE")),
     ],

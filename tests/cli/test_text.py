@@ -170,7 +170,7 @@ COMMANDS: dict[str, list[list[str]] | None] = {
     "job trigger": [["{job}"], [EVIL]],
     "job pause": [["{job}", "--reason", "r\u202e"]],
     "job resume": [["{job}"], ["{run_job}"]],
-    "dead list": [[], ["--error", EVIL]],
+    "dead list": [[], ["--error-type", EVIL]],
     "dead show": [["{dead}"], [EVIL]],
     "run show": [["{run}"], ["{running}"], ["{dead}"], [EVIL]],
     "run cancel": [["{running}"], ["{run}"]],

@@ -201,6 +201,12 @@ def _explain_usage(error: Exception) -> int:
     path = context.command_path if context is not None else "duly"
     for option in ("--database-url", "--home", "--log-level", "--url"):
         if path != "duly" and option in message:
+            if (path, option) == ("duly submit", "--url"):
+                return _fail(
+                    "--url is the address of an API and goes before the command: duly --url … submit; for a job that "
+                    "calls an HTTP endpoint use: duly submit --call URL",
+                    USAGE,
+                )
             return _fail(f"{option} goes before the command: duly {option} … {path.removeprefix('duly ')}", USAGE)
     # An address in the wrong place is quoted, too.
     return _fail(f"{without_passwords(message.rstrip('.'))}; see: {path} --help", USAGE)

@@ -64,7 +64,7 @@ _ETAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,9})\1\s*')
 
 # Of a tag, whatever a client or a cache on the way may have made of it.
 _IF_MATCH = r'^(\*|(W/)?("[0-9]{1,9}"|[0-9]{1,9}))$'
-_LABEL = r"^[^\x00-\x1f\x7f-\x9f=:]{1,63}[=:][^\x00-\x1f\x7f-\x9f=]{0,255}$"
+_LABEL = r"^[^\x00-\x1f\x7f-\x9f=]{1,63}=[^\x00-\x1f\x7f-\x9f]{0,255}$"
 
 Text = Annotated[str | None, Query(json_schema_extra=text_rules(200))]
 PAGES = (
@@ -159,7 +159,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         label: Annotated[
             list[Annotated[str, Field(json_schema_extra={"pattern": _LABEL})]] | None,
             Query(
-                description="key=value or key:value; several must all match",
+                description="key=value; several must all match",
                 json_schema_extra={"maxItems": checks.MAX_LABELS},
             ),
         ] = None,

@@ -38,7 +38,7 @@ JobOption = Annotated[str | None, typer.Option("--job", help="Only of this job: 
 NameOption = Annotated[str | None, typer.Option(help="Only of jobs with this name.")]
 QueueOption = Annotated[str | None, typer.Option(help="Only of this queue.")]
 HandlerOption = Annotated[str | None, typer.Option(help="Only of this task, or http, or command.")]
-ErrorOption = Annotated[str | None, typer.Option("--error", help="Only with this type of error.", metavar="TYPE")]
+ErrorTypeOption = Annotated[str | None, typer.Option(help="Only with this type of error.", metavar="TYPE")]
 SinceOption = Annotated[str | None, typer.Option(help="Only buried at this time or later.", metavar="TIME")]
 UntilOption = Annotated[str | None, typer.Option(help="Only buried before this time.", metavar="TIME")]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters, where no option narrows them down.")]
@@ -51,7 +51,7 @@ group = typer.Typer(
         "duly dead list --queue reports --since 2026-03-08",
         "duly dead show RUN",
         "duly dead redrive RUN",
-        "duly dead redrive --error ConnectError",
+        "duly dead redrive --error-type ConnectError",
         "duly dead purge --name old-report --yes",
     ),
     no_args_is_help=True,
@@ -69,7 +69,7 @@ def list_(
     name: NameOption = None,
     queue: QueueOption = None,
     handler: HandlerOption = None,
-    error: ErrorOption = None,
+    error_type: ErrorTypeOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     limit: LimitOption = 100,
@@ -78,7 +78,7 @@ def list_(
     """List dead letters, newest first."""
 
     async def look(operations: Backend) -> tuple[list[DeadLetter], bool, datetime]:
-        wanted = await _filter(operations, job, name, queue, handler, error, since, until)
+        wanted = await _filter(operations, job, name, queue, handler, error_type, since, until)
         found: list[DeadLetter] = []
         cursor = None
         while True:
@@ -150,14 +150,14 @@ def redrive(
     name: NameOption = None,
     queue: QueueOption = None,
     handler: HandlerOption = None,
-    error: ErrorOption = None,
+    error_type: ErrorTypeOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Send dead letters again: one, or all that the options match. Attempts start anew; the idempotency key stays."""
-    _sweep(context, "redrive", run, (job, name, queue, handler, error, since, until), every, as_json, yes=True)
+    _sweep(context, "redrive", run, (job, name, queue, handler, error_type, since, until), every, as_json, yes=True)
 
 
 @group.command()
@@ -168,7 +168,7 @@ def purge(
     name: NameOption = None,
     queue: QueueOption = None,
     handler: HandlerOption = None,
-    error: ErrorOption = None,
+    error_type: ErrorTypeOption = None,
     since: SinceOption = None,
     until: UntilOption = None,
     every: AllOption = False,
@@ -176,7 +176,7 @@ def purge(
     as_json: JsonOption = False,
 ) -> None:
     """Forget dead letters for good; that their runs died stays in the history."""
-    _sweep(context, "purge", run, (job, name, queue, handler, error, since, until), every, as_json, yes=yes)
+    _sweep(context, "purge", run, (job, name, queue, handler, error_type, since, until), every, as_json, yes=yes)
 
 
 def _sweep(
@@ -234,7 +234,7 @@ async def _filter(
     name: str | None,
     queue: str | None,
     handler: str | None,
-    error: str | None,
+    error_type: str | None,
     since: str | None,
     until: str | None,
 ) -> DeadLetterFilter:
@@ -246,7 +246,7 @@ async def _filter(
         name=name,
         queue=queue,
         handler=handler,
-        error_type=error,
+        error_type=error_type,
         since=None if since is None else read_moment("since", since),
         until=None if until is None else read_moment("until", until),
     )

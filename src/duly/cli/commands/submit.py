@@ -25,7 +25,7 @@ _EXAMPLES = examples(
     "duly submit send_report --payload @report.json --schedule '0 9 * * MON' --timezone America/New_York",
     "duly submit clean_up --schedule 'every 15m' --overlap queue --dedupe-key clean-up",
     'echo \'{"to": "ops"}\' | duly submit notify --payload - --run-at 2030-01-01T09:30:00Z --json',
-    "duly submit --url https://example.org/hook --secret-header 'Authorization: Bearer …' --schedule @hourly",
+    "duly submit --call https://example.org/hook --secret-header 'Authorization: Bearer …' --schedule @hourly",
     "duly submit --command --cwd /srv --schedule @daily -- backup --all",
     "duly submit --file jobs.ndjson",
 )
@@ -49,9 +49,9 @@ def submit(
             show_default=False,
         ),
     ] = None,
-    url: Annotated[
+    call: Annotated[
         str | None,
-        typer.Option(help="Call this endpoint instead of a task.", metavar="URL", rich_help_panel=_TARGET),
+        typer.Option(help="Call this HTTP endpoint instead of a task.", metavar="URL", rich_help_panel=_TARGET),
     ] = None,
     method: Annotated[
         str | None,
@@ -208,7 +208,7 @@ def submit(
         )
     handler = read_handler(
         words or (),
-        url=url,
+        url=call,
         http={"--method": method, "--header": header, "--secret-header": secret_header},
         is_command=command,
         command={"--env": env, "--secret-env": secret_env, "--cwd": cwd},
@@ -264,8 +264,8 @@ def read_handler(
 ) -> str | dict[str, Any]:
     """What the job calls, from the options that were given: exactly one of a task, a URL and a command."""
     if url is not None and is_command:
-        raise InvalidInput("handler", "give --url or --command, not both")
-    for options, owner, is_owner in ((http, "--url", url is not None), (command, "--command", is_command)):
+        raise InvalidInput("handler", "give --call or --command, not both")
+    for options, owner, is_owner in ((http, "--call", url is not None), (command, "--command", is_command)):
         if not is_owner and (stray := [option for option, value in options.items() if value]):
             raise InvalidInput(stray[0], f"is for {owner}")
     handler: dict[str, Any]
@@ -281,7 +281,7 @@ def read_handler(
         }
     elif url is not None:
         if words:
-            raise InvalidInput("handler", f"give --url or the name of a task, not both: {words[0][:100]!r}")
+            raise InvalidInput("handler", f"give --call or the name of a task, not both: {words[0][:100]!r}")
         handler = {
             "type": "http",
             "url": url,
@@ -292,7 +292,7 @@ def read_handler(
     else:
         if len(words) != 1:
             what = f"got several: {' '.join(words)[:100]!r}" if words else "nothing to call was given"
-            raise InvalidInput("handler", f"must be the name of one task, or use --url or --command; {what}")
+            raise InvalidInput("handler", f"must be the name of one task, or use --call or --command; {what}")
         return words[0]
     return handler
 
