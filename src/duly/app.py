@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import fields, replace
 from datetime import datetime
 from functools import cached_property
@@ -25,6 +25,8 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 #: What a job calls: a task, its name, or an object that names an HTTP endpoint or a command.
 Callee = str | Callable[..., Any] | Mapping[str, Any]
+#: How an app gets at its store; closed with the connections of the event loop that needed it.
+Opening = Callable[["Duly"], AbstractAsyncContextManager[Operations]]
 _POLICY_FIELDS = {field.name for field in fields(Policy)}
 _JOB_FIELDS = {
     "name", "payload_ref", "timezone", "start_at", "end_at", "max_runs", "queue", "priority", "dedupe_key", "labels",
@@ -47,6 +49,7 @@ class Duly:
         #: Jobs that the code itself declares (`@app.cron`); workers register them when they start.
         self.declared: dict[str, JobRequest] = {}
         self._policies: dict[tuple[object, ...], tuple[Policy, Policy]] = {}
+        self._opening: Opening = _open_operations
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
         self._bridge: _Bridge | None = None
         self._bridge_lock = threading.Lock()
@@ -253,8 +256,18 @@ class Duly:
         loop = asyncio.get_running_loop()
         connection = self._open.get(loop)
         if connection is None:
-            connection = self._open[loop] = _Connection()
+            connection = self._open[loop] = _Connection(self._opening)
         return await connection.operations(self)
+
+    def redirect(self, opening: Opening) -> Callable[[], None]:
+        """Use the store that `opening` opens instead, until the returned function is called. For `duly.testing`."""
+        before = self._opening, self._open
+        self._opening, self._open = opening, WeakKeyDictionary()
+
+        def restore() -> None:
+            self._opening, self._open = before
+
+        return restore
 
     async def close(self) -> None:
         """Close this event loop's connections."""
@@ -276,10 +289,17 @@ class Duly:
         await self.close()
 
 
+@asynccontextmanager
+async def _open_operations(app: Duly) -> AsyncIterator[Operations]:
+    async with open_store(app.settings) as store:
+        yield await Operations.open(store.pool, app.settings, local_handlers=app.tasks.keys())
+
+
 class _Connection:
     """The store as one event loop holds it open."""
 
-    def __init__(self) -> None:
+    def __init__(self, opening: Opening) -> None:
+        self._opening = opening
         self._stack = AsyncExitStack()
         self._lock = asyncio.Lock()
         self._operations: Operations | None = None
@@ -287,8 +307,7 @@ class _Connection:
     async def operations(self, app: Duly) -> Operations:
         async with self._lock:
             if self._operations is None:
-                store = await self._stack.enter_async_context(open_store(app.settings))
-                self._operations = await Operations.open(store.pool, app.settings, local_handlers=app.tasks.keys())
+                self._operations = await self._stack.enter_async_context(self._opening(app))
         return self._operations
 
     async def close(self) -> None:

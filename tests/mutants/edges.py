@@ -212,7 +212,7 @@ MUTANTS = (
     Mutant(
         "a-pool-for-one",
         "a test of a year takes a connection from a pool for each statement",
-        "testing/turns.py",
+        "testing/single_connection.py",
         "async def _fetch(",
         "async def _not_used(",
         ("testing/test_testing.py::TestTime::test_what_takes_turns_goes_over_one_connection",),

@@ -11,9 +11,9 @@ async def test_weekly_digest(duly_test):
     assert len(await duly_test.advance(weeks=52)) == 52
 ```
 
-The data flows: `server` makes a store → `virtual` moves its clock from event to event and lets the product's firer and
-the `hands` (a worker that is told when) do what is due; `binding` brings the user's apps to the store. `schedules`
-needs none of that.
+Read in this order: `server` makes a store; `virtual` moves its clock from event to event and lets the product's firer
+and the `stepped_worker` do what is due at each; `binding` redirects the user's apps to that store. `clock` and
+`single_connection` serve `virtual`. `schedules` stands alone: it needs no store.
 """
 
 from importlib.util import find_spec

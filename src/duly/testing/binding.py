@@ -1,9 +1,10 @@
-"""Apps on the test's store: what they submit, and from wherever, goes there and nowhere else."""
+"""Apps on the test's store: all that they submit, from whichever event loop, goes there and nowhere else."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 from duly.app import Duly
 from duly.config import Settings
@@ -12,56 +13,43 @@ from duly.store.pool import Pool
 
 
 class Binding:
-    """Gives apps their operations for as long as a test runs.
+    """Redirects apps to the test's store for as long as a test runs.
 
-    An app asks for its operations whenever it needs its store, from the event loop it is called on, and that question
-    is answered here instead. Other loops than the test's (such as that of `submit_sync`) get connections of their own,
-    because connections belong to a loop, with the same clock.
+    Event loops other than the test's (such as that of `submit_sync`) get connections of their own, because connections
+    belong to a loop, with the same clock.
     """
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
+        self._pool = pool
         self._settings = settings
-        self._clock = pool.clock
         self._home = asyncio.get_running_loop()
-        self._pools = {self._home: pool}
-        self._locks: dict[asyncio.AbstractEventLoop, asyncio.Lock] = {}
-        self._apps: list[Duly] = []
+        self._others: set[asyncio.AbstractEventLoop] = set()
+        self._apps: list[tuple[Duly, Callable[[], None]]] = []
 
     def bind(self, app: Duly) -> None:
-        if any(app is bound for bound in self._apps):
-            return
-        known: dict[asyncio.AbstractEventLoop, Operations] = {}
-
-        async def operations() -> Operations:
-            loop = asyncio.get_running_loop()
-            async with self._locks.setdefault(loop, asyncio.Lock()):
-                if loop not in known:
-                    pool = await self._pool_of(loop)
-                    known[loop] = await Operations.open(pool, self._settings, local_handlers=app.tasks.keys())
-            return known[loop]
-
-        async def close() -> None:
-            loop = asyncio.get_running_loop()
-            known.pop(loop, None)
-            if loop is not self._home and (pool := self._pools.pop(loop, None)) is not None:
-                await pool.close()
-
-        # Before the class's own, for this app alone.
-        app.__dict__.update(operations=operations, close=close)
-        self._apps.append(app)
+        if all(app is not bound for bound, _ in self._apps):
+            self._apps.append((app, app.redirect(self._opening)))
 
     async def close(self) -> None:
-        """The apps are what they were."""
-        for app in self._apps:
-            del app.__dict__["operations"], app.__dict__["close"]
-        for loop, pool in self._pools.items():
-            if loop is not self._home and loop.is_running():
-                with suppress(RuntimeError):  # it ended meanwhile
-                    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pool.close(), loop))
+        """Gives the apps their own stores back."""
+        for app, restore in self._apps:
+            await app.close()
+            for loop in self._others:
+                if loop.is_running():
+                    with suppress(RuntimeError):  # the loop ended meanwhile
+                        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(app.close(), loop))
+            restore()
 
-    async def _pool_of(self, loop: asyncio.AbstractEventLoop) -> Pool:
-        if loop not in self._pools:
-            pool = await Pool.connect(self._pools[self._home].url, size=2)
-            pool.clock = self._clock
-            self._pools[loop] = pool
-        return self._pools[loop]
+    @asynccontextmanager
+    async def _opening(self, app: Duly) -> AsyncIterator[Operations]:
+        loop = asyncio.get_running_loop()
+        if loop is self._home:
+            yield await Operations.open(self._pool, self._settings, local_handlers=app.tasks.keys())
+            return
+        self._others.add(loop)
+        pool = await Pool.connect(self._pool.url, size=2)
+        pool.clock = self._pool.clock
+        try:
+            yield await Operations.open(pool, self._settings, local_handlers=app.tasks.keys())
+        finally:
+            await pool.close()

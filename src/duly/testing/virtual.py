@@ -30,10 +30,10 @@ from duly.store import cluster
 from duly.store.pool import Pool
 from duly.testing.binding import Binding
 from duly.testing.clock import VirtualClock
-from duly.testing.hands import Hands
 from duly.testing.server import StoreServer, running_server
+from duly.testing.single_connection import SingleConnection
 from duly.testing.statements import testing_statement
-from duly.testing.turns import Turns
+from duly.testing.stepped_worker import SteppedWorker
 from duly.worker.handler.task import Task
 
 _NAME = "duly.testing"
@@ -51,7 +51,9 @@ _PAGE = 1000
 class DulyTest:
     """A store of its own, an app on it, and the time. See docs/testing.md."""
 
-    def __init__(self, pool: Turns, clock: VirtualClock, settings: Settings, binding: Binding, epoch: int) -> None:
+    def __init__(
+        self, pool: SingleConnection, clock: VirtualClock, settings: Settings, binding: Binding, epoch: int
+    ) -> None:
         self._pool = pool
         self._clock = clock
         self._binding = binding
@@ -62,7 +64,7 @@ class DulyTest:
         self._loader = Loader(pool, self._future, interval=settings.reread_seconds, changed=lambda: None)
         self._firer.lead(Term(0, epoch))
         self._loader.lead(0)
-        self._hands = Hands(pool, self._tasks, settings)
+        self._worker = SteppedWorker(pool, self._tasks, settings)
         self._operations = Operations(pool, settings, shard_count=1)
         self._loop = asyncio.get_running_loop()
         self._steps = 0
@@ -92,11 +94,11 @@ class DulyTest:
             settings = Settings.model_construct(database_url=url)
             binding = Binding(pool, settings)
             stack.push_async_callback(binding.close)
-            turns = await Turns.on(pool)
-            stack.push_async_callback(turns.close)
-            test = cls(turns, clock, settings, binding, await _lead(pool))
-            stack.push_async_callback(test._hands.close)
-            await _join(pool, test._hands.worker_id, "worker")
+            single = await SingleConnection.on(pool)
+            stack.push_async_callback(single.close)
+            test = cls(single, clock, settings, binding, await _lead(pool))
+            stack.push_async_callback(test._worker.close)
+            await _join(pool, test._worker.worker_id, "worker")
             if app is not None:
                 test.use(app)
             if start is not None:
@@ -173,13 +175,13 @@ class DulyTest:
         if asyncio.get_running_loop() is not self._loop:
             raise DulyError("the fixture was set up on another event loop: give fixtures and tests the same loop scope")
         passes = 0
-        errors = self._hands.errors
+        errors = self._worker.errors
         errors.clear()
         due, queues = await self._step(target)
         while due or queues:
             if due:
                 await self._fire(due)
-            await self._hands.work(queues)
+            await self._worker.work(queues)
             if raise_errors and errors:
                 raise errors[0]
             before = self.now

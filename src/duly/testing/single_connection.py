@@ -1,4 +1,4 @@
-"""One connection for the parts that take turns."""
+"""A pool that sends every statement over one connection."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import asyncpg
 from duly.store.pool import Pool, connection_options, translated_errors
 
 
-class Turns(Pool):
-    """A store's pool whose statements all go over one connection.
+class SingleConnection(Pool):
+    """For the firer, claimer and completer of a test, which work one after the other.
 
-    Firer, claimer and completer of a test work one after the other. To take a connection from a pool for each of their
-    statements costs more (50 µs) than the statement's way there and back (35 µs), and a year has 40,000 of them.
+    Taking a connection from a pool costs 50 µs per statement, more than the statement's round trip (35 µs), and a
+    virtual year has 40,000 statements. Transactions still use the connections of `pool`.
     """
 
     def __init__(self, pool: Pool, connection: asyncpg.Connection[asyncpg.Record]) -> None:
         super().__init__(pool._pool, pool.url)
         self.clock = pool.clock
         self._connection = connection
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
     @classmethod
-    async def on(cls, pool: Pool) -> Turns:
+    async def on(cls, pool: Pool) -> SingleConnection:
         with translated_errors(pool.url):
             return cls(pool, await asyncpg.connect(pool.url, timeout=30, **connection_options(pool.url)))
 
     async def _fetch(self, sql: str, args: Sequence[Any], timeout: float | None = None) -> list[asyncpg.Record]:
-        async with self._turn:
+        async with self._lock:
             return await self._connection.fetch(sql, *args, timeout=timeout)
 
     async def close(self) -> None:
-        """The connection alone: the pool is its owner's."""
+        """Closes this connection only; `pool` belongs to its maker."""
         await self._connection.close()

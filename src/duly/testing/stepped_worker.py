@@ -1,6 +1,6 @@
-"""The worker of a test: the product's claimer, executor and completer, each told when to do its one pass.
+"""The worker of a test: the product's claimer, executor and completer, each doing one pass when told to.
 
-It keeps no leases: its claims cannot run out, because no time passes while they are held.
+Leases are not extended, because no time passes while a claim is held, so none can expire.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _CONCURRENCY = 100
 _STOP_SECONDS = 5.0
 
 
-class Hands:
-    """Serves every queue in which there is something to do, unlike a worker, which is told its queues at its start."""
+class SteppedWorker:
+    """Serves every queue that holds work, unlike a real worker, which is given its queues when it starts."""
 
     def __init__(self, pool: Pool, tasks: Mapping[str, Task], settings: Settings) -> None:
         self.worker_id: UUID = uuid4()
         self._pool = pool
         self._settings = settings
-        #: What handlers raised, in order.
+        #: The errors that handlers raised, in order.
         self.errors: list[Exception] = []
         self._executor = _RememberingExecutor(tasks, pool.clock, self._ended, errors=self.errors)
         self._completer = Completer(pool, self._recorded)
@@ -40,7 +40,7 @@ class Hands:
         self._idle = asyncio.Event()
 
     async def work(self, queues: Collection[str]) -> None:
-        """One claim, its handlers, and the record of what they came to."""
+        """Claims once, runs the handlers of that claim, and records their outcomes."""
         if not self._queues.issuperset(queues):
             self._queues.update(queues)
             self._claimer = self._claim_from(self._queues)
@@ -48,7 +48,7 @@ class Hands:
         if len(self._executor):
             self._idle.clear()
             await self._idle.wait()
-        # Not by the completer's own loop, which tries for ever: a test wants to see why nothing is recorded.
+        # Not by the completer's own loop, which retries for ever: a test must see the error of a failed record.
         while await self._completer.run_once() == 0.0:
             pass
 
@@ -81,17 +81,17 @@ class Hands:
             self._executor.start(run)
 
     def _ended(self, run: ClaimedRun, outcome: Outcome | None) -> None:
-        assert outcome is not None  # that would be a lost lease
+        assert outcome is not None  # None would mean a lost lease
         self._completer.add(outcome)
         if not len(self._executor):
             self._idle.set()
 
     def _recorded(self, count: int) -> None:
-        self._completer.take_emptied()  # there is no lease to let go
+        self._completer.take_emptied()  # there is no lease to release
 
 
 class _RememberingExecutor(Executor):
-    """The outcome of a run holds its error as text; a test wants to see the error itself."""
+    """Keeps the exceptions themselves: the outcome of a run holds its error only as text."""
 
     def __init__(self, tasks: Mapping[str, Task], clock: Clock, report: Report, *, errors: list[Exception]) -> None:
         super().__init__(tasks, clock, report, threads=_CONCURRENCY)
