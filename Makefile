@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format bench bench-peers torture mutants clean
+.PHONY: help demo test check format docs bench bench-peers torture mutants clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -30,6 +30,9 @@ check: $(VENV)/.ready ## format, lint, types, import direction
 format: $(VENV)/.ready ## put the code into its one format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(VENV)/.ready ## write docs/settings.md from the code
+	$(BIN)/python scripts/settings_table.py > docs/settings.md
 
 bench: $(VENV)/.ready ## measure, beside a raw-SQL loop of the same statements
 	$(BIN)/duly bench

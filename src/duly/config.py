@@ -34,91 +34,122 @@ class Settings(BaseSettings):
     )
 
     database_url: str | None = Field(
-        None, repr=False, description="PostgreSQL address; unset: an embedded PostgreSQL under home"
+        None, repr=False, description="address of the PostgreSQL database; unset: an embedded PostgreSQL in home"
     )
-    home: Path | None = Field(None, description="where the embedded PostgreSQL keeps its data")
-    pgbouncer: bool = Field(False, description="the address is a pooler in transaction mode")
-    direct_url: str | None = Field(None, repr=False, description="address for LISTEN when database_url is a pooler")
+    home: Path | None = Field(None, description="folder of the embedded PostgreSQL; unset: one per user")
+    pgbouncer: bool = Field(False, description="database_url is a pooler in transaction mode")
+    direct_url: str | None = Field(
+        None, repr=False, description="direct address of PostgreSQL, for LISTEN, if database_url is a pooler"
+    )
     coordinator: str = Field(
         "postgres",
         repr=False,
-        description="who elects shard leaders: postgres, postgres-advisory, etcd://… or zookeeper://…",
+        description="service that elects shard leaders: postgres, postgres-advisory, etcd://… or zookeeper://…",
     )
-    dispatch: str = Field("postgres", repr=False, description="how runs travel to workers")
-    shards: int = Field(64, ge=1, le=4096, description="fixed when the store is created")
-    pool_size: int = Field(4, ge=1, le=1000, description="connections per process")
+    dispatch: str = Field("postgres", repr=False, description="transport of runs to workers; only postgres exists")
+    shards: int = Field(64, ge=1, le=4096, description="number of shards; fixed when the store is created")
+    pool_size: int = Field(4, ge=1, le=1000, description="database connections per process")
 
-    leader_lease_seconds: float = Field(5, gt=0, description="a crashed scheduler's shards move after this long")
-    worker_lease_seconds: float = Field(15, gt=0, description="a crashed worker's runs are taken back after this long")
-    heartbeat_seconds: float | None = Field(None, gt=0, description="how often leases are extended; default: lease / 3")
-    poll_seconds: float = Field(1, gt=0, description="how often an idle worker looks without being told to")
-    notifications: bool = Field(True, description="LISTEN for new work; off: polling and re-reading alone")
+    leader_lease_seconds: float = Field(
+        5, gt=0, description="lease of a scheduler; the shards of a crashed one move to another after this time"
+    )
+    worker_lease_seconds: float = Field(
+        15, gt=0, description="lease of a worker; the runs of a crashed one are rescued after this time"
+    )
+    heartbeat_seconds: float | None = Field(
+        None, gt=0, description="interval at which workers extend their leases; unset: a third of the lease"
+    )
+    poll_seconds: float = Field(
+        1, gt=0, description="interval at which an idle worker looks for work without a notification"
+    )
+    notifications: bool = Field(
+        True, description="use LISTEN and NOTIFY for new work; off: only polling and re-reading"
+    )
 
-    misfire_grace_seconds: float = Field(10, ge=0, description="later than this, an occurrence is missed")
+    misfire_grace_seconds: float = Field(10, ge=0, description="an occurrence that is later than this counts as missed")
     fire_ahead_seconds: float = Field(
         0.5, ge=0, le=30, description="how long before its time an occurrence is put into the queue; 0: at its time"
     )
     catch_up_window_seconds: int | None = Field(
-        None, ge=0, description="missed occurrences older than this do not run, for recurring jobs that say nothing"
+        None,
+        ge=0,
+        description="missed occurrences older than this do not run, for jobs that set no catch_up_window_seconds",
     )
     catch_up_per_second: float = Field(
-        1000, ge=0, description="how many missed occurrences a scheduler releases per second; 0: no limit"
+        1000, ge=0, description="missed occurrences that a scheduler releases per second; 0: no limit"
     )
-    horizon_seconds: float = Field(600, ge=10, description="how much of the future schedulers hold in memory")
-    reread_seconds: float = Field(60, gt=0, description="how often schedulers re-read the near future")
+    horizon_seconds: float = Field(600, ge=10, description="how far ahead schedulers hold due times in memory")
+    reread_seconds: float = Field(
+        60, gt=0, description="interval at which schedulers re-read the near future from the store"
+    )
 
-    concurrency: int = Field(100, ge=1, le=100_000, description="runs a worker process holds at once")
+    concurrency: int = Field(
+        100, ge=1, le=100_000, description="maximum number of runs that a worker process holds at once"
+    )
     missing_task_seconds: float = Field(
-        600, ge=0, description="a run whose task no live worker has had for so long goes to the dead letters"
+        600, ge=0, description="a run goes to the dead letters after no live worker has had its task for this time"
     )
-    shutdown_grace_seconds: float = Field(30, ge=0, description="how long running handlers may finish at shutdown")
+    shutdown_grace_seconds: float = Field(30, ge=0, description="time that running handlers have to finish at shutdown")
 
-    handler_pool_size: int = Field(10, ge=1, le=1000, description="connections for ctx.transaction() in one worker")
+    handler_pool_size: int = Field(10, ge=1, le=1000, description="connections per worker for ctx.transaction()")
     process_slots: int | None = Field(
-        None, ge=1, le=1000, description="handlers with isolation='process' that run at once; default: one a core"
+        None,
+        ge=1,
+        le=1000,
+        description="maximum number of handlers with isolation='process' that run at once; unset: one per core",
     )
-    allow_commands: bool = Field(False, description="whether this worker runs jobs whose handler is a command")
-    worker_tenants: str = Field("", description="tenants whose runs a worker takes, by commas; empty: everybody's")
+    allow_commands: bool = Field(False, description="let this worker run jobs whose handler is a command")
+    worker_tenants: str = Field(
+        "", description="tenants whose runs a worker takes, separated by commas; empty: all tenants"
+    )
     pass_env: str = Field(
-        "", description="environment variables that commands get of the worker's besides PATH, HOME and the like"
+        "",
+        description="variables of the worker's environment that commands get besides PATH, HOME and the like, "
+        "separated by commas",
     )
     command_user: str | None = Field(
-        None, description="the account that commands run as (USER or USER:GROUP; needs root); default: the worker's"
+        None, description="account that commands run as (USER or USER:GROUP; needs root); unset: the worker's own"
     )
     ledger_retention_seconds: int = Field(
-        7 * 86400, ge=0, description="how long a completed idempotency key of one's own is remembered"
+        7 * 86400,
+        ge=0,
+        description="how long the ledger keeps the idempotency key of a completed run, for jobs with a key template",
     )
 
     egress_allow: str = Field(
-        "", description="networks and hosts that HTTP targets may reach although they are private, by commas"
+        "", description="private networks and hosts that HTTP targets may reach, separated by commas"
     )
-    http_connect_timeout_seconds: float = Field(10, gt=0, description="for connecting to an HTTP target")
+    http_connect_timeout_seconds: float = Field(10, gt=0, description="timeout of connecting to an HTTP target")
     http_response_max_bytes: int = Field(
-        1024 * 1024, ge=0, description="how much of an HTTP target's answer is read; the rest is not"
+        1024 * 1024, ge=0, description="maximum number of bytes read of an HTTP target's response; the rest is not read"
     )
     webhook_secret: str | None = Field(
         None,
         repr=False,
-        description="what tenants' secrets for signing HTTP calls are derived from (whsec_…; several by commas while "
-        "rotating); default: the store's. See: duly webhook-secret",
+        description="secret from which the tenants' secrets for signing HTTP calls are derived (whsec_…; several, "
+        "separated by commas, while rotating); unset: the store's own. See: duly webhook-secret",
     )
 
     tenant_max_jobs: int | None = Field(
-        None, ge=0, description="active and paused jobs a tenant may have, where `duly tenant set` says nothing"
+        None,
+        ge=0,
+        description="maximum number of active and paused jobs per tenant, unless `duly tenant set` sets it",
     )
     requests_per_second: float | None = Field(
-        None, gt=0, description="API requests a second and key, where `duly tenant set` says nothing"
+        None, gt=0, description="API requests per second, per key, unless `duly tenant set` sets it; unset: no limit"
     )
-    payload_max_bytes: int = Field(256 * 1024, ge=1, description="largest payload")
-    batch_max_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="largest body of a bulk submit")
-    require_keys: bool = Field(False, description="the API takes keys of the store only, and no local key")
+    payload_max_bytes: int = Field(256 * 1024, ge=1, description="maximum size of a payload")
+    batch_max_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="maximum size of the body of a bulk submit")
+    require_keys: bool = Field(False, description="the API accepts only keys of the store, no local key")
     open_api: bool = Field(
-        False, description="the API needs no key while the store has none: everybody on this machine may use it"
+        False, description="the API needs no key while the store has none: every user of this machine may use it"
     )
-    api_hosts: str = Field("", description="names the API is reached by, by commas, where keys are needed; empty: any")
-    host: str = Field("127.0.0.1", description="address the API binds to")
-    port: int = Field(8080, ge=0, le=65535, description="port the API binds to; 0: any free one")
-    log_level: str = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    api_hosts: str = Field(
+        "", description="host names that the API accepts, separated by commas, where keys are needed; empty: any"
+    )
+    host: str = Field("127.0.0.1", description="address that the API binds to")
+    port: int = Field(8080, ge=0, le=65535, description="port that the API binds to; 0: any free port")
+    log_level: str = Field("INFO", description="minimum level of log messages: DEBUG, INFO, WARNING or ERROR")
 
     def changed(self, **changes: Any) -> Settings:
         """With what flags of a command say."""
@@ -151,7 +182,7 @@ class Settings(BaseSettings):
         if self.open_api and self.allow_commands:
             raise ValueError(
                 "an open API (--open, DULY_OPEN_API) and commands (--allow-commands, DULY_ALLOW_COMMANDS) do not go "
-                "together: everybody who reaches the port could run programs as you. Leave one of them away"
+                "together: everybody who reaches the port could run programs as you. Turn one of them off"
             )
         if self.open_api and self.require_keys:
             raise ValueError("open_api (DULY_OPEN_API) and require_keys (DULY_REQUIRE_KEYS) contradict each other")
@@ -165,7 +196,7 @@ class Settings(BaseSettings):
             return
         if self.coordinator != "postgres-advisory":
             raise ValueError(
-                f"coordinator (DULY_COORDINATOR) is {_word(self.coordinator)}, which is none: use "
+                f"coordinator (DULY_COORDINATOR): {_word(self.coordinator)} is not a coordinator; use "
                 "postgres, postgres-advisory, etcd://host:2379[,host:2379], etcds://… or "
                 "zookeeper://host:2181[,host:2181][/path]"
             )
