@@ -155,7 +155,7 @@ _SEARCH = (
     "cluster/test_fight.py",
     "policies/",
     "store/test_overlap.py",
-    "sql/test_sql_door.py",
+    "sql/test_same_as_python.py",
     "store/test_strangers_locks.py",
     "simulation/",
     "torture/test_torture.py",

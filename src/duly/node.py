@@ -16,13 +16,13 @@ from duly.cluster.making import make_coordinator
 from duly.config import Settings
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.leader import LeaderService
-from duly.maintenance.newcomers import Newcomers
 from duly.maintenance.partitions import Partitions
 from duly.maintenance.rescuer import Rescuer
+from duly.maintenance.sql_submits import SqlSubmits
 from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
 from duly.maintenance.zone_keeper import ZoneKeeper
-from duly.operations.adopting import plan_newcomer
+from duly.operations.sql_submits import plan_sql_submit
 from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
 from duly.scheduler.governor import Governor
@@ -94,9 +94,9 @@ class SchedulerNode:
             told=lambda: self.notifier is not None and self.notifier.hearing,
             untold=untold_seconds(settings),
         )
-        newcomers = Newcomers(
+        sql_submits = SqlSubmits(
             pool,
-            plan=lambda job: plan_newcomer(job, settings),
+            plan=lambda job: plan_sql_submit(job, settings),
             told=self.notifier is not None,
             tenant_max_jobs=settings.tenant_max_jobs,
             payload_max_bytes=settings.payload_max_bytes,
@@ -107,7 +107,7 @@ class SchedulerNode:
             Unparker(pool),
             Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
             Guardian(pool),
-            newcomers,
+            sql_submits,
             zone_keeper := ZoneKeeper(pool),
         ]
         self.coordinator = make_coordinator(
@@ -115,7 +115,7 @@ class SchedulerNode:
         )
         if self.notifier is not None:
             self.notifier.listen("duly_due", self.loader.heard)
-            self.notifier.listen("duly_submitted", lambda _: newcomers.wake())
+            self.notifier.listen("duly_submitted", lambda _: sql_submits.wake())
             self.notifier.listen("duly_zones", lambda _: zone_keeper.wake())
             self.notifier.listen("duly_shards", lambda _: self.coordinator.wake())
         self._services: list[Service] = [*self.upkeep, self.firer, self.catching_up, self.loader, self.coordinator]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import asyncpg
 
-from duly.store.pool import Executor, Pool
+from duly.store.pool import Pool, Querier
 
 T = TypeVar("T")
 
@@ -32,8 +32,8 @@ class HeldPool(Pool):
         await self.hold()
         return await super().row(name, *args)
 
-    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
-        async def held(within: Executor) -> T:
+    async def together(self, work: Callable[[Querier], Awaitable[T]]) -> T:
+        async def held(within: Querier) -> T:
             result = await work(_HeldWithin(within, self))  # type: ignore[arg-type]
             await self.hold()  # before the commit
             return result
@@ -44,7 +44,7 @@ class HeldPool(Pool):
 class _HeldWithin:
     can_copy = False
 
-    def __init__(self, within: Executor, pool: HeldPool) -> None:
+    def __init__(self, within: Querier, pool: HeldPool) -> None:
         self._within = within
         self._pool = pool
 

@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 from duly.store import embedded, fires, maintenance, runs
 from duly.store.ids import new_job_ids, shard_of
 from duly.store.jobs import NewJob, submit
-from duly.store.pool import Executor, Pool
+from duly.store.pool import Pool, Querier
 from duly.store.runs import Claim, ClaimedRun, Succeeded
 
 SHARDS = 64
@@ -58,7 +58,7 @@ async def put_now(pool: Pool, count: int, **changes: Any) -> list[NewJob]:
 
 
 async def take(
-    pool: Executor,
+    pool: Querier,
     *,
     worker_id: UUID | None = None,
     limit: int = 1000,
@@ -88,7 +88,7 @@ async def lead(pool: Pool, shard: int) -> int:
     return won[shard]
 
 
-async def fire_now(pool: Executor, *, shard: int, epoch: int, batch: fires.Fires) -> fires.Fired:
+async def fire_now(pool: Querier, *, shard: int, epoch: int, batch: fires.Fires) -> fires.Fired:
     """Fire, by a look at the jobs as they are now, unless the batch has been fired before."""
     if not batch.versions:
         seen = {job.job_id: job.version for job in await fires.due(pool, job_ids=batch.job_ids)}

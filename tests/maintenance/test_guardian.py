@@ -82,7 +82,7 @@ class TestGrace:
         await pool.query("update duly.jobs set next_run_at = duly.now() where job_id = $1", jobs[0].job_id)
         now[0] += 2
         await guardian.run_once()
-        assert guardian.repaired == {"unplanned": 1}
+        assert guardian.repaired == {"stalled": 1}
         assert await notes(pool, jobs[0]) == []
         assert await notes(pool, jobs[1]) == ["repaired"]
 
@@ -99,7 +99,7 @@ class TestGrace:
         assert guardian.repaired == {"claim": 1}
 
 
-class TestUnplanned:
+class TestStalled:
     async def test_an_active_job_with_nothing_planned_goes_on_from_its_next_occurrence(
         self, pool: Pool, guardian: Guardian, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -115,9 +115,9 @@ class TestUnplanned:
         assert (found["status"], found["next_run_at"]) == ("active", now + timedelta(minutes=30))
         assert str(job.job_id) in caplog.text
         assert await notes(pool, job) == ["repaired"]
-        assert guardian.repaired == {"unplanned": 1}
+        assert guardian.repaired == {"stalled": 1}
         await look_twice(guardian)
-        assert guardian.repaired == {"unplanned": 1}
+        assert guardian.repaired == {"stalled": 1}
 
     async def test_leaders_hear_of_it(self, pool: Pool, guardian: Guardian, settings: Settings) -> None:
         job = due_job(pool, pool.clock.now(), schedule="every 1s", policy='{"overlap":"parallel"}')

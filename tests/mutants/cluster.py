@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant(
         "acquire-unseen-epoch",
         "two nodes that saw the same take the same shard",
-        "store/sql/cluster/claim_term.sql",
+        "store/sql/cluster/acquire.sql",
         " and s.epoch = w.epoch",
         "",
         ("store/test_terms.py",),

@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "looks-from-the-first-claim",
         "while a snapshot is held, each end of a serial run walks over all claims there ever were",
-        "store/sql/runs/line.sql",
+        "store/sql/jobs/put_in_order.sql",
         "from duly.live_claims c",
         "from duly.claims c",
         ("store/test_held_snapshots.py::test_dead_claims_do_not_make_looks_long",),

@@ -306,7 +306,7 @@ MUTANTS = (
     Mutant(
         "costly-unless-changed",
         "a job that was changed while it was planned is paused for its cost",
-        "store/sql/jobs/park_costly.sql",
+        "store/sql/fires/park_costly.sql",
         "and xmin = f.version and next_run_at",
         "and next_run_at",
         ("scheduler/test_costly.py",),

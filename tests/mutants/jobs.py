@@ -284,7 +284,7 @@ MUTANTS = (
     Mutant(
         "park-without-epoch",
         "a deposed leader parks jobs",
-        "store/sql/jobs/park.sql",
+        "store/sql/fires/park.sql",
         "and epoch = $2 for share",
         "and $2::int is not null for share",
         ("store/test_fires.py::test_only_the_leader_parks_and_only_what_stands_where_it_saw_it",),
@@ -292,7 +292,7 @@ MUTANTS = (
     Mutant(
         "park-what-has-moved",
         "a job is parked for an occurrence that has fired",
-        "store/sql/jobs/park.sql",
+        "store/sql/fires/park.sql",
         " and next_run_at = f.expected",
         "",
         ("store/test_fires.py::test_only_the_leader_parks_and_only_what_stands_where_it_saw_it",),
@@ -410,11 +410,11 @@ MUTANTS = (
         ("store/test_announcing.py::test_a_submit_by_sql",),
     ),
     Mutant(
-        "adopt-over-a-change",
+        "sql-submit-planned-over-a-change",
         "a job that was changed while it was planned loses the change",
-        "store/sql/newcomers/adopt.sql",
+        "store/sql/sql_submits/write_plans.sql",
         " and version = f.version and status",
         " and status",
-        ("store/test_versions.py::test_a_newcomer_that_was_planned",),
+        ("store/test_versions.py::test_an_sql_submit_that_was_planned",),
     ),
 )

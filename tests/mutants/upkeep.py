@@ -138,7 +138,7 @@ MUTANTS = (
     Mutant(
         "line-lets-all-go",
         "two of a line run at once",
-        "store/sql/runs/line.sql",
+        "store/sql/jobs/put_in_order.sql",
         "bool_or(active) as active",
         "false as active",
         ("store/test_overlap.py::test_overlap_holds_over_random_histories",),
@@ -146,7 +146,7 @@ MUTANTS = (
     Mutant(
         "line-forgets-who-is-last",
         "a fire does not see who stands last",
-        "store/sql/runs/line.sql",
+        "store/sql/jobs/put_in_order.sql",
         "set extra_at = line.last",
         "set extra_at = j.extra_at",
         ("store/test_overlap.py::test_overlap_holds_over_random_histories",),
@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         "line-unmarked",
         "one that stands before others does not let them go",
-        "store/sql/runs/line.sql",
+        "store/sql/jobs/put_in_order.sql",
         "set flags = r.flags::int | 8",
         "set flags = r.flags",
         ("store/test_overlap.py::test_overlap_holds_over_random_histories",),
@@ -162,7 +162,7 @@ MUTANTS = (
     Mutant(
         "line-seen-at-its-ends-only",
         "the end of a run lets one go beside another that stands in the middle of the line",
-        "store/sql/runs/line.sql",
+        "store/sql/jobs/put_in_order.sql",
         "r.state = 'queued' and r.flags::int & 8 = 8",
         "r.state = 'queued' and r.flags::int & 8 = 8 and false",
         ("store/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
@@ -170,7 +170,7 @@ MUTANTS = (
     Mutant(
         "line-read-whole",
         "the end of each run reads the whole line",
-        "store/sql/runs/line.sql",
+        "store/sql/jobs/put_in_order.sql",
         "where not $2::boolean",
         "where not $2::boolean and (select count(*) >= 0 from duly.runs x where x.job_id = asked.job_id)",
         ("store/test_overlap.py::test_the_end_of_a_run_costs_no_more_in_a_long_line",),
@@ -202,7 +202,7 @@ MUTANTS = (
     Mutant(
         "line-tells-nobody",
         "the next of a line waits for a poll",
-        "store/sql/runs/line.sql",
+        "store/sql/jobs/put_in_order.sql",
         "from ordered where state = 'queued') q",
         "from ordered where false) q",
         ("store/test_announcing.py",),
@@ -245,7 +245,7 @@ MUTANTS = (
         "store/sql/maintenance/replan.sql",
         "case when j.kind <> 'once' or j.last_run_at is null then f.next_run_at end",
         "f.next_run_at",
-        ("maintenance/test_guardian.py::TestUnplanned",),
+        ("maintenance/test_guardian.py::TestStalled",),
     ),
     Mutant(
         "guardian-doubles-the-running",
@@ -260,7 +260,7 @@ MUTANTS = (
     Mutant(
         "guardian-ends-the-extended",
         "a lease is ended that was extended since",
-        "store/sql/maintenance/expire.sql",
+        "store/sql/maintenance/expire_claims.sql",
         " and held.lease_until = seen.lease_until",
         "",
         ("maintenance/test_guardian.py::TestClaims",),

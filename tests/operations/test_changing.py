@@ -23,7 +23,7 @@ from duly.operations import Operations
 from duly.store import jobs as jobs_store
 from duly.store import runs
 from duly.store.jobs import ChangedJob, NewJob
-from duly.store.pool import Executor, Pool
+from duly.store.pool import Pool, Querier
 from duly.timing import forget_zones
 from harness.scheduler import DAY, HOUR, MINUTE, SECOND, START, FrozenScheduler, moments
 from harness.store import count, due_job, succeeded, take
@@ -350,7 +350,7 @@ class TestStates:
     ) -> None:
         real = jobs_store.change
 
-        async def slowly(store: Executor, changed: ChangedJob) -> Job | None:
+        async def slowly(store: Querier, changed: ChangedJob) -> Job | None:
             await scheduler.step(START + MINUTE)
             return await real(store, changed)
 

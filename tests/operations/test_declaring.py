@@ -19,7 +19,7 @@ from duly.maintenance.unparker import Unparker
 from duly.model import Job, JobRequest, Policy
 from duly.operations import Operations
 from duly.store import runs
-from duly.store.pool import Executor, Pool
+from duly.store.pool import Pool, Querier
 from duly.store.runs import ClaimedRun, Requeued
 from duly.timing import forget_zones
 from harness.held import HeldPool
@@ -214,7 +214,7 @@ class TestRunsThatWait:
         await scheduler.step(START + MINUTE)
         change = jobs.change
 
-        async def and_a_run_comes_back(store: Executor, changed: jobs.ChangedJob) -> Job | None:
+        async def and_a_run_comes_back(store: Querier, changed: jobs.ChangedJob) -> Job | None:
             answer = await change(store, changed)
             await store.connection.execute("update duly.runs set queue = 'a'")  # type: ignore[attr-defined]
             return answer

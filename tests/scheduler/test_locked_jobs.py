@@ -11,15 +11,15 @@ from typing import Any
 import asyncpg
 import pytest
 
-from duly.maintenance.newcomers import Newcomers
+from duly.maintenance.sql_submits import SqlSubmits
 from duly.model import JobRequest
 from duly.operations import Operations
 from duly.scheduler.backlog import TOUCHED_PAUSE_US
 from duly.store import jobs as jobs_store
-from duly.store import maintenance, newcomers, runs
+from duly.store import maintenance, runs, sql_submits
 from duly.store.jobs import NewJob
-from duly.store.newcomers import Adoption
 from duly.store.pool import InTransaction, Pool
+from duly.store.sql_submits import PlannedSubmit
 from harness.scheduler import HOUR, MINUTE, SECOND, START, FrozenScheduler, spread
 from harness.store import count, due_job, eventually, put, succeeded, take
 
@@ -235,7 +235,7 @@ async def test_upkeep_goes_on_with_the_others(pool: Pool) -> None:
     held, free = (due_job(pool, now + HOUR) for _ in range(2))
     await put(pool, held, free)
     await pool.query("update duly.jobs set next_run_at = null")
-    found = await maintenance.unplanned(pool, job_ids=[held.job_id, free.job_id])
+    found = await maintenance.stalled(pool, job_ids=[held.job_id, free.job_id])
     async with locked(pool, held):
         planned = [(job, now + HOUR, None) for job in found]
         assert await soon(maintenance.replan(pool, planned)) == [free.job_id]
@@ -256,19 +256,19 @@ async def test_runs_that_were_lost_come_back_once_their_job_is_free(pool: Pool) 
 async def test_what_came_in_through_sql_is_planned_without_the_one_that_is_locked(
     pool: Pool, operations: Operations
 ) -> None:
-    def plan(job: Any) -> Adoption:
-        return Adoption(job.job_id, job.version, next_run_at=pool.clock.now() + HOUR)
+    def plan(job: Any) -> PlannedSubmit:
+        return PlannedSubmit(job.job_id, job.version, next_run_at=pool.clock.now() + HOUR)
 
     for name in ("held", "free"):
         await pool.query("select duly.submit(name => $1, handler => 'noop', schedule => '@hourly')", name)
-    (jobs, _) = await newcomers.read(pool, page=10)
+    (jobs, _) = await sql_submits.read(pool, page=10)
     held = next(job for job in jobs if job.name == "held")
-    service = Newcomers(pool, plan=plan, told=True)
+    service = SqlSubmits(pool, plan=plan, told=True)
     async with locked(pool, due_job(pool, DUE, job_id=held.job_id)):
         wait = await soon(service.work())
         assert wait is not None
         assert wait > 0, "not without a pause"
-        assert [job.name for job in (await newcomers.read(pool, page=10))[0]] == ["held"]
+        assert [job.name for job in (await sql_submits.read(pool, page=10))[0]] == ["held"]
     assert await service.work() is None
     assert (await jobs_store.get(pool, job_id=held.job_id, tenant="default")) is not None
 

@@ -175,7 +175,7 @@ class Model:
         """A statement of a transaction: either it takes locks, or its writes are there at the commit."""
         if transaction.broken:
             raise Refused("the transaction was given up")
-        if name == "jobs/lock_free":
+        if name == "jobs/lock_available":
             free = sorted(job_id for job_id in set(args[0]) - self._locked_jobs() if job_id in self.jobs)
             transaction.jobs.update(free)
             rows = [Row(job_id=job_id) for job_id in free]
@@ -338,11 +338,11 @@ class Model:
     def lease_stands(self, node_id: UUID | None) -> bool:
         return node_id in self.nodes and self.nodes[node_id].lease_until > self._now()
 
-    def cluster_acquire(self, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> list[Row]:
+    def cluster_acquire(self, node_id: UUID, shards: Sequence[int], epochs: Sequence[int], elected: bool) -> list[Row]:
         won = []
         for number, epoch in zip(shards, epochs, strict=True):
             shard = self.shards[number]
-            free = shard.node_id is None or shard.node_id == node_id or not self.lease_stands(shard.node_id)
+            free = elected or shard.node_id is None or shard.node_id == node_id or not self.lease_stands(shard.node_id)
             if shard.epoch == epoch and free and self.lease_stands(node_id):
                 self.shards[number] = Shard(epoch + 1, node_id)
                 self.events.append(("led", number, epoch + 1, node_id, shard.node_id))
@@ -608,7 +608,7 @@ class Model:
             self._tell("duly_work", "default")
         return [Row(live=live, served=served or None, told=0)]
 
-    def jobs_park(self, *args: Any) -> list[Row]:
+    def fires_park(self, *args: Any) -> list[Row]:
         self.events.append(("parked", args[2], args[4]))
         return []
 
@@ -756,7 +756,7 @@ class Model:
             if ordinal not in claim.released and (one.job_id, one.scheduled_at) not in self.history
         ]
 
-    def runs_line(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
+    def jobs_put_in_order(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
         told = 0
         for job_id in job_ids:
             held = [

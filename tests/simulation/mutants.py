@@ -95,17 +95,17 @@ class RequeueForgets(Model):
 class WaitersForgotten(Model):
     """The end of a run lets nobody go, and upkeep looks for nobody who waits."""
 
-    def runs_line(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
+    def jobs_put_in_order(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
         return [Row(told=0)]
 
 
 class Steals(Model):
     """A shard is taken from whoever leads it, by a node that now and then sees nobody but itself."""
 
-    def cluster_acquire(self, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> list[Row]:
+    def cluster_acquire(self, node_id: UUID, shards: Sequence[int], epochs: Sequence[int], elected: bool) -> list[Row]:
         everybody, self.nodes = self.nodes, {one: node for one, node in self.nodes.items() if one == node_id}
         try:
-            return super().cluster_acquire(node_id, shards, epochs)
+            return super().cluster_acquire(node_id, shards, epochs, elected)
         finally:
             self.nodes = everybody
 

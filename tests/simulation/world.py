@@ -52,11 +52,11 @@ STATEMENTS = {
     "scheduler": [
         "cluster/join", "cluster/beat", "cluster/beat", "cluster/acquire", "cluster/acquire", "cluster/hand_over",
         "fires/load", "fires/due", "fires/on_time", "fires/on_time", "fires/fire", "fires/fire", "fires/release",
-        "maintenance/lock_expired", "maintenance/rescue", "jobs/lock_free", "runs/line", "commit",
+        "maintenance/lock_expired", "maintenance/rescue", "jobs/lock_available", "jobs/put_in_order", "commit",
     ],
     "worker": [
         "runs/claim", "runs/claim", "runs/claim", "runs/complete", "runs/complete", "runs/requeue", "runs/bury",
-        "runs/heartbeat", "runs/heartbeat", "jobs/lock_free", "runs/line", "commit",
+        "runs/heartbeat", "runs/heartbeat", "jobs/lock_available", "jobs/put_in_order", "commit",
     ],
 }  # fmt: skip
 

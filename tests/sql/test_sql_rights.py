@@ -30,7 +30,7 @@ grant select (store_id, shard_count, tenant_max_jobs, payload_max_bytes) on duly
 grant insert, select (job_id, shard, tenant, status, queue, priority, dedupe_key, fingerprint, next_run_at, last_run_at)
     on duly.jobs to {role};
 grant insert, select (job_id, queue) on duly.runs to {role};
-grant insert on duly.unplanned to {role};
+grant insert on duly.sql_submits to {role};
 grant select (job_id, tenant, shown_status) on duly.job_status to {role};
 grant select (job_ids) on duly.claims to {role};
 grant select (job_id, scheduled_at) on duly.history to {role};

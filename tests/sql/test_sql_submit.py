@@ -80,7 +80,7 @@ async def test_a_rollback_leaves_nothing(caller: asyncpg.Connection[asyncpg.Reco
         await begun.start()
         await submit(caller, **arguments)
         await begun.rollback()
-    assert [await count(pool, table) for table in ("jobs", "runs", "unplanned")] == [0, 0, 0]
+    assert [await count(pool, table) for table in ("jobs", "runs", "sql_submits")] == [0, 0, 0]
 
 
 async def test_it_runs_like_any_other(
@@ -169,7 +169,7 @@ async def test_a_recurring_job_is_planned_and_fires_within_a_second(
     await eventually(fired, seconds=10)
     rows = await pool.query("select min(scheduled_at) as first from duly.runs where job_id = $1", UUID(job_id))
     assert rows[0]["first"] == job.created_at + timedelta(seconds=1)
-    assert await count(pool, "unplanned") == 0
+    assert await count(pool, "sql_submits") == 0
 
 
 async def test_it_becomes_what_python_would_have_made_of_it(
@@ -221,7 +221,7 @@ async def test_what_only_python_can_refuse_is_paused_with_the_reason(
     job_id = await submit(caller, **arguments)
 
     async def looked_at() -> bool:
-        return await count(pool, "unplanned") == 0
+        return await count(pool, "sql_submits") == 0
 
     await eventually(looked_at)
     job = await operations.get_job(job_id)
@@ -276,7 +276,7 @@ async def test_a_job_that_is_cancelled_before_it_was_planned_stays_so(
     job_id = await submit(caller, schedule="every 1h")
     await operations.cancel(job_id)
     async with running_scheduler(pool, settings):
-        await eventually(lambda: count_is(pool, "unplanned", "true", 0))
+        await eventually(lambda: count_is(pool, "sql_submits", "true", 0))
     job = await operations.get_job(job_id)
     assert (job.status, job.next_run_at) == ("cancelled", None)
 
@@ -347,7 +347,7 @@ async def test_a_wrong_argument_is_an_exception_that_names_the_field(
         await submit(caller, **arguments)
     assert caught.value.column_name == field
     assert len(str(caught.value)) < 400
-    assert [await count(pool, table) for table in ("jobs", "runs", "unplanned")] == [0, 0, 0]
+    assert [await count(pool, table) for table in ("jobs", "runs", "sql_submits")] == [0, 0, 0]
 
 
 async def test_nul_infinity_and_broken_json_cannot_even_be_asked_for(
@@ -429,7 +429,7 @@ async def test_the_same_key_and_arguments_are_the_same_job_before_and_after_it_w
         first = await submit(caller, payload={"b": 1, "a": 2}, dedupe_key=key, **arguments)
         assert await submit(caller, payload={"a": 2, "b": 1}, dedupe_key=key, **arguments) == first
     async with running_scheduler(pool, settings):
-        await eventually(lambda: count_is(pool, "unplanned", "true", 0))
+        await eventually(lambda: count_is(pool, "sql_submits", "true", 0))
     again = await submit(caller, payload={"a": 2, "b": 1}, dedupe_key=str({"schedule": "PT15M"}), schedule="PT15M")
     assert await count(pool, "jobs") == 3
     assert await count(pool, "jobs", "job_id = $1", UUID(again)) == 1
@@ -459,7 +459,7 @@ async def test_a_hundred_pairs_of_twins_at_the_same_moment_are_a_hundred_jobs(da
         answers = await asyncio.gather(*(one(number, twin) for number in range(100) for twin in range(2)))
     assert all(answers[at] == answers[at + 1] for at in range(0, 200, 2))
     assert await count(pool, "jobs") == 100
-    assert await count(pool, "runs") == await count(pool, "unplanned") == 50
+    assert await count(pool, "runs") == await count(pool, "sql_submits") == 50
 
 
 async def test_a_tenants_limit_holds(
@@ -485,7 +485,7 @@ async def test_the_snippets_of_the_manual_run(
     assert len(snippets) >= 5
     for snippet in snippets:
         await caller.execute(snippet)
-    await eventually(lambda: count_is(pool, "unplanned", "true", 0))
+    await eventually(lambda: count_is(pool, "sql_submits", "true", 0))
     assert await count(pool, "jobs") >= 5
     assert await count(pool, "jobs", "status = 'paused'") == 0
     # The rights that the manual names are enough.

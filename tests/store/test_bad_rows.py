@@ -23,14 +23,14 @@ from duly.api.server import create_app
 from duly.config import Settings
 from duly.errors import DataRefused, DulyError, StoreUnavailable
 from duly.maintenance.guardian import Guardian
-from duly.maintenance.newcomers import Newcomers
 from duly.maintenance.rescuer import Rescuer
+from duly.maintenance.sql_submits import SqlSubmits
 from duly.maintenance.unparker import Unparker
 from duly.model import Policy
 from duly.node import running_scheduler
 from duly.operations import Operations
-from duly.operations.adopting import plan_newcomer
 from duly.operations.dead_letters import DeadLetterFilter
+from duly.operations.sql_submits import plan_sql_submit
 from duly.scheduler.firer import Firer
 from duly.store import dead_letters, maintenance, runs
 from duly.store.dead_letters import Filter
@@ -114,7 +114,7 @@ class Stand:
                 # The database itself will not have it there: nothing to be afraid of.
                 await self.pool.query("delete from duly.jobs where job_id = $1", job_id)
                 await self.pool.query("delete from duly.runs where job_id = $1", job_id)
-                await self.pool.query("delete from duly.unplanned where job_id = $1", job_id)
+                await self.pool.query("delete from duly.sql_submits where job_id = $1", job_id)
                 await self.pool.query("delete from duly.parked where job_id = $1", job_id)
         assert len(self.bad) > 80
 
@@ -168,11 +168,11 @@ async def test_what_came_in_through_sql_is_planned_beside_what_cannot_be(
         "from generate_series(1, $1)", SIZE,
     )  # fmt: skip
     await stand.spoil([row["job_id"] for row in made])
-    newcomers = Newcomers(pool, plan=lambda job: plan_newcomer(job, settings), told=True)
-    newcomers.lead(True)
-    while await newcomers.run_once() is not None:
+    service = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, settings), told=True)
+    service.lead(True)
+    while await service.run_once() is not None:
         pass
-    assert await count(pool, "unplanned") == 0
+    assert await count(pool, "sql_submits") == 0
     rows = await stand.rows()
     assert {rows[job_id]["status"] for job_id in stand.innocent} == {"active"}
     for job_id, spoilt in stand.bad.items():
@@ -621,7 +621,7 @@ async def test_the_guardian_repairs_beside_one_that_the_database_refuses(
     assert {row["job_id"] for row in await pool.query("select job_id from duly.jobs where next_run_at is null")} == {
         bad
     }
-    assert guardian.repaired["unplanned"] == 39
+    assert guardian.repaired["stalled"] == 39
     assert f"{bad}: " in caplog.text
     await allow()
     for _ in range(2):

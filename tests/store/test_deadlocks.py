@@ -9,7 +9,7 @@ import pytest
 from duly.errors import StoreUnavailable
 from duly.store import fires, maintenance, runs
 from duly.store.jobs import submit
-from duly.store.pool import Executor, Pool
+from duly.store.pool import Pool, Querier
 from duly.store.runs import Buried, Requeued, Succeeded
 from harness.store import count, due_job, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
 
@@ -106,7 +106,7 @@ async def test_several_statements_are_done_again_from_the_first(losing: Pool) ->
     await put_now(losing, 1)
     asked = 0
 
-    async def work(within: Executor) -> int:
+    async def work(within: Querier) -> int:
         nonlocal asked
         asked += 1
         claim = await take(within)

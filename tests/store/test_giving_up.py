@@ -12,7 +12,7 @@ from duly.errors import StoreUnavailable
 from duly.store import jobs as jobs_store
 from duly.store import pool as pool_module
 from duly.store import runs
-from duly.store.pool import Executor, Pool
+from duly.store.pool import Pool, Querier
 from harness.proxy import Proxy
 from harness.store import due_job, eventually, put, put_now, take
 
@@ -32,7 +32,7 @@ async def test_whatever_was_given_up_does_not_stay_in_the_queue_of_a_lock(
     stranger, watching = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
 
     async def pause() -> None:
-        async def work(within: Executor) -> None:
+        async def work(within: Querier) -> None:
             await jobs_store.pause(within, job_id=job.job_id, tenant="default", reason=None)
 
         if how == "statement":

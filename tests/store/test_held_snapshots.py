@@ -138,7 +138,7 @@ async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
             *(shard, epoch, ids[:1], [due], [due + HOUR], ["skip"], [100], ids[:1], [due], [0], [1]),
             *([], [], [], [], [], [seen_as.version]),
         ),
-        "runs/line": (ids[:1], True),
+        "jobs/put_in_order": (ids[:1], True),
         "runs/cancel": (run.job_id, run.scheduled_at),
         "runs/heartbeat": (ME, 60.0, [claim.claim_id]),
         "runs/complete": (*names, (1,), (2,), (None,), (0,), ()),
@@ -148,13 +148,13 @@ async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
         "jobs/end_runs": (cancelled.job_id, cancelled.tenant, True),
         "dead_letters/let_go": ([run.job_id], [run.scheduled_at]),
         "progress/prune": (100,),
-        "cluster/status": (),
+        "cluster/node_statuses": (),
         "cluster/forget_nodes": (1.0, 100, 100),
         "maintenance/free_waiting": (1000,),
         "maintenance/expired": (1000, None, True),
         "maintenance/lock_expired": ([claim.claim_id], 100),
-        "maintenance/expire": ([claim.claim_id], [pool.clock.now()]),
-        "maintenance/unattended": (0.0, 100),
+        "maintenance/expire_claims": ([claim.claim_id], [pool.clock.now()]),
+        "maintenance/unattended_claims": (0.0, 100),
     }
 
     async def costs(times: int = TIMES) -> dict[str, tuple[int, float]]:
@@ -169,7 +169,7 @@ async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
         assert len(await seen(pool)) == 5
     for name in looks:
         print(f"{name}: (pages, ms) {before[name]}, with {CLAIMS} dead {slow[name]}, from the floor on {after[name]}")
-    assert slow["runs/line"][0] > 10 * before["runs/line"][0]
+    assert slow["jobs/put_in_order"][0] > 10 * before["jobs/put_in_order"][0]
     assert [name for name in looks if after[name][0] > 3 * before[name][0] + 10] == []
     if CLAIMS >= 100_000:
         assert [name for name in looks if after[name][1] > 3 * before[name][1]] == []

@@ -31,7 +31,7 @@ from harness.living import live
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
 # What is asked over a caller's connection, whose search_path may be anything.
 OVER_ANOTHERS = (
-    "cluster/handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates", "jobs/submit", "store/joining",
+    "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates", "jobs/submit", "store/joining",
     "tenants/count_new", "tenants/room", "tenants/take",
 )  # fmt: skip
 OWN = {"search_path": "pg_catalog"}

@@ -240,7 +240,7 @@ class History:
     ) -> tuple[list[tuple[object, ...]], object]:
         undone = connection.transaction()
         await undone.start()
-        await connection.fetch(statement("runs/line"), [self.job.job_id], whole)
+        await connection.fetch(statement("jobs/put_in_order"), [self.job.job_id], whole)
         standing = await connection.fetch(
             "select scheduled_at, state from duly.runs where job_id = $1 order by 1", self.job.job_id
         )
@@ -404,7 +404,7 @@ async def test_the_end_of_a_run_costs_no_more_in_a_long_line(
         undone = connection.transaction()
         await undone.start()
         rows = await connection.fetch(
-            f"explain (analyze, buffers, timing off) {statement('runs/line')}", [job.job_id], False
+            f"explain (analyze, buffers, timing off) {statement('jobs/put_in_order')}", [job.job_id], False
         )
         await undone.rollback()
         buffers = next(row[0] for row in rows if "Buffers:" in row[0])

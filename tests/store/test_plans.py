@@ -288,14 +288,14 @@ async def test_rescue_probes_history_and_jobs_by_key(full_pool: Pool) -> None:
 
 async def test_a_jobs_runs_are_listed_newest_first_without_sorting_its_history(full_pool: Pool) -> None:
     job = (await ids(full_pool, 1))[0]
-    for plan in await plans_of(full_pool, "history/job_runs", job, datetime(9999, 1, 1, tzinfo=UTC), 100):
+    for plan in await plans_of(full_pool, "history/job_run_times", job, datetime(9999, 1, 1, tzinfo=UTC), 100):
         assert_index_only_access(plan)
 
 
 async def test_explaining_looks_at_one_job_only(full_pool: Pool) -> None:
     job = (await ids(full_pool, 1))[0]
     first, last = NOW - timedelta(days=1), NOW + timedelta(days=1)
-    for plan in await plans_of(full_pool, "history/between", job, first, last, 1000, 0):
+    for plan in await plans_of(full_pool, "history/records_between", job, first, last, 1000, 0):
         assert_index_only_access(plan)
     async with full_pool.transaction() as transaction:
         # The log is short here; what must hold is that the index is there and usable when it is long.
@@ -306,9 +306,9 @@ async def test_explaining_looks_at_one_job_only(full_pool: Pool) -> None:
 
 
 async def test_recent_runs_come_from_the_end_of_the_index(full_pool: Pool) -> None:
-    for plan in await plans_of(full_pool, "history/recent", "default", 50, 2_000, 200):
+    for plan in await plans_of(full_pool, "history/recent_runs", "default", 50, 2_000, 200):
         assert_index_only_access(plan)
-    for plan in await plans_of(full_pool, "history/page", uuid4(), [NOW] * 100, 4_000_000):
+    for plan in await plans_of(full_pool, "history/runs_page", uuid4(), [NOW] * 100, 4_000_000):
         assert_index_only_access(plan)
 
 

@@ -45,7 +45,7 @@ SECONDS = float(os.environ.get("DULY_TEST_ERRORS_SECONDS", "0"))
 # Refused data are held against a job here; elsewhere they are one more error.
 BLAMING = (
     "fires/",
-    "newcomers/adopt",
+    "sql_submits/write_plans",
     "runs/complete",
     "runs/requeue",
     "runs/bury",
@@ -231,7 +231,7 @@ class Life:
             await eventually(lambda: self._ended(clean), seconds=60)
         except TimeoutError:
             print(f"expected: {self.expected}")
-            for table in ("history", "runs", "claims", "catch_ups", "unplanned", "parked"):
+            for table in ("history", "runs", "claims", "catch_ups", "sql_submits", "parked"):
                 for row in await clean.query(f"select * from duly.{table}"):
                     print(table, dict(row))
             raise
@@ -251,7 +251,9 @@ class Life:
             self.injector.chance = 0.0
 
     async def _quiet(self, clean: Pool) -> bool:
-        return not sum([await count(clean, table) for table in ("runs", "claims", "catch_ups", "unplanned", "parked")])
+        return not sum(
+            [await count(clean, table) for table in ("runs", "claims", "catch_ups", "sql_submits", "parked")]
+        )
 
     async def _check(self, clean: Pool) -> None:
         rows = await clean.query("select job_id, status, count(*)::int as runs from duly.history group by 1, 2")

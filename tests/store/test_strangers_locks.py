@@ -40,7 +40,7 @@ STRONG = ("SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE")
 # Tables that a fire, a claim and a success can do without, in whatever way they are locked.
 NOT_NEEDED = {
     "api_keys", "attempts", "attempts_default", "catch_ups", "dead_letters", "job_changes", "keys", "ledger", "parked",
-    "progress", "tenant_jobs", "tenants", "unplanned",
+    "progress", "tenant_jobs", "tenants", "sql_submits",
 }  # fmt: skip
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 from uuid import UUID, uuid4
 
 import asyncpg
@@ -26,21 +25,21 @@ async def test_only_an_elected_node_takes_a_shard_from_a_living_leader(pool: Poo
     leader, other = await node(pool), await node(pool)
     assert await cluster.acquire(pool, node_id=leader, shards=[3], epochs=[0]) == {3: 1}
     assert await cluster.acquire(pool, node_id=other, shards=[3], epochs=[1]) == {}
-    assert await cluster.claim_term(pool, node_id=other, shards=[3], epochs=[1]) == {3: 2}
+    assert await cluster.acquire(pool, node_id=other, shards=[3], epochs=[1], elected=True) == {3: 2}
     assert await count(pool, "terms", "shard = 3") == 2
 
 
 async def test_an_election_that_was_seen_under_an_older_epoch_wins_nothing(pool: Pool) -> None:
     leader, other = await node(pool), await node(pool)
-    assert await cluster.claim_term(pool, node_id=leader, shards=[3, 4], epochs=[0, 0]) == {3: 1, 4: 1}
-    assert await cluster.claim_term(pool, node_id=other, shards=[3, 4], epochs=[0, 1]) == {4: 2}
+    assert await cluster.acquire(pool, node_id=leader, shards=[3, 4], epochs=[0, 0], elected=True) == {3: 1, 4: 1}
+    assert await cluster.acquire(pool, node_id=other, shards=[3, 4], epochs=[0, 1], elected=True) == {4: 2}
 
 
 async def test_of_many_nodes_that_believe_they_were_elected_one_wins_each_shard(pool: Pool) -> None:
     nodes = [await node(pool) for _ in range(8)]
     shards = list(range(64))
     won = await asyncio.gather(
-        *(cluster.claim_term(pool, node_id=each, shards=shards, epochs=[0] * 64) for each in nodes)
+        *(cluster.acquire(pool, node_id=each, shards=shards, epochs=[0] * 64, elected=True) for each in nodes)
     )
     taken = [shard for each in won for shard in each]
     assert len(taken) == len(set(taken))
@@ -48,11 +47,11 @@ async def test_of_many_nodes_that_believe_they_were_elected_one_wins_each_shard(
     assert await count(pool, "terms") == len(taken)
 
 
-@pytest.mark.parametrize("take", [cluster.acquire, cluster.claim_term])
-async def test_a_node_without_a_lease_takes_nothing(pool: Pool, take: Any) -> None:
+@pytest.mark.parametrize("elected", [False, True])
+async def test_a_node_without_a_lease_takes_nothing(pool: Pool, elected: bool) -> None:
     late = await node(pool, lease=-1)
-    assert await take(pool, node_id=late, shards=[3], epochs=[0]) == {}
-    assert await take(pool, node_id=uuid4(), shards=[3], epochs=[0]) == {}
+    assert await cluster.acquire(pool, node_id=late, shards=[3], epochs=[0], elected=elected) == {}
+    assert await cluster.acquire(pool, node_id=uuid4(), shards=[3], epochs=[0], elected=elected) == {}
 
 
 async def test_a_beat_that_had_to_wait_does_not_take_a_lease_for_ended_that_was_extended_meanwhile(pool: Pool) -> None:

@@ -6,10 +6,10 @@ from typing import Any
 from uuid import UUID
 
 from duly.operations.revising import revise
-from duly.store import fires, jobs, maintenance, newcomers
+from duly.store import fires, jobs, maintenance, sql_submits
 from duly.store.jobs import ChangedJob
-from duly.store.newcomers import Adoption
 from duly.store.pool import Pool
+from duly.store.sql_submits import PlannedSubmit
 from harness.store import count, due_job, fire_now, fire_of, hours_ago, lead, put
 
 
@@ -46,18 +46,18 @@ async def test_a_parked_job_that_goes_on(pool: Pool) -> None:
     assert await count(pool, "jobs", "status = 'paused' and next_run_at is null") == 1
 
 
-async def test_a_newcomer_that_was_planned(pool: Pool) -> None:
+async def test_an_sql_submit_that_was_planned(pool: Pool) -> None:
     rows = await pool.query("select duly.submit('noop', schedule => 'every 1h') as job_id")
     job_id: UUID = rows[0]["job_id"]
-    ((job,), _) = await newcomers.read(pool, page=10)
+    ((job,), _) = await sql_submits.read(pool, page=10)
     await touch(pool)
 
-    def planned(version: int) -> Adoption:
-        return Adoption(job_id, version, "interval", "every 1h", None, hours_ago(-1))
+    def planned(version: int) -> PlannedSubmit:
+        return PlannedSubmit(job_id, version, "interval", "every 1h", None, hours_ago(-1))
 
-    assert await newcomers.adopt(pool, [planned(job.version)], gone=[]) == {}
-    assert await count(pool, "unplanned") == 1, "it is read and planned again"
-    assert await newcomers.adopt(pool, [planned(job.version + 1)], gone=[]) == {job_id: None}
+    assert await sql_submits.write_plans(pool, [planned(job.version)], gone=[]) == {}
+    assert await count(pool, "sql_submits") == 1, "it is read and planned again"
+    assert await sql_submits.write_plans(pool, [planned(job.version + 1)], gone=[]) == {job_id: None}
 
 
 async def test_a_change_of_the_timing_while_the_job_fires(pool: Pool) -> None:

@@ -87,7 +87,7 @@ class MemberCoordinator(Coordinator):
 
     async def _take(self, shards: list[int], epochs: list[int]) -> dict[int, int]:
         """Raise the epochs of shards whose leader is not alive. Returns the new ones of those that were won."""
-        return await rows.claim_term(self._pool, node_id=self.node_id, shards=shards, epochs=epochs)
+        return await rows.acquire(self._pool, node_id=self.node_id, shards=shards, epochs=epochs, elected=True)
 
     async def _join(self) -> None:
         """Become a member."""

@@ -88,10 +88,10 @@ class Guardian(LeaderService):
 
     async def _repair_jobs(self) -> None:
         ripe = self._ripe()
-        unplanned = [suspect.job_id for suspect in ripe if suspect.problem == "unplanned"]
-        if unplanned:
+        stalled = [suspect.job_id for suspect in ripe if suspect.problem == "stalled"]
+        if stalled:
             jobs, turns = [], Turns()
-            for job in await maintenance.unplanned(self._pool, job_ids=unplanned):
+            for job in await maintenance.stalled(self._pool, job_ids=stalled):
                 jobs.append(_plan(job, self._pool.clock.now()))
                 await turns.give()
             replanned: list[UUID] = []
@@ -101,7 +101,7 @@ class Guardian(LeaderService):
 
             # One that the database refuses stays as it is and is found again; the others are repaired.
             refused = [(job.job_id, error) for (job, _, _), error in await without_the_bad(jobs, replan)]
-            self._count("unplanned", "repaired: active jobs with nothing planned (%d), planned anew: %s", replanned)
+            self._count("stalled", "repaired: active jobs with nothing planned (%d), planned anew: %s", replanned)
             if refused:
                 log.error("jobs with nothing planned stay so (%d): %s", len(refused), shown_refusals(refused))
         lost = [(suspect.job_id, suspect.scheduled_at) for suspect in ripe if suspect.scheduled_at is not None]

@@ -13,7 +13,7 @@ from duly.operations.rights import EVERYTHING, Rights
 from duly.operations.submitting import RESEND_SECONDS, SUBMIT_BATCH, Submitted, Submitting, check_rights
 from duly.store import ids, jobs
 from duly.store.jobs import NewJob
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 from duly.turns import Turns
 
 
@@ -116,7 +116,7 @@ class Batching(Submitting):
     ) -> list[Submitted | DulyError]:
         """In one transaction; with a limit, one that holds the tenant's row while it counts."""
 
-        async def store(within: Executor) -> list[Submitted | DulyError]:
+        async def store(within: Querier) -> list[Submitted | DulyError]:
             if limited:
                 await self._check_room(within, rows, limited)
             created: set[UUID] = set()
@@ -135,7 +135,7 @@ class Batching(Submitting):
         return await self._together(store, rows, limited)
 
     async def _settle(
-        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Executor
+        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Querier
     ) -> list[Submitted | DulyError]:
         """What each row came to. Those not stored have a dedupe_key that is taken; most are found in one look."""
         if len(created) == len(rows):

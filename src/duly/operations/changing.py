@@ -16,7 +16,7 @@ from duly.operations.rights import EVERYTHING, Rights
 from duly.states import ENDED_STATES, RunFlag
 from duly.store import jobs, runs
 from duly.store.jobs import ChangedJob
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 from duly.timing import forget_zones, plan_resume
 
 
@@ -76,7 +76,7 @@ class Changing(Looking):
         `retimes` says whether it may plan anew.
         """
 
-        async def write(within: Executor) -> tuple[Job | None, Job | None, ChangedJob | None]:
+        async def write(within: Querier) -> tuple[Job | None, Job | None, ChangedJob | None]:
             job = await jobs.get(within, job_id=job_id, tenant=tenant)
             now = self._pool.clock.now()
             if job is not None and retimes(job):
@@ -100,7 +100,7 @@ class Changing(Looking):
             # Somebody changed it between the look and the write: look again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
 
-    async def _plan_from(self, store: Executor, job_id: UUID) -> datetime:
+    async def _plan_from(self, store: Querier, job_id: UUID) -> datetime:
         """Now; where the database's clock has gone back, not before what the job has dealt with by the later time."""
         now = self._pool.clock.now()
         return max(now, await jobs.dealt_with_until(store, job_id=job_id) or now)

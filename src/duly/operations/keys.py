@@ -31,7 +31,7 @@ from duly.operations.base import Base
 from duly.operations.rights import NO_TENANT, ROLES, Rights, Role
 from duly.store import keys
 from duly.store.keys import GoodKey, StoredKey
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 log = logging.getLogger("duly.operations")
 
@@ -170,7 +170,7 @@ class Keys(Base):
 class _Ring:
     """What this process knows about keys, by the hash of the whole key."""
 
-    def __init__(self, store: Executor, settings: Settings) -> None:
+    def __init__(self, store: Querier, settings: Settings) -> None:
         self._store = store
         self._default_rate = settings.requests_per_second
         # Each with the moment until which it is believed.

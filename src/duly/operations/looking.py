@@ -15,7 +15,7 @@ from duly.errors import InvalidInput, NotFound, TooCostly
 from duly.model import DEFAULT_TENANT, Job, Run, parse_run_id
 from duly.operations.base import Base, timetable_of, to_job_id
 from duly.store import cluster, history, jobs, stores
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 from duly.timing import Fuel, render_key
 
 _FAR = datetime(9999, 12, 31, tzinfo=UTC)
@@ -47,7 +47,7 @@ class Page(Generic[Item]):
 
 
 class Looking(Base):
-    async def get_job(self, job_id: str, *, tenant: str = DEFAULT_TENANT, within: Executor | None = None) -> Job:
+    async def get_job(self, job_id: str, *, tenant: str = DEFAULT_TENANT, within: Querier | None = None) -> Job:
         """By its id."""
         job = await jobs.get(within or self._pool, job_id=to_job_id(job_id), tenant=tenant)
         if job is None:

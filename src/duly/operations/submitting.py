@@ -20,7 +20,7 @@ from duly.operations.base import Base
 from duly.operations.rights import EVERYTHING, Bounds, Rights
 from duly.store import cluster, copying, ids, jobs, tenants
 from duly.store.jobs import OWN_FIELDS, NewJob
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 from duly.timing import load_zone
 from duly.turns import Turns
 
@@ -53,7 +53,7 @@ class Submitting(Base):
         *,
         allow_unknown_handler: bool = False,
         rights: Rights = EVERYTHING,
-        within: Executor | None = None,
+        within: Querier | None = None,
     ) -> list[Submitted]:
         """Register jobs. All are checked before the first is stored; one that is wrong refuses them all."""
         bounds = await self._bounds({request.tenant for request in requests})
@@ -93,7 +93,7 @@ class Submitting(Base):
 
         return [one for stored in await asyncio.gather(*map(store, batches)) for one in stored]
 
-    async def _store(self, rows: Sequence[NewJob], now: datetime, within: Executor | None) -> list[Submitted]:
+    async def _store(self, rows: Sequence[NewJob], now: datetime, within: Querier | None) -> list[Submitted]:
         if within is None:
             created = await self._submit_surely(rows, now)
         elif copying.can_copy(within, rows):
@@ -103,7 +103,7 @@ class Submitting(Base):
         return await self._results(rows, created, now, within or self._pool)
 
     async def _results(
-        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Executor
+        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Querier
     ) -> list[Submitted]:
         if len(created) == len(rows):
             return [Submitted(row.job_id, created=True) for row in rows]
@@ -116,11 +116,11 @@ class Submitting(Base):
         return {tenant for tenant, known in (await self._known(asked)).items() if known.counted}
 
     async def _store_within_limits(
-        self, batches: Sequence[Sequence[NewJob]], now: datetime, within: Executor | None, limited: Collection[str]
+        self, batches: Sequence[Sequence[NewJob]], now: datetime, within: Querier | None, limited: Collection[str]
     ) -> list[Submitted]:
         """All of it or nothing, in one transaction."""
 
-        async def store(within: Executor) -> list[Submitted]:
+        async def store(within: Querier) -> list[Submitted]:
             await self._check_room(within, [row for batch in batches for row in batch], limited)
             results = []
             for batch in batches:
@@ -134,7 +134,7 @@ class Submitting(Base):
         return await self._together(store, [row for batch in batches for row in batch], limited)
 
     async def _together(
-        self, store: Callable[[Executor], Awaitable[T]], rows: Sequence[NewJob], limited: Collection[str]
+        self, store: Callable[[Querier], Awaitable[T]], rows: Sequence[NewJob], limited: Collection[str]
     ) -> T:
         """One transaction, sent again if its answer was lost: the ids are the same, so the second finds the first.
 
@@ -171,7 +171,7 @@ class Submitting(Base):
                     raise tenants.busy(tenant) from error
             yield
 
-    async def _check_room(self, within: Executor, rows: Sequence[NewJob], limited: Collection[str]) -> None:
+    async def _check_room(self, within: Querier, rows: Sequence[NewJob], limited: Collection[str]) -> None:
         """Refuse the jobs if they are more than their tenants may have. Locks those tenants: others of theirs wait."""
         # In one order, so that two such submits never wait for each other.
         for tenant in sorted(limited):
@@ -188,7 +188,7 @@ class Submitting(Base):
                 )
 
     async def _take_places(
-        self, within: Executor, rows: Sequence[NewJob], created: Collection[UUID], limited: Collection[str]
+        self, within: Querier, rows: Sequence[NewJob], created: Collection[UUID], limited: Collection[str]
     ) -> None:
         for tenant in sorted(limited):
             if taking := [row.job_id for row in rows if row.tenant == tenant and row.job_id in created]:
@@ -210,7 +210,7 @@ class Submitting(Base):
             return plain | {row.job_id for row in keyed if found[row.tenant, row.dedupe_key or ""][0] == row.job_id}
 
     async def _resolve_duplicates(
-        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Executor
+        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Querier
     ) -> list[Submitted]:
         """What the rows that were not stored came to: the job that has their dedupe_key, if its content is the same."""
         results = []

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Change:
         return None if reason is None else str(reason)
 
 
-async def of_job(store: Executor, *, job_id: UUID, limit: int) -> list[Change]:
+async def of_job(store: Querier, *, job_id: UUID, limit: int) -> list[Change]:
     """The newest `limit` changes of a job, oldest first."""
     rows = await store.fetch("changes/of_job", job_id, limit)
     changes = [Change(row["at"], row["what"], json.loads(row["detail"]) if row["detail"] else {}) for row in rows]

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import asyncpg
 
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 from duly.store.session import Session
 
 NOBODY = UUID(int=0)
@@ -64,18 +64,18 @@ class ShardStatus:
 
 
 async def join(
-    store: Executor, *, node_id: UUID, kind: str, name: str, version: str, lease_seconds: float, info: Mapping[str, Any]
+    store: Querier, *, node_id: UUID, kind: str, name: str, version: str, lease_seconds: float, info: Mapping[str, Any]
 ) -> None:
     await store.fetch("cluster/join", node_id, kind, name, version, lease_seconds, json.dumps(info))
 
 
-async def leave(store: Executor, *, node_id: UUID) -> int:
+async def leave(store: Querier, *, node_id: UUID) -> int:
     """End a node's lease and free its shards. Returns how many it led."""
     row = await store.row("cluster/leave", node_id)
     return int(row["freed"]) if row else 0
 
 
-async def beat(store: Executor, *, node_id: UUID, lease_seconds: float) -> View | None:
+async def beat(store: Querier, *, node_id: UUID, lease_seconds: float) -> View | None:
     """Extend a scheduler's lease and see the cluster. None: the store does not know this node (any more)."""
     row = await store.row("cluster/beat", node_id, lease_seconds)
     return None if row is None else _view(row)
@@ -104,39 +104,38 @@ def _view(row: asyncpg.Record) -> View:
     return View(row["now"], tuple(row["nodes"]), leaders, tuple(row["epochs"]), row["expires_in"])
 
 
-async def acquire(store: Executor, *, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> dict[int, int]:
-    """Begin terms by raising each shard's epoch from the one seen. Returns the new epochs of those that were won."""
-    rows = await store.fetch("cluster/acquire", node_id, shards, epochs)
+async def acquire(
+    store: Querier, *, node_id: UUID, shards: Sequence[int], epochs: Sequence[int], elected: bool = False
+) -> dict[int, int]:
+    """Begins terms by raising each shard's epoch from the one seen. Returns the new epochs of the shards it got.
+
+    `elected`: another coordinator has elected this node, so the shards are taken even from a node whose lease runs.
+    """
+    rows = await store.fetch("cluster/acquire", node_id, shards, epochs, elected)
     return {row["shard"]: row["epoch"] for row in rows}
 
 
-async def claim_term(store: Executor, *, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> dict[int, int]:
-    """As `acquire`, from whoever led them: for nodes that were elected elsewhere."""
-    rows = await store.fetch("cluster/claim_term", node_id, shards, epochs)
-    return {row["shard"]: row["epoch"] for row in rows}
-
-
-async def hand_over(store: Executor, *, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> None:
+async def hand_over(store: Querier, *, node_id: UUID, shards: Sequence[int], epochs: Sequence[int]) -> None:
     await store.fetch("cluster/hand_over", node_id, shards, epochs)
 
 
-async def node_statuses(store: Executor) -> list[NodeStatus]:
-    rows = await store.fetch("cluster/status")
+async def node_statuses(store: Querier) -> list[NodeStatus]:
+    rows = await store.fetch("cluster/node_statuses")
     return [NodeStatus(**{**row, "info": json.loads(row["info"])}) for row in rows]
 
 
-async def shard_statuses(store: Executor) -> list[ShardStatus]:
-    rows = await store.fetch("cluster/shards")
+async def shard_statuses(store: Querier) -> list[ShardStatus]:
+    rows = await store.fetch("cluster/shard_statuses")
     return [ShardStatus(**row) for row in rows]
 
 
-async def forget_terms(store: Executor, *, kept_seconds: float, most: int, limit: int) -> int:
+async def forget_terms(store: Querier, *, kept_seconds: float, most: int, limit: int) -> int:
     """Forget terms that ended so long ago; of each shard the last `most` are kept at most."""
     row = await store.row("cluster/forget_terms", kept_seconds, most, limit)
     return int(row["forgotten"]) if row else 0
 
 
-async def forget_nodes(store: Executor, *, kept_seconds: float, most: int, limit: int) -> int:
+async def forget_nodes(store: Querier, *, kept_seconds: float, most: int, limit: int) -> int:
     """Forget nodes that were last alive so long ago; `most` are kept at most. Not those that something kept names."""
     row = await store.row("cluster/forget_nodes", kept_seconds, most, limit)
     return int(row["forgotten"]) if row else 0
@@ -152,18 +151,18 @@ class Leader:
     now: datetime
 
 
-async def leader_of(store: Executor, *, shard: int) -> Leader:
-    row = await store.row("cluster/leader", shard)
+async def leader_of(store: Querier, *, shard: int) -> Leader:
+    row = await store.row("cluster/leader_of", shard)
     assert row is not None
     return Leader(**row)
 
 
-async def offer_handlers(store: Executor, names: Sequence[str]) -> None:
+async def offer_handlers(store: Querier, names: Sequence[str]) -> None:
     await store.fetch("cluster/offer_handlers", sorted(set(names)))
 
 
-async def known_handlers(store: Executor) -> list[str]:
-    return [row["name"] for row in await store.fetch("cluster/handlers")]
+async def known_handlers(store: Querier) -> list[str]:
+    return [row["name"] for row in await store.fetch("cluster/known_handlers")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +177,7 @@ class Offer:
     seconds_ago: float | None
 
 
-async def offer_of(store: Executor, *, task: str) -> Offer:
-    row = await store.row("cluster/offer", task)
+async def offer_of(store: Querier, *, task: str) -> Offer:
+    row = await store.row("cluster/offer_of", task)
     assert row is not None
     return Offer(**row)

@@ -17,7 +17,7 @@ from uuid import UUID
 
 from duly.model import to_micros
 from duly.store.jobs import OWN_FIELDS, NewJob
-from duly.store.pool import LARGE, Executor
+from duly.store.pool import LARGE, Querier
 
 JOB_COLUMNS = (
     "job_id", "shard", "payload", "name", "payload_ref", "next_run_at", "schedule",
@@ -47,15 +47,15 @@ _job_head = struct.Struct(">hi16sihiB").pack
 _run_head = struct.Struct(">hi16sih").pack
 
 
-def can_copy(store: Executor, jobs: Sequence[NewJob]) -> bool:
+def can_copy(store: Querier, jobs: Sequence[NewJob]) -> bool:
     """Few are quicker in one statement than in a transaction of several."""
     return len(jobs) >= LARGE and store.can_copy and all(job.dedupe_key is None for job in jobs)
 
 
-async def copy(store: Executor, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
+async def copy(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
     """Insert jobs that cannot be there yet: all of them, or none and an error. Returns their ids."""
 
-    async def work(within: Executor) -> None:
+    async def work(within: Querier) -> None:
         row = await within.row("jobs/clock")
         assert row is not None
         now: datetime = row["now"]

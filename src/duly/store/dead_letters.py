@@ -11,7 +11,7 @@ from uuid import UUID
 
 from duly.model import Attempt, DeadLetter, ErrorInfo
 from duly.store import jobs
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 from duly.store.reading import Reading
 
 #: Where one stands in the order of dead letters: buried_at, job_id, scheduled_at.
@@ -54,19 +54,19 @@ class Listed:
     stop: Place | None
 
 
-async def list_places(store: Executor, wanted: Filter, *, after: Place | None, limit: int) -> Listed:
+async def list_places(store: Querier, wanted: Filter, *, after: Place | None, limit: int) -> Listed:
     """The places of one page and of one letter more. It may end early, after so many that were looked at."""
     arguments = (*wanted.arguments(), *(after or (None, None, None)), limit, jobs.LOOKED_AT)
-    rows = [] if wanted.job_id is None else await store.fetch("dead_letters/list_of_job", *arguments)
+    rows = [] if wanted.job_id is None else await store.fetch("dead_letters/list_places_of_job", *arguments)
     if wanted.job_id is None or rows[0]["crowded"]:
-        rows = await store.fetch("dead_letters/list", *arguments)
+        rows = await store.fetch("dead_letters/list_places", *arguments)
     rows = [row for row in rows if row["job_id"] is not None]
     places = [(row["buried_at"], row["job_id"], row["scheduled_at"]) for row in rows]
     stop = places[-1] if rows and rows[-1]["stop"] else None
     return Listed([place for place, row in zip(places, rows, strict=True) if row["matches"]], stop)
 
 
-async def page(store: Executor, places: Sequence[Place], *, tenant: str, payload: bool = True) -> list[DeadLetter]:
+async def page(store: Querier, places: Sequence[Place], *, tenant: str, payload: bool = True) -> list[DeadLetter]:
     """These in this order, or as many of them as fit into a page; at least one. Without their payloads they have None
     instead."""
     if not places:
@@ -76,18 +76,18 @@ async def page(store: Executor, places: Sequence[Place], *, tenant: str, payload
     return [_to_letter(row) for row in rows]
 
 
-async def get(store: Executor, *, tenant: str, job_id: UUID, scheduled_at: datetime) -> DeadLetter | None:
+async def get(store: Querier, *, tenant: str, job_id: UUID, scheduled_at: datetime) -> DeadLetter | None:
     row = await store.row("dead_letters/get", tenant, job_id, scheduled_at)
     return None if row is None else _to_letter(row)
 
 
-async def count(store: Executor, wanted: Filter) -> int:
+async def count(store: Querier, wanted: Filter) -> int:
     row = await store.row("dead_letters/count", *wanted.arguments())
     return int(row["letters"]) if row else 0
 
 
 async def redrive(
-    store: Executor,
+    store: Querier,
     wanted: Filter,
     *,
     scheduled_at: datetime | None,
@@ -97,7 +97,7 @@ async def redrive(
 ) -> Worked:
     """Send one batch again, all or nothing. Those of jobs that are cancelled or gone are refused and stay."""
 
-    async def send(within: Executor) -> Worked:
+    async def send(within: Querier) -> Worked:
         picked = await _pick(within, wanted, scheduled_at, until, after, limit)
         if not picked:
             return Worked(0, 0, None)
@@ -115,7 +115,7 @@ async def redrive(
 
 
 async def purge(
-    store: Executor,
+    store: Querier,
     wanted: Filter,
     *,
     scheduled_at: datetime | None,
@@ -123,7 +123,7 @@ async def purge(
     after: Place | None,
     limit: int,
 ) -> Worked:
-    async def forget(within: Executor) -> Worked:
+    async def forget(within: Querier) -> Worked:
         picked = await _pick(within, wanted, scheduled_at, until, after, limit)
         if not picked:
             return Worked(0, 0, None)
@@ -137,7 +137,7 @@ async def purge(
 
 
 async def _pick(
-    within: Executor,
+    within: Querier,
     wanted: Filter,
     scheduled_at: datetime | None,
     until: datetime,

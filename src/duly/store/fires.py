@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from duly.model import ScheduleKind, from_micros, to_micros
-from duly.store.pool import LARGE, Executor
+from duly.store.pool import LARGE, Querier
 
 # How the reason begins for which a job is paused whose plan costs too much: nothing tries it again.
 COSTLY = "too costly to plan"
@@ -156,7 +156,7 @@ class SlicePage:
     rest: Slice | None
 
 
-async def load(store: Executor, *, slices: Sequence[Slice], page: int) -> list[SlicePage]:
+async def load(store: Querier, *, slices: Sequence[Slice], page: int) -> list[SlicePage]:
     """The first `page` jobs of each slice, and all those due at the moment of the last. Empty ones are left out."""
     rows = await store.fetch(
         "fires/load", [one.shard for one in slices], [one.after for one in slices], [one.upto for one in slices], page
@@ -173,18 +173,18 @@ async def load(store: Executor, *, slices: Sequence[Slice], page: int) -> list[S
     return pages
 
 
-async def load_range(store: Executor, *, after: UUID, upto: UUID, page: int) -> list[tuple[UUID, int, datetime | None]]:
+async def load_range(store: Querier, *, after: UUID, upto: UUID, page: int) -> list[tuple[UUID, int, datetime | None]]:
     """Jobs between two ids: id, shard and when they are due."""
     return [tuple(row) for row in await store.fetch("fires/load_range", after, upto, page)]
 
 
-async def due(store: Executor, *, job_ids: Sequence[UUID]) -> list[DueJob]:
+async def due(store: Querier, *, job_ids: Sequence[UUID]) -> list[DueJob]:
     """The jobs as they are now; one that was paused, ended or deleted meanwhile is not among them."""
     rows = await store.fetch("fires/due", job_ids)
     return [DueJob(*row) for row in rows]
 
 
-async def fire(store: Executor, *, epochs: Mapping[int, int], batch: Fires | SimpleFires) -> Fired:
+async def fire(store: Querier, *, epochs: Mapping[int, int], batch: Fires | SimpleFires) -> Fired:
     """Turn due occurrences into runs and move their jobs on: in one transaction, where the epoch still stands.
 
     `epochs`: of the leader's terms, by shard. `Fires` are of one shard, `SimpleFires` of any number.
@@ -195,7 +195,7 @@ async def fire(store: Executor, *, epochs: Mapping[int, int], batch: Fires | Sim
     return await _send_fires(store, shard, epoch, batch)
 
 
-async def _send_simple_fires(store: Executor, epochs: Mapping[int, int], batch: SimpleFires) -> Fired:
+async def _send_simple_fires(store: Querier, epochs: Mapping[int, int], batch: SimpleFires) -> Fired:
     rows = await store.fetch(
         "fires/on_time",
         list(epochs),
@@ -213,7 +213,7 @@ async def _send_simple_fires(store: Executor, epochs: Mapping[int, int], batch: 
     return Fired(moved, frozenset(rows[0]["led"] or ()), len(moved), 0)
 
 
-async def _send_fires(store: Executor, shard: int, epoch: int, batch: Fires) -> Fired:
+async def _send_fires(store: Querier, shard: int, epoch: int, batch: Fires) -> Fired:
     fetch = store.fetch_planned if len(batch.job_ids) >= LARGE else store.fetch
     rows = await fetch(
         "fires/fire",
@@ -241,13 +241,13 @@ async def _send_fires(store: Executor, shard: int, epoch: int, batch: Fires) -> 
 
 
 async def catch_ups(
-    store: Executor, *, shards: Sequence[int], limit: int, passing_over: Collection[UUID] = ()
+    store: Querier, *, shards: Sequence[int], limit: int, passing_over: Collection[UUID] = ()
 ) -> list[CatchUp]:
     """Who is next among those whose late runs wait for their turn."""
     return [CatchUp(*row) for row in await store.fetch("fires/catch_ups", shards, limit, list(passing_over))]
 
 
-async def release(store: Executor, *, shard: int, epoch: int, batch: Release) -> tuple[int, set[UUID]]:
+async def release(store: Querier, *, shard: int, epoch: int, batch: Release) -> tuple[int, set[UUID]]:
     """Let late runs go, if the epoch still stands. Returns how many, and the jobs that were served."""
     row = await store.row(
         "fires/release",
@@ -268,7 +268,7 @@ async def release(store: Executor, *, shard: int, epoch: int, batch: Release) ->
     return int(row["live"]), set(row["served"] or ())
 
 
-async def abandon(store: Executor, *, shard: int, epoch: int, waiting: Sequence[CatchUp]) -> None:
+async def abandon(store: Querier, *, shard: int, epoch: int, waiting: Sequence[CatchUp]) -> None:
     """Record as missed what waited for its turn when its job was paused or cancelled."""
     await store.fetch(
         "fires/abandon",
@@ -280,10 +280,10 @@ async def abandon(store: Executor, *, shard: int, epoch: int, waiting: Sequence[
     )
 
 
-async def park_costly(store: Executor, *, jobs: Sequence[tuple[DueJob, str]]) -> list[UUID]:
+async def park_costly(store: Querier, *, jobs: Sequence[tuple[DueJob, str]]) -> list[UUID]:
     """Pause jobs whose plan costs too much, each with its reason, whoever leads their shards by now."""
     rows = await store.fetch(
-        "jobs/park_costly",
+        "fires/park_costly",
         [job.job_id for job, _ in jobs],
         [job.version for job, _ in jobs],
         [job.next_run_at for job, _ in jobs],
@@ -292,9 +292,9 @@ async def park_costly(store: Executor, *, jobs: Sequence[tuple[DueJob, str]]) ->
     return [row["job_id"] for row in rows]
 
 
-async def park(store: Executor, *, shard: int, epoch: int, jobs: Sequence[tuple[UUID, datetime, str]]) -> list[UUID]:
+async def park(store: Querier, *, shard: int, epoch: int, jobs: Sequence[tuple[UUID, datetime, str]]) -> list[UUID]:
     """Pause jobs that cannot be planned, each with its reason."""
     rows = await store.fetch(
-        "jobs/park", shard, epoch, [job[0] for job in jobs], [job[1] for job in jobs], [job[2] for job in jobs]
+        "fires/park", shard, epoch, [job[0] for job in jobs], [job[1] for job in jobs], [job[2] for job in jobs]
     )
     return [row["job_id"] for row in rows]

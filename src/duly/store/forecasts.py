@@ -9,7 +9,7 @@ from typing import Any
 
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_TENANT, Policy, ScheduleKind, policy_from_stored
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,18 +38,18 @@ class Near:
     complete_until: datetime | None
 
 
-async def near(store: Executor, *, shards: Sequence[int], tenant: str, until: datetime, limit: int) -> Near:
+async def near(store: Querier, *, shards: Sequence[int], tenant: str, until: datetime, limit: int) -> Near:
     """At most `limit` jobs of each shard, the earliest."""
-    rows = await store.fetch("jobs/forecast", list(shards), tenant, until, limit)
+    rows = await store.fetch("forecasts/near", list(shards), tenant, until, limit)
     groups = [group for row in rows if row["kind"] is not None and (group := _to_group(row)) is not None]
     return Near(groups, rows[0]["jobs_seen"], rows[0]["complete_until"])
 
 
-async def near_of_tenant(store: Executor, *, tenant: str, until: datetime, limit: int) -> list[Group] | None:
+async def near_of_tenant(store: Querier, *, tenant: str, until: datetime, limit: int) -> list[Group] | None:
     """All that is near of one tenant; None if it has more active jobs than that, or is the default one."""
     if tenant == DEFAULT_TENANT:
         return None
-    rows = await store.fetch("jobs/forecast_of_tenant", tenant, until, limit)
+    rows = await store.fetch("forecasts/near_of_tenant", tenant, until, limit)
     if rows[0]["jobs_seen"] > limit:
         return None
     return [group for row in rows if row["kind"] is not None and (group := _to_group(row)) is not None]

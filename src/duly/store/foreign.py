@@ -30,7 +30,7 @@ from weakref import WeakSet
 
 from duly.clock import Clock
 from duly.errors import InvalidInput
-from duly.store.pool import Executor, InTransaction
+from duly.store.pool import InTransaction, Querier
 from duly.store.statements import statement
 
 T = TypeVar("T")
@@ -64,7 +64,7 @@ def recognise(connection: object) -> Foreign:
 
 
 class Joined:
-    """An `Executor` on the caller's connection. Its clock is the database's, as it was when somebody asked."""
+    """An `Querier` on the caller's connection. Its clock is the database's, as it was when somebody asked."""
 
     clock: Clock
 
@@ -86,7 +86,7 @@ class Joined:
     def can_copy(self) -> bool:
         return isinstance(self._foreign, _Asyncpg)
 
-    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+    async def together(self, work: Callable[[Querier], Awaitable[T]]) -> T:
         if isinstance(self._foreign, _Asyncpg) and not self._foreign.connection.is_in_transaction():
             # The caller has none open: then each of our calls is one of its own, as each statement would be.
             async with self._foreign.connection.transaction():

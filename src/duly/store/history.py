@@ -14,7 +14,7 @@ import asyncpg
 from duly.model import Attempt, ErrorInfo, Progress, Run
 from duly.states import RunFlag
 from duly.store import jobs
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 from duly.store.reading import Reading
 
 # Ended runs of the store, and jobs of the tenant, that are looked at for its recent runs.
@@ -22,30 +22,30 @@ _RECENT_RUNS = 2_000
 _RECENT_JOBS = 200
 
 
-async def job_run_times(store: Executor, *, job_id: UUID, before: datetime, limit: int) -> list[datetime]:
+async def job_run_times(store: Querier, *, job_id: UUID, before: datetime, limit: int) -> list[datetime]:
     """Which runs a job has, newest first, wherever their rows are."""
-    return [row["scheduled_at"] for row in await store.fetch("history/job_runs", job_id, before, limit)]
+    return [row["scheduled_at"] for row in await store.fetch("history/job_run_times", job_id, before, limit)]
 
 
-async def runs_page(store: Executor, *, job_id: UUID, moments: Sequence[datetime]) -> list[Run]:
+async def runs_page(store: Querier, *, job_id: UUID, moments: Sequence[datetime]) -> list[Run]:
     """These runs in this order, each with its attempts, or as many of them as fit into a page; at least one."""
     if not moments:
         return []
-    return await _with_attempts(store, await store.fetch("history/page", job_id, moments, jobs.PAGE_BYTES))
+    return await _with_attempts(store, await store.fetch("history/runs_page", job_id, moments, jobs.PAGE_BYTES))
 
 
-async def get_run(store: Executor, *, job_id: UUID, scheduled_at: datetime) -> Run | None:
+async def get_run(store: Querier, *, job_id: UUID, scheduled_at: datetime) -> Run | None:
     """One run, wherever its row is."""
-    rows = await store.fetch("history/page", job_id, [scheduled_at], jobs.PAGE_BYTES)
+    rows = await store.fetch("history/runs_page", job_id, [scheduled_at], jobs.PAGE_BYTES)
     if not rows:
         return None
     return (await _with_attempts(store, rows, all_of_them=True))[0]
 
 
-async def recent_runs(store: Executor, *, tenant: str, limit: int) -> list[Run]:
+async def recent_runs(store: Querier, *, tenant: str, limit: int) -> list[Run]:
     """What ended last, over all jobs of a tenant, without what came of it. Where others' runs ended in between by the
     thousand, the last run of each of its jobs stands for those that lie further back."""
-    rows = await store.fetch("history/recent", tenant, limit, _RECENT_RUNS, _RECENT_JOBS)
+    rows = await store.fetch("history/recent_runs", tenant, limit, _RECENT_RUNS, _RECENT_JOBS)
     return [_to_run(row, job_name=row["job_name"]) for row in rows]
 
 
@@ -59,11 +59,11 @@ class Record:
 
 
 async def records_between(
-    store: Executor, *, job_id: UUID, shard: int, first: datetime, last: datetime, limit: int
+    store: Querier, *, job_id: UUID, shard: int, first: datetime, last: datetime, limit: int
 ) -> list[Record]:
     """What is recorded of a job's occurrences in [first, last], oldest first; before it the record next before `first`,
     which may be of missed occurrences up to and into that time."""
-    rows = await store.fetch("history/between", job_id, first, last, limit, shard)
+    rows = await store.fetch("history/records_between", job_id, first, last, limit, shard)
     runs = await _with_attempts(store, rows)
     return [
         Record(run, row["fired_by"], bool(row["flags"] & RunFlag.TRIGGERED))
@@ -80,16 +80,16 @@ class CatchUp:
     count: int
 
 
-async def catch_ups(store: Executor, *, job_id: UUID) -> list[CatchUp]:
+async def catch_ups(store: Querier, *, job_id: UUID) -> list[CatchUp]:
     return [CatchUp(**row) for row in await store.fetch("history/catch_ups", job_id)]
 
 
-async def days_kept(store: Executor) -> frozenset[date]:
+async def days_kept(store: Querier) -> frozenset[date]:
     """The days whose history has a partition of its own."""
-    return frozenset(row["day"] for row in await store.fetch("history/days"))
+    return frozenset(row["day"] for row in await store.fetch("history/days_kept"))
 
 
-async def _with_attempts(store: Executor, rows: Sequence[asyncpg.Record], *, all_of_them: bool = False) -> list[Run]:
+async def _with_attempts(store: Querier, rows: Sequence[asyncpg.Record], *, all_of_them: bool = False) -> list[Run]:
     """The rows as runs, with what was tried and how far they are. Most runs of a list were tried once, and well."""
     tried = [row for row in rows if all_of_them or _may_have_failed(row)]
     attempts: dict[tuple[UUID, datetime], list[Attempt]] = {}

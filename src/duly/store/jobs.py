@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from duly.model import DEFAULT_POLICY, DEFAULT_TENANT, Job, ScheduleKind
-from duly.store.pool import LARGE, Executor
+from duly.store.pool import LARGE, Querier
 from duly.store.reading import Reading
 
 
@@ -49,14 +49,14 @@ class NewJob(NamedTuple):
 OWN_FIELDS = 9
 
 
-async def submit(store: Executor, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
+async def submit(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
     """Insert jobs in one statement. Returns the ids that are new; the others were there, or their dedupe_key was."""
     fetch = store.fetch_planned if len(jobs) >= LARGE else store.fetch
     rows = await fetch("jobs/submit", *submit_columns(jobs), created_at)
     return {row["job_id"] for row in rows}
 
 
-async def submit_one(store: Executor, job: NewJob, *, created_at: datetime) -> Job | None:
+async def submit_one(store: Querier, job: NewJob, *, created_at: datetime) -> Job | None:
     """Insert one job and say what it is now, without asking again; None if it, or its dedupe_key, was there."""
     row = await store.row("jobs/submit", *submit_columns([job]), created_at)
     if row is None:
@@ -77,21 +77,21 @@ def submit_columns(jobs: Sequence[NewJob]) -> list[Sequence[object]]:
 
 
 async def find_duplicates(
-    store: Executor, keys: Sequence[tuple[str, str]]
+    store: Querier, keys: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], tuple[UUID, bytes | None]]:
     """The jobs that hold these (tenant, dedupe_key) pairs."""
     rows = await store.fetch("jobs/find_duplicates", [key[0] for key in keys], [key[1] for key in keys])
     return {(row["tenant"], row["dedupe_key"]): (row["job_id"], row["fingerprint"]) for row in rows}
 
 
-async def get(store: Executor, *, job_id: UUID, tenant: str) -> Job | None:
+async def get(store: Querier, *, job_id: UUID, tenant: str) -> Job | None:
     row = await store.row("jobs/get", job_id, tenant)
     return None if row is None else to_job(row)
 
 
-async def with_ids(store: Executor, *, low: UUID, high: UUID, tenant: str) -> list[Job]:
+async def with_ids(store: Querier, *, low: UUID, high: UUID, tenant: str) -> list[Job]:
     """Jobs whose ids lie between these, the newest five."""
-    return [to_job(row) for row in await store.fetch("jobs/find", tenant, low, high)]
+    return [to_job(row) for row in await store.fetch("jobs/with_ids", tenant, low, high)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ _LOOKED_AT_ENDED = 5_000
 _FIRST_LOOK = 2_000
 
 
-async def list_ids(store: Executor, wanted: Wanted, *, limit: int, looked_at: int | None = None) -> Listed:
+async def list_ids(store: Querier, wanted: Wanted, *, limit: int, looked_at: int | None = None) -> Listed:
     """The ids of one page and of one job more. What it costs is bounded, whatever is asked for and however few match:
     either there is an index for it, or the page ends after so many rows, and the next one goes on there."""
     default = wanted.tenant == DEFAULT_TENANT
@@ -146,7 +146,7 @@ async def list_ids(store: Executor, wanted: Wanted, *, limit: int, looked_at: in
     return await _walk(store, listing, wanted, limit, most)
 
 
-async def _walk(store: Executor, listing: str, wanted: Wanted, limit: int, most: int) -> Listed:
+async def _walk(store: Querier, listing: str, wanted: Wanted, limit: int, most: int) -> Listed:
     if wanted.status == "completed":
         most = min(most, _LOOKED_AT_ENDED)
     rows = await store.fetch(
@@ -156,7 +156,7 @@ async def _walk(store: Executor, listing: str, wanted: Wanted, limit: int, most:
     return Listed([row["job_id"] for row in rows if row["matches"]], stop)
 
 
-async def _list_active(store: Executor, wanted: Wanted, limit: int, most: int) -> Listed:
+async def _list_active(store: Querier, wanted: Wanted, limit: int, most: int) -> Listed:
     """Active are those that go on, and of the ended ones those with a live run. Among millions that are completed, both
     are found from the other side; where that is too much, by a walk over all of them."""
     default = wanted.tenant == DEFAULT_TENANT
@@ -174,7 +174,7 @@ async def _list_active(store: Executor, wanted: Wanted, limit: int, most: int) -
     return best if best is not None and best.reaches_below(walked) else walked
 
 
-async def _planned(store: Executor, wanted: Wanted, limit: int, most: int) -> Listed | None:
+async def _planned(store: Querier, wanted: Wanted, limit: int, most: int) -> Listed | None:
     """None where there are too many to look at all of them."""
     row = await store.row(
         "jobs/list_planned", wanted.tenant, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
@@ -183,7 +183,7 @@ async def _planned(store: Executor, wanted: Wanted, limit: int, most: int) -> Li
     return _cut(row["job_ids"], None, limit) if row["complete"] else None
 
 
-async def _with_live_runs(store: Executor, wanted: Wanted, limit: int, most: int) -> Listed:
+async def _with_live_runs(store: Querier, wanted: Wanted, limit: int, most: int) -> Listed:
     row = await store.row(
         "jobs/list_live", wanted.tenant, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
     )
@@ -207,7 +207,7 @@ def _both(one: Listed, other: Listed, limit: int) -> Listed:
 PAGE_BYTES = 4 * 1024 * 1024
 
 
-async def page(store: Executor, job_ids: Sequence[UUID], *, tenant: str, payload: bool = True) -> list[Job]:
+async def page(store: Querier, job_ids: Sequence[UUID], *, tenant: str, payload: bool = True) -> list[Job]:
     """These jobs in this order, or as many of them as fit into a page; at least one. Without their payloads they have
     None instead."""
     if not job_ids:
@@ -215,7 +215,7 @@ async def page(store: Executor, job_ids: Sequence[UUID], *, tenant: str, payload
     return [to_job(row) for row in await store.fetch("jobs/page", job_ids, PAGE_BYTES, payload, tenant)]
 
 
-async def retract(within: Executor, *, job_id: UUID, tenant: str) -> None:
+async def retract(within: Querier, *, job_id: UUID, tenant: str) -> None:
     """Lock a job and take back what was fired ahead of its time, as the first step of a transaction that changes it."""
     if not await lock(within, job_ids=[job_id], tenant=tenant):
         return  # another tenant's, or nobody's
@@ -224,8 +224,8 @@ async def retract(within: Executor, *, job_id: UUID, tenant: str) -> None:
         await within.fetch("jobs/put_back", [job_id], [min(taken)], [len(taken)])
 
 
-async def pause(store: Executor, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
-    async def write(within: Executor) -> Job | None:
+async def pause(store: Querier, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
+    async def write(within: Querier) -> Job | None:
         await retract(within, job_id=job_id, tenant=tenant)
         row = await within.row("jobs/pause", job_id, tenant, reason)
         return None if row is None else to_job(row)
@@ -233,7 +233,7 @@ async def pause(store: Executor, *, job_id: UUID, tenant: str, reason: str | Non
     return await store.together(write)
 
 
-async def keep_paused(store: Executor, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
+async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
     """Pause a job that is only parked; None if it is not."""
     row = await store.row("jobs/keep_paused", job_id, tenant, reason)
     return None if row is None else to_job(row)
@@ -271,7 +271,7 @@ class ChangedJob(NamedTuple):
     fingerprint: bytes | None = None
 
 
-async def change(store: Executor, changed: ChangedJob) -> Job | None:
+async def change(store: Querier, changed: ChangedJob) -> Job | None:
     """None if the job is not what it was when the change was worked out."""
     row = await store.row("jobs/change", *changed)
     if row is not None and row["status"] == "ended":
@@ -280,45 +280,45 @@ async def change(store: Executor, changed: ChangedJob) -> Job | None:
     return None if row is None else to_job(row)
 
 
-async def follow(store: Executor, *, job_id: UUID) -> None:
+async def follow(store: Querier, *, job_id: UUID) -> None:
     """Runs of a job that stand elsewhere than the job says now go where it says."""
     await store.fetch("jobs/follow", job_id)
 
 
-async def agree(store: Executor, job: Job, *, fingerprint: bytes | None) -> bool:
+async def agree(store: Querier, job: Job, *, fingerprint: bytes | None) -> bool:
     """Note that the job is what the code declares; False if it has changed since it was read."""
     return await store.row("jobs/agree", job.job_id, job.version, fingerprint) is not None
 
 
-async def dealt_with_until(store: Executor, *, job_id: UUID) -> datetime | None:
+async def dealt_with_until(store: Querier, *, job_id: UUID) -> datetime | None:
     """The latest moment of the job that was fired, skipped, missed or put off. A new plan goes on after it."""
-    row = await store.row("jobs/dealt_with", job_id)
+    row = await store.row("jobs/dealt_with_until", job_id)
     assert row is not None
     until: datetime | None = row["until"]
     return until
 
 
-async def resume(store: Executor, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int) -> Job | None:
+async def resume(store: Querier, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int) -> Job | None:
     row = await store.row("jobs/resume", job_id, tenant, next_run_at, version)
     return None if row is None else to_job(row)
 
 
-async def lock(store: Executor, *, job_ids: Sequence[UUID], tenant: str) -> dict[UUID, str]:
+async def lock(store: Querier, *, job_ids: Sequence[UUID], tenant: str) -> dict[UUID, str]:
     """Lock jobs until the transaction ends. Returns those that are there, with their stored status."""
     return {row["job_id"]: row["status"] for row in await store.fetch("jobs/lock", sorted(set(job_ids)), tenant)}
 
 
-async def lock_free(store: Executor, *, job_ids: Iterable[UUID]) -> list[UUID]:
+async def lock_available(store: Querier, *, job_ids: Iterable[UUID]) -> list[UUID]:
     """Lock jobs until the transaction ends, without waiting for those that somebody else has locked."""
-    return [row["job_id"] for row in await store.fetch("jobs/lock_free", sorted(set(job_ids)))]
+    return [row["job_id"] for row in await store.fetch("jobs/lock_available", sorted(set(job_ids)))]
 
 
-async def put_in_order(store: Executor, *, job_ids: Sequence[UUID], whole: bool = True) -> None:
+async def put_in_order(store: Querier, *, job_ids: Sequence[UUID], whole: bool = True) -> None:
     """Let the first of each line go if nothing stands before it. The jobs are locked by this transaction.
 
     Not `whole`: all that happened is that runs of them ended. Then it costs no more in a long line than in a short one.
     """
-    await store.fetch("runs/line", job_ids, whole)
+    await store.fetch("jobs/put_in_order", job_ids, whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,14 +330,14 @@ class Triggered:
 
 
 async def trigger(
-    store: Executor, *, job_id: UUID, tenant: str, flags: int, occurrence: datetime | None
+    store: Querier, *, job_id: UUID, tenant: str, flags: int, occurrence: datetime | None
 ) -> Triggered | None:
     """One extra run, at the end of the job's line unless its runs may overlap. None: no such job can be triggered.
 
     It does not take the time of `occurrence`, which may be yet to be fired.
     """
 
-    async def fire(within: Executor) -> Triggered | None:
+    async def fire(within: Querier) -> Triggered | None:
         if (await lock(within, job_ids=[job_id], tenant=tenant)).get(job_id, "cancelled") == "cancelled":
             return None
         row = await within.row("jobs/trigger", job_id, flags, DEFAULT_POLICY.max_queued, occurrence)
@@ -349,10 +349,10 @@ async def trigger(
     return await store.together(fire)
 
 
-async def cancel(store: Executor, *, job_id: UUID, tenant: str, running: bool) -> bool:
+async def cancel(store: Querier, *, job_id: UUID, tenant: str, running: bool) -> bool:
     """Whether the job is cancelled now, which it may have been before."""
 
-    async def write(within: Executor) -> None:
+    async def write(within: Querier) -> None:
         await retract(within, job_id=job_id, tenant=tenant)
         if await within.row("jobs/cancel", job_id, tenant) is not None:
             await within.row("jobs/end_runs", job_id, tenant, running)

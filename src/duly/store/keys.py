@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class GoodKey:
 
 
 async def create(
-    store: Executor,
+    store: Querier,
     *,
     key_id: str,
     digest: bytes,
@@ -52,25 +52,25 @@ async def create(
     return StoredKey(**row)
 
 
-async def list_keys(store: Executor, *, tenant: str | None) -> list[StoredKey]:
-    return [StoredKey(**row) for row in await store.fetch("keys/list", tenant)]
+async def list_keys(store: Querier, *, tenant: str | None) -> list[StoredKey]:
+    return [StoredKey(**row) for row in await store.fetch("keys/list_keys", tenant)]
 
 
-async def revoke(store: Executor, *, key_id: str, tenant: str | None) -> StoredKey | None:
+async def revoke(store: Querier, *, key_id: str, tenant: str | None) -> StoredKey | None:
     row = await store.row("keys/revoke", key_id, tenant)
     return None if row is None else StoredKey(**row)
 
 
-async def find(store: Executor, key_ids: Sequence[str], *, fresh_seconds: float) -> dict[str, GoodKey]:
+async def find(store: Querier, key_ids: Sequence[str], *, fresh_seconds: float) -> dict[str, GoodKey]:
     """Those of these keys that are good now."""
     rows = await store.fetch("keys/find", list(key_ids), fresh_seconds)
     return {row["key_id"]: GoodKey(**row) for row in rows}
 
 
-async def touch(store: Executor, key_ids: Sequence[str]) -> None:
+async def touch(store: Querier, key_ids: Sequence[str]) -> None:
     await store.fetch("keys/touch", list(key_ids))
 
 
-async def any_keys(store: Executor) -> bool:
-    row = await store.row("keys/any")
+async def any_keys(store: Querier) -> bool:
+    row = await store.row("keys/any_keys")
     return row is not None and bool(row["any"])

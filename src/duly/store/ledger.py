@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 # A template can make a key longer than an index entry may be; such a key is known by its digest.
 _LONGEST = 500
 
 
 async def known(
-    store: Executor, asked: Sequence[tuple[UUID, str]], *, retention_seconds: float
+    store: Querier, asked: Sequence[tuple[UUID, str]], *, retention_seconds: float
 ) -> set[tuple[UUID, str]]:
     """Which of these (job, key) pairs name a key that is done."""
     stored = {(job_id, _stored(key)): (job_id, key) for job_id, key in asked}
@@ -24,7 +24,7 @@ async def known(
     return {stored[row["job_id"], row["key"]] for row in rows}
 
 
-async def remember(store: Executor, ended: Sequence[tuple[UUID, UUID, datetime, str]]) -> None:
+async def remember(store: Querier, ended: Sequence[tuple[UUID, UUID, datetime, str]]) -> None:
     """Keys of runs, as (claim, job, scheduled_at, key), that were recorded in this very transaction."""
     await store.fetch(
         "ledger/remember",
@@ -35,7 +35,7 @@ async def remember(store: Executor, ended: Sequence[tuple[UUID, UUID, datetime, 
     )
 
 
-async def prune(store: Executor, *, retention_seconds: float, limit: int) -> int:
+async def prune(store: Querier, *, retention_seconds: float, limit: int) -> int:
     row = await store.row("ledger/prune", retention_seconds, limit)
     return int(row["forgotten"]) if row else 0
 

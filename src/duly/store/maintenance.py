@@ -12,7 +12,7 @@ from uuid import UUID
 from duly.errors import DataRefused
 from duly.model import DEFAULT_POLICY, ScheduleKind, make_run_id
 from duly.store import jobs, runs
-from duly.store.pool import Executor, Pool
+from duly.store.pool import Pool, Querier
 
 # Before a run that can neither be taken back nor be ended is looked at again.
 PUT_OFF_SECONDS = 60.0
@@ -76,9 +76,9 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Something that should not be. `unplanned`: an active job without a next run. `lost`: a run in no place."""
+    """Something that should not be. `stalled`: an active job without a next run. `lost`: a run in no place."""
 
-    problem: Literal["unplanned", "lost"]
+    problem: Literal["stalled", "lost"]
     job_id: UUID
     scheduled_at: datetime | None
 
@@ -98,7 +98,7 @@ async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None
     if not found:
         return Rescued(held=look["held"], look=looked)
 
-    async def take_back(within: Executor) -> tuple[Rescued, Sequence[UUID]]:
+    async def take_back(within: Querier) -> tuple[Rescued, Sequence[UUID]]:
         expired = await _lock_expired(within, found, limit)
         if not expired:
             return Rescued(look=looked), ()
@@ -116,7 +116,7 @@ async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None
     return rescued
 
 
-async def _lock_expired(store: Executor, claim_ids: Sequence[UUID], limit: int) -> list[UUID]:
+async def _lock_expired(store: Querier, claim_ids: Sequence[UUID], limit: int) -> list[UUID]:
     return [row["claim_id"] for row in await store.fetch("maintenance/lock_expired", claim_ids, limit)]
 
 
@@ -144,7 +144,7 @@ async def _rescue_each(store: Pool, waiting: list[UUID], look: Look) -> Rescued:
     return Rescued(claims, requeued, buried, given_up=tuple(given_up), look=look)
 
 
-async def _take_back(within: Executor, claim_id: UUID) -> tuple[int, int, Sequence[UUID]]:
+async def _take_back(within: Querier, claim_id: UUID) -> tuple[int, int, Sequence[UUID]]:
     if not await _lock_expired(within, [claim_id], 1):
         return 0, 0, ()  # somebody else has it in hand
     row = await within.row("maintenance/rescue", [claim_id], DEFAULT_POLICY.max_retries)
@@ -152,7 +152,7 @@ async def _take_back(within: Executor, claim_id: UUID) -> tuple[int, int, Sequen
     return row["requeued"], row["buried"], row["serial"] or ()
 
 
-async def _split(within: Executor, claim_id: UUID) -> list[UUID]:
+async def _split(within: Querier, claim_id: UUID) -> list[UUID]:
     """Claims of one run each in place of one that holds several; none if it holds no more than one."""
     if not await _lock_expired(within, [claim_id], 1):
         return []
@@ -162,7 +162,7 @@ async def _split(within: Executor, claim_id: UUID) -> list[UUID]:
 async def _give_up(store: Pool, claim_id: UUID, reason: str) -> tuple[list[str], Sequence[UUID]]:
     """End a run that cannot be taken back. If not even that can be written, it is looked at again after a while."""
 
-    async def end(within: Executor) -> list[Any]:
+    async def end(within: Querier) -> list[Any]:
         if not await _lock_expired(within, [claim_id], 1):
             return []
         return await within.fetch("maintenance/give_up", claim_id, reason[:500])
@@ -176,7 +176,7 @@ async def _give_up(store: Pool, claim_id: UUID, reason: str) -> tuple[list[str],
     return said, [row["job_id"] for row in rows if row["serial"]]
 
 
-async def set_claim_bar(store: Executor) -> UUID:
+async def set_claim_bar(store: Querier) -> UUID:
     """From now on no claim gets an id below this one."""
     row = await store.row("maintenance/set_claim_bar")
     assert row is not None
@@ -185,12 +185,12 @@ async def set_claim_bar(store: Executor) -> UUID:
     return bar
 
 
-async def claimers(store: Executor) -> set[str]:
+async def claimers(store: Querier) -> set[str]:
     """The transactions that may have written a claim which nobody can see yet."""
     return {row["holder"] for row in await store.fetch("maintenance/claimers")}
 
 
-async def raise_claim_floor(store: Executor, *, bar: UUID) -> None:
+async def raise_claim_floor(store: Querier, *, bar: UUID) -> None:
     """Let looks at all claims begin at the bar. Only when all are gone that were claimers once the bar was set."""
     await store.fetch("maintenance/raise_claim_floor", bar, _MOST_OLDS)
 
@@ -201,7 +201,7 @@ async def free_waiting(store: Pool, *, limit: int = 1000) -> int:
     if not await store.fetch("maintenance/free_waiting", limit):
         return 0
 
-    async def free(within: Executor) -> int:
+    async def free(within: Querier) -> int:
         found = [row["job_id"] for row in await within.fetch("maintenance/free_waiting", limit)]
         if found:
             await jobs.put_in_order(within, job_ids=found)
@@ -256,7 +256,7 @@ async def unpark(store: Pool, *, able: Sequence[tuple[Parked, datetime | None]],
 
 
 async def suspects(
-    store: Executor, *, after: UUID | None, grace_seconds: float, page: tuple[int, int], pages: int
+    store: Querier, *, after: UUID | None, grace_seconds: float, page: tuple[int, int], pages: int
 ) -> tuple[list[Suspect], UUID | None]:
     """What is wrong with one page of jobs, by id, and where the next page begins: None at the end.
 
@@ -266,13 +266,13 @@ async def suspects(
     return [Suspect(*row) for row in rows if row["problem"] is not None], rows[-1]["job_id"]
 
 
-async def unplanned(store: Executor, *, job_ids: Sequence[UUID]) -> list[Parked]:
+async def stalled(store: Querier, *, job_ids: Sequence[UUID]) -> list[Parked]:
     """Those of these jobs that are active and have nothing planned."""
-    return [Parked(*row) for row in await store.fetch("maintenance/unplanned", job_ids)]
+    return [Parked(*row) for row in await store.fetch("maintenance/stalled", job_ids)]
 
 
-async def replan(store: Executor, planned: Sequence[tuple[Parked, datetime | None, str | None]]) -> list[UUID]:
-    """Let unplanned jobs go on from the given time, or park them for the given reason."""
+async def replan(store: Querier, planned: Sequence[tuple[Parked, datetime | None, str | None]]) -> list[UUID]:
+    """Let stalled jobs go on from the given time, or park them for the given reason."""
     rows = await store.fetch(
         "maintenance/replan",
         [job.job_id for job, _, _ in planned],
@@ -286,8 +286,8 @@ async def replan(store: Executor, planned: Sequence[tuple[Parked, datetime | Non
 async def restore_runs(store: Pool, lost: Sequence[tuple[UUID, datetime]]) -> list[tuple[UUID, datetime]]:
     """Put runs back that are in no place. Returns those that it did so with."""
 
-    async def restore(within: Executor) -> list[tuple[UUID, datetime]]:
-        free = set(await jobs.lock_free(within, job_ids=[job_id for job_id, _ in lost]))
+    async def restore(within: Querier) -> list[tuple[UUID, datetime]]:
+        free = set(await jobs.lock_available(within, job_ids=[job_id for job_id, _ in lost]))
         found = [one for one in lost if one[0] in free]
         rows = await within.fetch(
             "maintenance/restore_runs", [job_id for job_id, _ in found], [scheduled_at for _, scheduled_at in found]
@@ -300,16 +300,16 @@ async def restore_runs(store: Pool, lost: Sequence[tuple[UUID, datetime]]) -> li
     return await store.together(restore)
 
 
-async def unattended_claims(store: Executor, *, ahead_seconds: float, limit: int) -> dict[UUID, datetime]:
+async def unattended_claims(store: Querier, *, ahead_seconds: float, limit: int) -> dict[UUID, datetime]:
     """Claims that nobody can be extending, each with its lease as it stands."""
-    rows = await store.fetch("maintenance/unattended", ahead_seconds, limit)
+    rows = await store.fetch("maintenance/unattended_claims", ahead_seconds, limit)
     return {row["claim_id"]: row["lease_until"] for row in rows}
 
 
-async def expire_claims(store: Executor, seen: Mapping[UUID, datetime]) -> list[UUID]:
+async def expire_claims(store: Querier, seen: Mapping[UUID, datetime]) -> list[UUID]:
     """End those leases that are still as they were seen."""
-    return [row["claim_id"] for row in await store.fetch("maintenance/expire", list(seen), list(seen.values()))]
+    return [row["claim_id"] for row in await store.fetch("maintenance/expire_claims", list(seen), list(seen.values()))]
 
 
-async def restore_shards(store: Executor) -> list[int]:
+async def restore_shards(store: Querier) -> list[int]:
     return [row["shard"] for row in await store.fetch("maintenance/restore_shards")]

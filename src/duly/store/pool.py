@@ -85,7 +85,7 @@ def reading(tenant: str) -> Iterator[None]:
         _reader.reset(before)
 
 
-class Executor(Protocol):
+class Querier(Protocol):
     """What can run a named statement: the pool, or one connection inside a transaction."""
 
     @property
@@ -106,7 +106,7 @@ class Executor(Protocol):
         """
         ...
 
-    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+    async def together(self, work: Callable[[Querier], Awaitable[T]]) -> T:
         """Several statements as one transaction. `work` is done again from its start if it only lost a race."""
         ...
 
@@ -225,7 +225,7 @@ class InTransaction:
     def _timeout(self, name: str) -> float | None:
         return self._prompt_seconds if name.startswith(_PROMPT) else None
 
-    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+    async def together(self, work: Callable[[Querier], Awaitable[T]]) -> T:
         return await work(self)
 
     async def copy(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
@@ -340,7 +340,7 @@ class Pool:
             return await self.fetch(name, *args)
         return await self.together(lambda within: within.fetch_planned(name, *args))
 
-    async def together(self, work: Callable[[Executor], Awaitable[T]]) -> T:
+    async def together(self, work: Callable[[Querier], Awaitable[T]]) -> T:
         async def once() -> T:
             # Not `transaction`, which says a lost race in other words: `_surely` must still know it for one.
             async with self._transaction() as transaction:

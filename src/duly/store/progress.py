@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 
-async def write(store: Executor, said: Sequence[tuple[UUID, int, float, str]]) -> None:
+async def write(store: Querier, said: Sequence[tuple[UUID, int, float, str]]) -> None:
     """(claim, ordinal, fraction, note) each; the last word of a run replaces the one before."""
     await store.fetch(
         "progress/write",
@@ -19,6 +19,6 @@ async def write(store: Executor, said: Sequence[tuple[UUID, int, float, str]]) -
     )
 
 
-async def prune(store: Executor, *, limit: int) -> int:
+async def prune(store: Querier, *, limit: int) -> int:
     row = await store.row("progress/prune", limit)
     return int(row["dropped"]) if row else 0

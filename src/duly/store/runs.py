@@ -16,7 +16,7 @@ from uuid import UUID
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_POLICY, Policy, policy_from_stored
 from duly.store import jobs, ledger
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 # A job that is locked is tried again after these pauses; then it is left to upkeep.
 FREE_PAUSES = (0.0, 0.01, 0.05)
@@ -126,7 +126,7 @@ class Buried:
 
 
 async def claim(
-    store: Executor,
+    store: Querier,
     *,
     worker_id: UUID,
     lease_seconds: float,
@@ -170,26 +170,26 @@ async def claim(
     return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at, now, took.total_seconds(), ends)
 
 
-async def lanes(store: Executor, *, queues: Sequence[str]) -> list[tuple[str, int]]:
+async def lanes(store: Querier, *, queues: Sequence[str]) -> list[tuple[str, int]]:
     """The lanes of these queues that hold anything, as queue and priority."""
     return [(row["queue"], row["priority"]) for row in await store.fetch("runs/lanes", queues)]
 
 
-async def complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:
+async def complete(store: Querier, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:
     """Record successes and close claims that hold nothing more. Returns how many were accepted."""
     if any(end.key is not None for end in ended):
         return await store.together(lambda within: _complete_keyed(within, ended, close))
     return await _complete(store, ended, close)
 
 
-async def _complete_keyed(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID]) -> int:
+async def _complete_keyed(store: Querier, ended: Sequence[Succeeded], close: Sequence[UUID]) -> int:
     accepted = await _complete(store, ended, close)
     keyed = [(end.run.claim_id, end.run.job_id, end.run.scheduled_at, end.key) for end in ended if end.key is not None]
     await ledger.remember(store, keyed)
     return accepted
 
 
-async def _complete(store: Executor, ended: Sequence[Succeeded], close: Sequence[UUID]) -> int:
+async def _complete(store: Querier, ended: Sequence[Succeeded], close: Sequence[UUID]) -> int:
     claims: dict[UUID, int] = {}
     positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
     row = await store.row(
@@ -209,7 +209,7 @@ async def _complete(store: Executor, ended: Sequence[Succeeded], close: Sequence
     return int(row["recorded"])
 
 
-async def requeue(store: Executor, ended: Sequence[Requeued]) -> int:
+async def requeue(store: Querier, ended: Sequence[Requeued]) -> int:
     """Put runs back into the queue. Returns how many were accepted."""
     claims: dict[UUID, int] = {}
     positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
@@ -231,7 +231,7 @@ async def requeue(store: Executor, ended: Sequence[Requeued]) -> int:
     return int(row["requeued"])
 
 
-async def bury(store: Executor, ended: Sequence[Buried]) -> int:
+async def bury(store: Querier, ended: Sequence[Buried]) -> int:
     """Record runs that will not be tried again. Returns how many were accepted."""
     claims: dict[UUID, int] = {}
     positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
@@ -251,7 +251,7 @@ async def bury(store: Executor, ended: Sequence[Buried]) -> int:
     return int(row["recorded"])
 
 
-async def settled(store: Executor, runs: Sequence[ClaimedRun]) -> set[tuple[UUID, datetime]]:
+async def settled(store: Querier, runs: Sequence[ClaimedRun]) -> set[tuple[UUID, datetime]]:
     """Which of these runs are in history under the very claim they were taken with."""
     rows = await store.fetch(
         "runs/settled",
@@ -270,22 +270,22 @@ class Beat(NamedTuple):
     """Else nobody here knows of the worker, whatever it holds: it must join again."""
 
 
-async def heartbeat(store: Executor, *, worker_id: UUID, lease_seconds: float, claims: Collection[UUID]) -> Beat:
+async def heartbeat(store: Querier, *, worker_id: UUID, lease_seconds: float, claims: Collection[UUID]) -> Beat:
     """Extend these leases of a worker, and its own."""
     rows = await store.fetch("runs/heartbeat", worker_id, lease_seconds, list(claims))
     held = {row["claim_id"]: row["cancelled"] for row in rows if row["claim_id"] is not None}
     return Beat(held, joined=len(held) == len(rows))
 
 
-async def free_next(store: Executor, job_ids: Sequence[UUID]) -> None:
+async def free_next(store: Querier, job_ids: Sequence[UUID]) -> None:
     """Runs of these jobs have ended: let those go that waited for them. What this misses, upkeep finds.
 
     A fire of the job has it locked for a moment. Somebody's transaction may have it locked for an hour, and then the
     outcomes of all other jobs must not wait for it.
     """
 
-    async def free(within: Executor) -> list[UUID]:
-        found = await jobs.lock_free(within, job_ids=left)
+    async def free(within: Querier) -> list[UUID]:
+        found = await jobs.lock_available(within, job_ids=left)
         if found:
             await jobs.put_in_order(within, job_ids=found, whole=False)
         return found
@@ -299,10 +299,10 @@ async def free_next(store: Executor, job_ids: Sequence[UUID]) -> None:
             break
 
 
-async def cancel(store: Executor, *, job_id: UUID, scheduled_at: datetime, tenant: str) -> str | None:
+async def cancel(store: Querier, *, job_id: UUID, scheduled_at: datetime, tenant: str) -> str | None:
     """`cancelled`: it waited and has ended. `running`: it was asked to stop. None: neither was found just now."""
 
-    async def end(within: Executor) -> str | None:
+    async def end(within: Querier) -> str | None:
         if not await jobs.lock(within, job_ids=[job_id], tenant=tenant):
             return None
         row = await within.row("runs/cancel", job_id, scheduled_at)

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from duly.errors import StoreMismatch
 from duly.model import from_micros
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 from duly.store.tenants import KnownTenant, to_known
 
 
@@ -74,18 +74,18 @@ class Joining:
     tenants: dict[str, KnownTenant]
 
 
-async def shard_count(store: Executor) -> int:
+async def shard_count(store: Querier) -> int:
     return (await facts(store)).shard_count
 
 
-async def facts(store: Executor) -> Facts:
+async def facts(store: Querier) -> Facts:
     row = await store.row("store/facts")
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
     return Facts(**row)
 
 
-async def joining(store: Executor, *, tenants: Collection[str]) -> Joining:
+async def joining(store: Querier, *, tenants: Collection[str]) -> Joining:
     row = await store.row("store/joining", sorted(tenants))
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
@@ -93,12 +93,12 @@ async def joining(store: Executor, *, tenants: Collection[str]) -> Joining:
     return Joining(UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), row["version"], known)
 
 
-async def oldest_transaction(store: Executor) -> OldTransaction | None:
+async def oldest_transaction(store: Querier) -> OldTransaction | None:
     row = await store.row("store/oldest_transaction")
     return None if row is None else OldTransaction(**row)
 
 
-async def counts(store: Executor) -> Counts:
+async def counts(store: Querier) -> Counts:
     row = await store.row("store/counts", MOST_COUNTED, MOST_JOBS)
     assert row is not None
     found = dict(row)
@@ -114,7 +114,7 @@ MOST_JOBS = 10_000
 _MOST_QUEUES = 1_000
 
 
-async def figures(store: Executor) -> Figures:
+async def figures(store: Querier) -> Figures:
     by_label: dict[str, dict[str, int]] = {}
     for row in await store.fetch("store/figures", _MOST_QUEUES, MOST_COUNTED):
         by_label.setdefault(row["figure"], {})[row["label"]] = row["value"]
@@ -131,7 +131,7 @@ async def figures(store: Executor) -> Figures:
 _COUNTED = 10_000
 
 
-async def tenant_counts(store: Executor, *, tenant: str) -> Counts:
+async def tenant_counts(store: Querier, *, tenant: str) -> Counts:
     """The same for one tenant, as far as that many runs tell."""
     row = await store.row("store/tenant_counts", tenant, _COUNTED, MOST_JOBS)
     assert row is not None
@@ -142,7 +142,7 @@ async def tenant_counts(store: Executor, *, tenant: str) -> Counts:
     return Counts(**found, at_least=tuple(more))
 
 
-async def webhook_secret(store: Executor) -> bytes:
+async def webhook_secret(store: Querier) -> bytes:
     """What calls of HTTP targets are signed with where no secret is configured."""
     row = await store.row("store/webhook_secret")
     if row is None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,15 +16,15 @@ class Submitter:
     created_at: datetime
 
 
-async def allow(store: Executor, *, role: str, tenant: str, commands: bool) -> None:
+async def allow(store: Querier, *, role: str, tenant: str, commands: bool) -> None:
     await store.row("submitters/allow", role, tenant, commands)
 
 
-async def disallow(store: Executor, *, role: str) -> bool:
+async def disallow(store: Querier, *, role: str) -> bool:
     """False: it was not one of them."""
     row = await store.row("submitters/disallow", role)
     return row is not None and bool(row["was_there"])
 
 
-async def list_all(store: Executor) -> list[Submitter]:
-    return [Submitter(**row) for row in await store.fetch("submitters/list")]
+async def list_all(store: Querier) -> list[Submitter]:
+    return [Submitter(**row) for row in await store.fetch("submitters/list_all")]

@@ -12,7 +12,7 @@ import asyncpg
 
 from duly.errors import StoreBusy, StoreUnavailable
 from duly.store.jobs import NewJob
-from duly.store.pool import Executor, InTransaction, Pool
+from duly.store.pool import InTransaction, Pool, Querier
 
 #: How long a submit waits for another of its tenant's that has not ended.
 LOCKED_SECONDS = 2.0
@@ -47,18 +47,18 @@ UNKNOWN = KnownTenant()
 _SETTABLE = ("max_jobs", "requests_per_second", "tasks", "queues", "commands")
 
 
-async def set_tenant(store: Executor, tenant: str, changes: Mapping[str, Any]) -> StoredTenant:
+async def set_tenant(store: Querier, tenant: str, changes: Mapping[str, Any]) -> StoredTenant:
     """Set what `changes` name, by the names of `StoredTenant`."""
-    row = await store.row("tenants/set", tenant, *(changes.get(name) for name in _SETTABLE), sorted(changes))
+    row = await store.row("tenants/set_tenant", tenant, *(changes.get(name) for name in _SETTABLE), sorted(changes))
     assert row is not None
     return StoredTenant(**row)
 
 
-async def list_tenants(store: Executor, *, tenant: str | None = None) -> list[StoredTenant]:
-    return [StoredTenant(**row) for row in await store.fetch("tenants/list", tenant)]
+async def list_tenants(store: Querier, *, tenant: str | None = None) -> list[StoredTenant]:
+    return [StoredTenant(**row) for row in await store.fetch("tenants/list_tenants", tenant)]
 
 
-async def known(store: Executor, tenants: Collection[str]) -> dict[str, KnownTenant]:
+async def known(store: Querier, tenants: Collection[str]) -> dict[str, KnownTenant]:
     """Those of these tenants that something was set for."""
     return {row["tenant"]: to_known(dict(row)) for row in await store.fetch("tenants/known", sorted(tenants))}
 
@@ -68,7 +68,7 @@ def to_known(row: Mapping[str, Any]) -> KnownTenant:
     return KnownTenant(row["counted"], tasks, queues, row["commands"])
 
 
-async def room(store: Executor, *, tenant: str, wanted: int, default_max: int | None) -> int | None:
+async def room(store: Querier, *, tenant: str, wanted: int, default_max: int | None) -> int | None:
     """How many more jobs the tenant may have; None: any number. The tenant is locked until the transaction ends.
 
     In a transaction of our own nobody waits for that lock for long. In a caller's the caller's settings decide.
@@ -93,13 +93,13 @@ def busy(tenant: str) -> StoreBusy:
     )
 
 
-async def count_new(store: Executor, *, tenant: str, rows: Sequence[NewJob]) -> int:
+async def count_new(store: Querier, *, tenant: str, rows: Sequence[NewJob]) -> int:
     """How many of these jobs are not there yet."""
     found = await store.row("tenants/count_new", tenant, [row.job_id for row in rows], [row.dedupe_key for row in rows])
     assert found is not None
     return int(found["new"])
 
 
-async def take(store: Executor, *, tenant: str, job_ids: Sequence[UUID]) -> None:
+async def take(store: Querier, *, tenant: str, job_ids: Sequence[UUID]) -> None:
     """Count jobs that were just stored."""
     await store.fetch("tenants/take", tenant, list(job_ids))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from uuid import UUID
 
 from duly.model import ScheduleKind
-from duly.store.pool import Executor
+from duly.store.pool import Querier
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +39,23 @@ class Planned:
     planned: datetime
 
 
-async def versions(store: Executor) -> list[Version]:
+async def versions(store: Querier) -> list[Version]:
     """Those that were ever in force, the newest, which is, first."""
     return [Version(*row) for row in await store.fetch("zones/versions")]
 
 
-async def data(store: Executor, *, wanted: Sequence[str]) -> dict[str, bytes]:
+async def data(store: Querier, *, wanted: Sequence[str]) -> dict[str, bytes]:
     """The packed rules of these versions, as far as they are kept: those in force and those before."""
     return {row["version"]: row["data"] for row in await store.fetch("zones/data", wanted)}
 
 
-async def note(store: Executor, *, version: str, data: bytes, instead_of: str | None) -> bool:
+async def note(store: Querier, *, version: str, data: bytes, instead_of: str | None) -> bool:
     """Let a version come into force. False: somebody else's has, meanwhile."""
     return await store.row("zones/note", version, data, instead_of) is not None
 
 
 async def planned(
-    store: Executor, *, after: UUID | None, page: int, zones: Sequence[str], before: datetime
+    store: Querier, *, after: UUID | None, page: int, zones: Sequence[str], before: datetime
 ) -> tuple[list[Planned], UUID | None]:
     """Of one page of jobs those that were planned in these zones before that; and where the next page begins."""
     rows = await store.fetch("zones/planned", after or UUID(int=0), page, zones, before)
@@ -71,12 +71,12 @@ class Move(NamedTuple):
     next_run_at: datetime
 
 
-async def move(store: Executor, moves: Sequence[Move]) -> set[UUID]:
+async def move(store: Querier, moves: Sequence[Move]) -> set[UUID]:
     """Move plans. Returns whose; the others were changed or fired meanwhile, or somebody keeps them locked."""
     rows = await store.fetch("zones/move", *zip(*moves, strict=True))
     return {row["job_id"] for row in rows}
 
 
-async def progress(store: Executor, *, version: str, replanned: UUID | None) -> None:
+async def progress(store: Querier, *, version: str, replanned: UUID | None) -> None:
     """How far the walk over all jobs has come; None: to the end."""
     await store.fetch("zones/progress", version, replanned)

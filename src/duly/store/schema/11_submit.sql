@@ -3,7 +3,7 @@
 
 -- Jobs that duly.submit has stored and Python has yet to check and plan: recurring ones, and those whose target is not
 -- a Python task. They are paused until then. Almost always empty.
-create table duly.unplanned (
+create table duly.sql_submits (
     job_id  uuid primary key,
     at      timestamptz not null,
     unnamed boolean not null default false -- no name was given: an endpoint or command is then named by what it calls
@@ -155,7 +155,7 @@ $$;
 -- neither lets it submit for a tenant that it could not submit for anyway. (Inside the function, current_user is the
 -- store's owner.)
 --
--- A one-off of a Python task is stored whole at once. Everything else is stored paused, with a row in duly.unplanned,
+-- A one-off of a Python task is stored whole at once. Everything else is stored paused, with a row in duly.sql_submits,
 -- and a scheduler checks and plans it with the same code as the other interfaces, within a second of the commit.
 create function duly.submit(
     handler               text,
@@ -369,7 +369,7 @@ begin
         update duly.tenants t set jobs = t.jobs + 1 where t.tenant = submit.tenant;
     end if;
     if not is_planned then
-        insert into duly.unplanned (job_id, at, unnamed) values (new_id, moment, name is null);
+        insert into duly.sql_submits (job_id, at, unnamed) values (new_id, moment, name is null);
         perform pg_notify('duly_submitted', '');
     elsif is_now then
         insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, flags, state, queue)

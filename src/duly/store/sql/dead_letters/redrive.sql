@@ -2,7 +2,7 @@
 -- the occurrence. The outcome `dead` is withdrawn from history; what was tried stays in duly.attempts.
 --   $1 job_ids  $2 scheduled_ats: locked by dead_letters/pick.sql, let go by dead_letters/let_go.sql, their jobs locked by
 --   jobs/lock.sql
--- Unless runs of the job may overlap they begin as ones that wait; runs/line.sql comes next in this transaction.
+-- Unless runs of the job may overlap they begin as ones that wait; jobs/put_in_order.sql comes next in this transaction.
 with clock as materialized (
     select duly.now() as now
 ),

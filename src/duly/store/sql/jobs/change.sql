@@ -70,7 +70,7 @@ missed as (
 ),
 followed as (
     -- What waits in the queue goes where the job's runs now go. Runs that might overlap, and now may not, are marked as
-    -- serial (8), for what comes after them (runs/line.sql).
+    -- serial (8), for what comes after them (jobs/put_in_order.sql).
     update duly.runs r
     set queue = changed.queue, priority = changed.priority, flags = r.flags::int | case when after.serial then 8 else 0 end
     from changed

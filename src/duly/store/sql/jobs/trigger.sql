@@ -1,5 +1,5 @@
 -- One extra run, now; the schedule does not move. Unless its job's runs may overlap, it begins as one that waits:
--- runs/line.sql, next in this transaction, lets it go if nothing stands before it.
+-- jobs/put_in_order.sql, next in this transaction, lets it go if nothing stands before it.
 --   $1 job_id, locked by jobs/lock.sql  $2 flags  $3 default of max_queued  $4 the schedule's own latest time, if any
 -- `full`: as many wait as may.
 with job as materialized (

@@ -1,5 +1,5 @@
 -- Jobs whose first waiting run has nothing unfinished before it. Completion lets the next one go itself; this finds the
--- run that began to wait in the very moment the one before it ended. Their jobs are locked, so that runs/line.sql, next
+-- run that began to wait in the very moment the one before it ended. Their jobs are locked, so that jobs/put_in_order.sql, next
 -- in this transaction, decides by what is there then.   $1 limit
 with waiting as materialized (
     select distinct w.job_id from duly.runs w where w.state = 'waiting'

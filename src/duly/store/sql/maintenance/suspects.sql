@@ -1,6 +1,6 @@
 -- One page of the guardian's walk over all jobs: what of it should never be.
 --   $1 last job_id of the page before  $2 grace in seconds  $3, $4 smallest and largest page  $5 pages of a whole walk
--- unplanned: active, and yet nothing is planned.  lost: its latest run is in none of the three places where a run can be.
+-- stalled: active, and yet nothing is planned.  lost: its latest run is in none of the three places where a run can be.
 -- All of this is one snapshot, in which a run is in exactly one place however busy it is. The last row has no problem: it
 -- says where the page ended, null at the end of the table.
 -- Days whose history was pruned cannot be asked, so nothing older than the oldest partition is looked at.
@@ -31,7 +31,7 @@ unfinished as materialized (
     where page.status <> 'cancelled' and run.scheduled_at >= bounds.earliest and run.scheduled_at < bounds.latest
         and not duly.has_ended(page.job_id, run.scheduled_at)
 )
-select 'unplanned' as problem, job_id, null::timestamptz as scheduled_at
+select 'stalled' as problem, job_id, null::timestamptz as scheduled_at
 from page cross join bounds
 where status = 'active' and next_run_at is null and updated_at < bounds.latest
 union all

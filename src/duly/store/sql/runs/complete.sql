@@ -2,7 +2,7 @@
 --   $1 claims named by this call  $2, $3 the runs: position in $1 and ordinal in that claim
 --   $4, $5 started and finished, microseconds since 1970  $6 results as JSON text  $7 flags to add  $8 claims to close
 -- The fence: a claim that rescue took away is not there, so its arrays are not there, so nothing can be inserted.
--- `serial`: jobs whose runs go one after the other, and whose next one may go now: runs/line.sql does that under the
+-- `serial`: jobs whose runs go one after the other, and whose next one may go now: jobs/put_in_order.sql does that under the
 -- job's lock, so that it cannot happen twice.
 -- FOR KEY SHARE lets heartbeats pass and makes a rescue of the same claim wait or look elsewhere.
 with held as materialized (

@@ -1,6 +1,6 @@
 -- Put the lines of these jobs in order, after runs joined or left them out of turn (by hand, redriven, cancelled): the
 -- first that waits goes if nothing before it is unfinished, and the job notes who is last.
---   $1 job_ids, locked earlier in this transaction (jobs/lock.sql or lock_free.sql), so that no fire decides meanwhile
+--   $1 job_ids, locked earlier in this transaction (jobs/lock.sql or lock_available.sql), so that no fire decides meanwhile
 --   $2 look at each run of theirs? Who has only seen the first of a line end need not: what is not at the line's ends
 --      either waits, or is being retried, or is marked as serial (8), and these are found without reading the line.
 with held as materialized (

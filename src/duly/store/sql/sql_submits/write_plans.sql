@@ -23,7 +23,7 @@ adopted as (
     returning j.job_id, j.shard, j.next_run_at, j.updated_at, able.reason
 ),
 planned as (
-    delete from duly.unplanned u
+    delete from duly.sql_submits u
     where u.job_id = any ($8::uuid[]) or u.job_id = any (array(select job_id from able))
 ),
 noted as (

@@ -13,9 +13,9 @@ from collections.abc import Callable
 
 from duly.maintenance.leader import LeaderService
 from duly.model import Job
-from duly.store import newcomers
-from duly.store.newcomers import Adoption
+from duly.store import sql_submits
 from duly.store.pool import Pool
+from duly.store.sql_submits import PlannedSubmit
 from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
@@ -25,12 +25,12 @@ PAGE = 500
 TOUCHED_PAUSE = 0.1
 
 
-class Newcomers(LeaderService):
+class SqlSubmits(LeaderService):
     def __init__(
         self,
         pool: Pool,
         *,
-        plan: Callable[[Job], Adoption],
+        plan: Callable[[Job], PlannedSubmit],
         told: bool,
         tenant_max_jobs: int | None = None,
         payload_max_bytes: int = 256 * 1024,
@@ -50,18 +50,18 @@ class Newcomers(LeaderService):
 
     async def work(self) -> float | None:
         if not self._remembered:
-            await newcomers.remember_settings(
+            await sql_submits.remember_settings(
                 self._pool, tenant_max_jobs=self._tenant_max_jobs, payload_max_bytes=self._payload_max_bytes
             )
             self._remembered = True
-        jobs, gone = await newcomers.read(self._pool, page=PAGE)
+        jobs, gone = await sql_submits.read(self._pool, page=PAGE)
         if not jobs and not gone:
             return None
-        plans, turns = list[Adoption](), Turns()
+        plans, turns = list[PlannedSubmit](), Turns()
         for one in jobs:
             plans.append(self._plan(one))
             await turns.give()
-        written = await newcomers.adopt(self._pool, plans, gone=gone)
+        written = await sql_submits.write_plans(self._pool, plans, gone=gone)
         for job_id, reason in written.items():
             if reason is not None:
                 log.warning("job %s that came in through SQL is paused: %s", job_id, reason)

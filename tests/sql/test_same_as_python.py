@@ -1,7 +1,8 @@
 """SQL as an input door: what `duly.submit` takes is what the API takes, and it is stored alike.
 
 Each case is a call of the function and a request to the API that say the same, byte for byte where a field is JSON.
-Both take it, or neither does; what both take is compared as it is stored, once the newcomers' service has planned it.
+Both accept it, or neither does; what both accept is compared as it is stored, once the service for SQL submits has
+planned it.
 
 `DULY_TEST_DOOR_SECONDS` makes it longer, `DULY_TEST_DOOR_SEED` repeats one.
 """
@@ -24,10 +25,10 @@ import pytest
 
 from duly.api.server import create_app
 from duly.config import Settings
-from duly.maintenance.newcomers import Newcomers
+from duly.maintenance.sql_submits import SqlSubmits
 from duly.model import JobRequest
 from duly.operations import Operations
-from duly.operations.adopting import plan_newcomer
+from duly.operations.sql_submits import plan_sql_submit
 from duly.store.pool import Pool
 from harness.scheduler import FrozenClock
 from harness.store import drawn_seed
@@ -338,9 +339,9 @@ class Door:
         return UUID(answer.json()["job_id"]) if answer.status_code < 300 else answer.text[:300]
 
     async def plan(self) -> None:
-        newcomers = Newcomers(self.pool, plan=lambda job: plan_newcomer(job, self.settings), told=True)
-        newcomers.lead(True)
-        while await newcomers.run_once() is not None:
+        service = SqlSubmits(self.pool, plan=lambda job: plan_sql_submit(job, self.settings), told=True)
+        service.lead(True)
+        while await service.run_once() is not None:
             pass
 
     async def stored(self, job_ids: list[UUID]) -> dict[UUID, dict[str, Any]]:
@@ -510,9 +511,9 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     caller = await asyncpg.connect(database_url)
     # Before anybody said so, there is none.
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => 'early')")
-    newcomers = Newcomers(pool, plan=lambda job: plan_newcomer(job, limited), told=True, tenant_max_jobs=2)
-    newcomers.lead(True)
-    await newcomers.run_once()
+    service = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, limited), told=True, tenant_max_jobs=2)
+    service.lead(True)
+    await service.run_once()
     within = await Operations.open(pool, limited)
     await within.submit(JobRequest("x", schedule="every 1h"))
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h')")
@@ -527,7 +528,7 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     # A tenant's own limit goes before the default, and the default may go again.
     await operations.set_tenant("early", max_jobs=3)
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => 'early')")
-    free = Newcomers(pool, plan=lambda job: plan_newcomer(job, settings), told=True, payload_max_bytes=100)
+    free = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, settings), told=True, payload_max_bytes=100)
     free.lead(True)
     await free.run_once()
     for _ in range(3):
@@ -535,8 +536,8 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     with pytest.raises(asyncpg.InvalidParameterValueError, match="at most 100 bytes"):
         await caller.fetchval("select duly.submit('x', payload => to_jsonb(repeat('x', 100)))")
     # Those came while nobody counted. When the limit is back, they count.
-    newcomers.lead(True)
-    await newcomers.run_once()
+    service.lead(True)
+    await service.run_once()
     with pytest.raises(asyncpg.ProgramLimitExceededError, match="tenant"):
         await caller.fetchval("select duly.submit('x', schedule => 'every 1h')")
     await caller.close()

@@ -1,4 +1,4 @@
--- As dead_letters/list.sql, of one job, by their key. `crowded`: it has more than are looked at, and none is told.
+-- As dead_letters/list_places.sql, of one job, by their key. `crowded`: it has more than are looked at, and none is told.
 --   $1 tenant  $2 job_id  $3 name  $4 queue  $5 handler  $6 error type  $7 buried from  $8 buried before; null: any
 --   $9, $10, $11 buried_at, job_id and scheduled_at of the last one of the page before, or null  $12 how many are wanted
 --   $13 how many are looked at

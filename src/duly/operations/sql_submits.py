@@ -9,12 +9,12 @@ from duly.config import Settings
 from duly.errors import InvalidInput
 from duly.model import Job, JobRequest
 from duly.operations.submitting import prepare
-from duly.store.newcomers import Adoption
+from duly.store.sql_submits import PlannedSubmit
 
 log = logging.getLogger("duly.maintenance")
 
 
-def plan_newcomer(job: Job, settings: Settings) -> Adoption:
+def plan_sql_submit(job: Job, settings: Settings) -> PlannedSubmit:
     """As if it had been submitted at the moment when SQL stored it: what was due since then is late, not lost."""
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(JobRequest)}
     fields["name"] = job.name or None
@@ -23,13 +23,13 @@ def plan_newcomer(job: Job, settings: Settings) -> Adoption:
             raise InvalidInput("job", job.unreadable)
         planned = prepare(job.job_id, JobRequest(**fields), job.created_at, settings=settings, shard=job.shard)
     except InvalidInput as error:
-        return Adoption(job.job_id, job.version, reason=f"refused when it was to be planned: {error}"[:500])
+        return PlannedSubmit(job.job_id, job.version, reason=f"refused when it was to be planned: {error}"[:500])
     except Exception as error:
         # A fault of ours, and one job's all the same: the others are planned.
         log.exception("job %s that came in through SQL cannot be planned", job.job_id)
         reason = f"could not be planned: {type(error).__name__}: {error}"
-        return Adoption(job.job_id, job.version, reason=reason[:500])
-    return Adoption(
+        return PlannedSubmit(job.job_id, job.version, reason=reason[:500])
+    return PlannedSubmit(
         job.job_id,
         job.version,
         kind=planned.kind,

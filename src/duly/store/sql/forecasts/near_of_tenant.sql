@@ -1,4 +1,4 @@
--- As jobs/forecast.sql, of a tenant that is not the default one and has no more active jobs than are looked at: exact,
+-- As forecasts/near.sql, of a tenant that is not the default one and has no more active jobs than are looked at: exact,
 -- whatever others have planned.   $1 tenant  $2 until  $3 how many jobs are looked at
 with going_on as materialized (
     select kind, schedule, timezone, policy, queue, handler, next_run_at, start_at, end_at, created_at,
