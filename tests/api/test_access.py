@@ -18,9 +18,9 @@ from duly.api.access import Access, Bucket
 from duly.api.server import create_app, serve
 from duly.config import Settings, load_settings
 from duly.errors import ConfigError, Permanent
-from duly.model import JobRequest, parse_run_id
+from duly.model import DeadLetterFilter, JobRequest, parse_run_id
 from duly.node import running_worker
-from duly.operations import DeadLetterFilter, Operations
+from duly.operations import Operations
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.store import eventually

@@ -16,10 +16,10 @@ from pydantic import BaseModel
 from duly.api import schemas
 from duly.api.examples import EXAMPLES
 from duly.api.server import create_app
+from duly.model import Buried
 from duly.operations import Operations
 from duly.store import runs
 from duly.store.pool import Pool
-from duly.store.runs import Buried
 from harness.store import put_now, take
 
 HERE = Path(__file__).parent

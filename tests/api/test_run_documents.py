@@ -13,11 +13,10 @@ import pytest
 from duly.api.schemas import RunDocument
 from duly.api.server import create_app
 from duly.client.documents import read_run
-from duly.model import make_run_id
+from duly.model import Buried, Requeued, make_run_id
 from duly.operations import Operations
 from duly.store import cluster, maintenance, runs
 from duly.store.pool import Pool
-from duly.store.runs import Buried, Requeued
 from harness.store import due_job, fire_now, fire_of, lead, put, succeeded, take
 
 JOBS = "/api/v1/jobs"

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
+from duly.model import Buried
 from duly.store import runs
 from duly.store.pool import Pool
-from duly.store.runs import Buried
 from harness.commands import Ended
 from harness.store import take
 

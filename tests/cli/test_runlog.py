@@ -11,8 +11,7 @@ import pytest
 
 from duly.cli import runlog
 from duly.cli.runlog import RunLog
-from duly.model import to_micros
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.model import Buried, ClaimedRun, Requeued, Succeeded, to_micros
 from duly.worker.executor import Outcome
 from duly.worker.handler.errors import error_text
 

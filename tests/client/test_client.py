@@ -35,9 +35,9 @@ from duly.errors import (
     StoreUnavailable,
     Unauthorized,
 )
-from duly.model import JobRequest, Policy
+from duly.model import DeadLetterFilter, JobRequest, Policy
 from duly.node import running_worker
-from duly.operations import DeadLetterFilter, Operations
+from duly.operations import Operations
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.endpoint import Endpoint, reply, silence
@@ -238,7 +238,7 @@ async def test_dead_letters_are_listed_shown_redriven_and_purged(call: Calls, po
         await call("purge", letters["two"].run_id)
     swept = await call("redrive_all", DeadLetterFilter(error_type=letters["three"].error.type))
     assert (swept.done, swept.refused) == (1, 0)
-    assert await call("redrive_all") == duly.operations.Swept(0, 0)
+    assert await call("redrive_all") == duly.model.Swept(0, 0)
     assert await call.every("dead_letters") == []
 
 
@@ -247,19 +247,19 @@ async def test_dead_letters_are_purged_by_filter_or_all_at_once(call: Calls, poo
         for name in ("one", "two", "two", "three"):
             await call("submit", "fail", name=name)
         await eventually(lambda: _has(pool, "dead_letters", 4))
-        assert await call("purge_all", DeadLetterFilter(name="two")) == duly.operations.Swept(2, 0)
+        assert await call("purge_all", DeadLetterFilter(name="two")) == duly.model.Swept(2, 0)
         assert {letter.name for letter in await call.every("dead_letters")} == {"one", "three"}
         wanted = await call("those_now")
         await call("submit", "fail", name="later")
         await eventually(lambda: _has(pool, "dead_letters", 3))
     # What died after the look is not forgotten with the rest.
-    assert await call("purge_some", wanted) == (duly.operations.Swept(2, 0), False)
+    assert await call("purge_some", wanted) == (duly.model.Swept(2, 0), False)
     assert [letter.name for letter in await call.every("dead_letters")] == ["later"]
     with pytest.raises(InvalidInput) as refused:
         await call("purge_some", DeadLetterFilter())
     assert refused.value.field == "all"
-    assert await call("purge_all") == duly.operations.Swept(1, 0)
-    assert await call("purge_all") == duly.operations.Swept(0, 0)
+    assert await call("purge_all") == duly.model.Swept(1, 0)
+    assert await call("purge_all") == duly.model.Swept(0, 0)
 
 
 async def test_a_purge_of_unknown_fate_is_not_sent_again(caller: Caller, line: Line) -> None:
@@ -305,7 +305,7 @@ async def test_what_dies_again_during_a_redrive_is_not_sent_again(call: Calls, p
         wanted = await call("those_now")
         await call("redrive_all")
         await eventually(lambda: _has(pool, "dead_letters", 1))
-        assert await call("redrive_some", wanted) == (duly.operations.Swept(0, 0), False)
+        assert await call("redrive_some", wanted) == (duly.model.Swept(0, 0), False)
 
 
 async def _has(pool: Pool, table: str, number: int) -> bool:

@@ -11,10 +11,9 @@ from collections import Counter
 from pathlib import Path
 from uuid import UUID, uuid4
 
-from duly.model import to_micros
+from duly.model import Buried, ClaimedRun, Requeued, to_micros
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Requeued
 from harness.processes import Spawn
 from harness.store import count, drawn_seed, eventually, put_now, succeeded, take
 

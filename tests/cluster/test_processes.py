@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from duly.model import JobRequest, Policy, from_micros, parse_run_id, to_micros
+from duly.model import ClaimedRun, JobRequest, Policy, Succeeded, from_micros, parse_run_id, to_micros
 from duly.operations import Operations
 from duly.store import runs
 from duly.store.pool import Pool
-from duly.store.runs import ClaimedRun, Succeeded
 from harness.processes import Spawn, executions
 from harness.store import count, drawn_seed, eventually
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
+from duly.model import Claim, ClaimedRun, Succeeded
 from duly.store import embedded, fires, maintenance, runs
 from duly.store.ids import new_job_ids, shard_of
 from duly.store.jobs import NewJob, submit
 from duly.store.pool import Pool, Querier
-from duly.store.runs import Claim, ClaimedRun, Succeeded
 
 SHARDS = 64
 ALL_PRIORITIES = list(range(9, -1, -1))

@@ -11,11 +11,10 @@ from typing import Any
 
 from duly import Duly
 from duly.config import Settings
-from duly.model import Run
+from duly.model import ClaimedRun, Run
 from duly.node import running_worker
 from duly.operations import Operations
 from duly.store.pool import Pool
-from duly.store.runs import ClaimedRun
 from duly.worker.executor import Outcome
 from duly.worker.worker import Worker
 from harness.store import eventually

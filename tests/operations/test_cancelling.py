@@ -12,12 +12,11 @@ from uuid import UUID
 import pytest
 
 from duly.config import Settings
-from duly.model import JobRequest, Policy, make_run_id
+from duly.model import Claim, ClaimedRun, JobRequest, Policy, Requeued, make_run_id
 from duly.operations import Operations
 from duly.states import RunFlag
 from duly.store import maintenance, runs
 from duly.store.pool import InTransaction, Pool
-from duly.store.runs import ClaimedRun, Requeued
 from harness.held import HeldPool
 from harness.store import count, drawn_seed, eventually, take
 from harness.worker import Workbench
@@ -101,7 +100,7 @@ class TestBesideARetry:
         held.meanwhile = meanwhile
         for number in range(1, 30):
             job_id = await submit(operations)
-            claims: list[runs.Claim] = []
+            claims: list[Claim] = []
             held.statements, held.hold_before = 0, number
             await cancelling.cancel(job_id, running=True)
             if not claims:

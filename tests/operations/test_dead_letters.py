@@ -8,11 +8,10 @@ from datetime import timedelta
 import pytest
 
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import DeadLetter, JobRequest, Policy
-from duly.operations import DeadLetterFilter, Operations
+from duly.model import Buried, ClaimedRun, DeadLetter, DeadLetterFilter, JobRequest, Policy, Requeued, Succeeded
+from duly.operations import Operations
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
 from harness.store import count, take
 
 ERROR = '{"type": "Boom", "message": "it broke", "traceback": "line 1"}'

@@ -16,11 +16,10 @@ import pytest
 
 from duly.config import Settings
 from duly.maintenance.unparker import Unparker
-from duly.model import Job, JobRequest, Policy
+from duly.model import Claim, ClaimedRun, Job, JobRequest, Policy, Requeued
 from duly.operations import Operations
 from duly.store import runs
 from duly.store.pool import Pool, Querier
-from duly.store.runs import ClaimedRun, Requeued
 from duly.timing import forget_zones
 from harness.held import HeldPool
 from harness.scheduler import DAY, HOUR, MINUTE, SECOND, START, FrozenScheduler, moments
@@ -176,7 +175,7 @@ class TestInTheMiddleOfAFire:
         if handler == "has ended":
             await self._work(scheduler.pool, claim)
 
-    async def _work(self, pool: Pool, claim: runs.Claim) -> None:
+    async def _work(self, pool: Pool, claim: Claim) -> None:
         if claim.runs:
             assert await runs.complete(pool, [succeeded(run) for run in claim.runs]) == len(claim.runs)
 

@@ -13,8 +13,19 @@ import pytest
 
 from duly.api.documents import explanation_document
 from duly.errors import InvalidInput, NotFound
-from duly.model import DEFAULT_POLICY, Job, JobRequest, Policy, to_micros
-from duly.operations import Explanation, Operations, Verdict
+from duly.model import (
+    DEFAULT_POLICY,
+    Buried,
+    Explanation,
+    Job,
+    JobRequest,
+    Policy,
+    Requeued,
+    Succeeded,
+    Verdict,
+    to_micros,
+)
+from duly.operations import Operations
 from duly.scheduler.planner import plan_batch
 from duly.store import cluster, fires, runs
 from duly.store.pool import InTransaction, Pool
@@ -78,7 +89,7 @@ class World:
         started = to_micros(self.now)
         await runs.complete(
             self.pool,
-            [runs.Succeeded(run, started, started + 250_000) for run in claim.runs],
+            [Succeeded(run, started, started + 250_000) for run in claim.runs],
             [claim.claim_id] if claim.claim_id else [],
         )
 
@@ -189,12 +200,12 @@ async def test_what_becomes_of_the_run_is_told_in_every_state(world: World, pool
     await cluster.join(pool, node_id=worker_id, kind="worker", name="w-1", version="0", lease_seconds=60, info={})
     claim = await take(pool, worker_id=worker_id)
     assert "it is running on w-1 since 2030-05-05 13:00:00Z, attempt 1" in (await world.explain(job, due)).sentence
-    await runs.requeue(pool, [runs.Requeued(claim.runs[0], "retrying", 30, 1, 2, ERROR)])
+    await runs.requeue(pool, [Requeued(claim.runs[0], "retrying", 30, 1, 2, ERROR)])
     told = await world.explain(job, due)
     assert "attempt 1 failed: ValueError: no luck; it is tried again at 2030-05-05 13:00:30Z" in told.sentence
     await world.at(due + MINUTE)
     claim = await take(pool, worker_id=worker_id)
-    await runs.bury(pool, [runs.Buried(claim.runs[0], 1, 2, ERROR)])
+    await runs.bury(pool, [Buried(claim.runs[0], 1, 2, ERROR)])
     told = await world.explain(job, due)
     assert "it is dead since attempt 2 on w-1: ValueError: no luck" in told.sentence
     assert told.facts["run_status"] == "dead"

@@ -15,12 +15,11 @@ import pytest
 from duly.errors import Conflict, InvalidInput
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.unparker import Unparker
-from duly.model import JobRequest, Policy, make_run_id
+from duly.model import Buried, ClaimedRun, JobRequest, Policy, Requeued, make_run_id
 from duly.operations import Operations
 from duly.store import maintenance, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Requeued
 from harness.scheduler import MINUTE, SECOND, START, FrozenScheduler
 from harness.store import count, drawn_seed, due_job, succeeded, take
 

@@ -14,10 +14,9 @@ import pytest
 from duly.config import Settings
 from duly.errors import Conflict, InvalidInput, TooCostly
 from duly.maintenance.unparker import Unparker
-from duly.model import JobRequest, Policy
+from duly.model import JobRequest, Policy, Verdict
 from duly.node import running_scheduler
 from duly.operations import Operations
-from duly.operations.verdicts import Verdict
 from duly.scheduler import planner
 from duly.store import fires
 from duly.store.jobs import NewJob

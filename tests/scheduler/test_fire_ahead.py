@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from duly.maintenance.guardian import Guardian
-from duly.model import JobRequest
+from duly.model import Claim, JobRequest
 from duly.operations import Operations
 from duly.scheduler import backlog
 from duly.store import fires, runs
@@ -17,7 +17,6 @@ from duly.store import jobs as jobs_store
 from duly.store.jobs import NewJob
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
-from duly.store.runs import Claim
 from harness.scheduler import HOUR, MINUTE, SECOND, START, FrozenScheduler, same_shard
 from harness.store import count, due_job, succeeded, take
 

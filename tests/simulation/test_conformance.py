@@ -10,12 +10,11 @@ from uuid import UUID
 
 import pytest
 
-from duly.model import DEFAULT_POLICY, Policy
+from duly.model import DEFAULT_POLICY, Buried, ClaimedRun, Policy, Requeued, Succeeded
 from duly.store import cluster, fires, jobs, maintenance, runs
 from duly.store.fires import Fires, Release, SimpleFires
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
 from simulation.model import INFINITY, Job, Model, Transaction
 
 STEPS = int(os.environ.get("DULY_SIM_STEPS", "400"))

@@ -18,10 +18,9 @@ import pytest
 
 from duly import Context, Duly
 from duly.config import Settings
-from duly.model import JobRequest
+from duly.model import ClaimedRun, JobRequest
 from duly.node import running_worker
 from duly.operations import Operations
-from duly.store import runs as store
 from duly.store.pool import Pool
 from duly.worker.claimer import Claimer
 from duly.worker.floors import LONGEST_PAUSE
@@ -131,7 +130,7 @@ from generate_series(1, 200000) n
 async def test_claims_begin_behind_what_is_gone_and_still_find_what_commits_late(pool: Pool) -> None:
     """200,000 runs that were taken while a report holds its snapshot lie dead before the head of their lane."""
     report = await asyncpg.connect(pool.url)
-    found: list[store.ClaimedRun] = []
+    found: list[ClaimedRun] = []
     claimer = Claimer(
         pool, pool.clock, worker_id=uuid4(), queues=["default"], lease_seconds=60, poll_seconds=1, concurrency=100,
         room=lambda: 100, started=lambda claim, _: found.extend(claim.runs),

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from duly.model import JobRequest
+from duly.model import JobRequest, Requeued
 from duly.operations import Operations
 from duly.store import fires, maintenance, runs
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
-from duly.store.runs import Requeued
 from harness.store import (
     due_job,
     fire_as_seen,

@@ -26,10 +26,9 @@ from duly.maintenance.guardian import Guardian
 from duly.maintenance.rescuer import Rescuer
 from duly.maintenance.sql_submits import SqlSubmits
 from duly.maintenance.unparker import Unparker
-from duly.model import Policy
+from duly.model import Buried, DeadLetterFilter, Policy, Requeued
 from duly.node import running_scheduler
 from duly.operations import Operations
-from duly.operations.dead_letters import DeadLetterFilter
 from duly.operations.sql_submits import plan_sql_submit
 from duly.scheduler.firer import Firer
 from duly.store import dead_letters, maintenance, runs
@@ -37,7 +36,6 @@ from duly.store.dead_letters import Filter
 from duly.store.jobs import NewJob
 from duly.store.maintenance import Suspect
 from duly.store.pool import Pool
-from duly.store.runs import Buried, Requeued
 from duly.worker.handler.errors import error_text
 from harness.scheduler import SECOND, START, FrozenScheduler, spread
 from harness.store import count, due_job, eventually, new_job, put, succeeded, take

@@ -9,10 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from duly.model import from_micros
+from duly.model import Buried, Claim, Requeued, Succeeded, from_micros
 from duly.store import jobs, maintenance, runs
 from duly.store.pool import Pool
-from duly.store.runs import Buried, Claim, Requeued
 from harness.store import count, due_job, fire_now, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
 
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})
@@ -108,7 +107,7 @@ async def test_times_are_recorded_to_the_microsecond(pool: Pool) -> None:
     await put_now(pool, 1)
     claim = await take(pool)
     started, finished = 1_763_199_999_123_457, 1_763_200_000_987_653
-    await runs.complete(pool, [runs.Succeeded(claim.runs[0], started, finished)])
+    await runs.complete(pool, [Succeeded(claim.runs[0], started, finished)])
     row = (await pool.query("select started_at, finished_at from duly.history"))[0]
     assert (row["started_at"], row["finished_at"]) == (from_micros(started), from_micros(finished))
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from duly.errors import StoreUnavailable
+from duly.model import Buried, Requeued, Succeeded
 from duly.store import fires, maintenance, runs
 from duly.store.jobs import submit
 from duly.store.pool import Pool, Querier
-from duly.store.runs import Buried, Requeued, Succeeded
 from harness.store import count, due_job, fire_of, hours_ago, lead, new_job, put, put_now, succeeded, take
 
 ERROR = '{"type":"ValueError","message":"no","traceback":null}'

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from duly.model import Requeued
 from duly.store import fires, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
@@ -172,7 +173,7 @@ class TestOverlap:
             claim = await take(pool)
             if stage == "retrying":
                 error = json.dumps({"type": "E", "message": "m", "traceback": None})
-                await runs.requeue(pool, [runs.Requeued(claim.runs[0], "retrying", 600, 1, 2, error)])
+                await runs.requeue(pool, [Requeued(claim.runs[0], "retrying", 600, 1, 2, error)])
         second = due_job(pool, due + HOUR, job_id=job.job_id, shard=job.shard)
         return fire_of(second, next_run_at=due + 2 * HOUR), job.shard, epoch
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from duly.model import Claim, Succeeded
 from duly.store import ledger, maintenance, runs
 from duly.store.pool import Pool
-from duly.store.runs import Claim, Succeeded
 from harness.store import count, put_now, take
 
 

@@ -11,7 +11,8 @@ from uuid import UUID
 import pytest
 
 from duly.config import load_settings
-from duly.operations import DeadLetterFilter, Operations, forecasting
+from duly.model import DeadLetterFilter
+from duly.operations import Operations, forecasting
 from duly.store import history, jobs, stores
 from duly.store.pool import Pool
 from duly.store.statements import statement

@@ -17,6 +17,7 @@ import pytest
 
 import duly.store
 from duly.config import Settings
+from duly.model import Buried, Claim, ClaimedRun, Requeued
 from duly.operations import Operations
 from duly.states import BORN, LEGAL_MOVES, RunFlag
 from duly.store import dead_letters, maintenance, runs
@@ -24,7 +25,7 @@ from duly.store import jobs as jobs_store
 from duly.store.dead_letters import Filter
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from duly.store.runs import Buried, Claim, ClaimedRun, Requeued, Served
+from duly.store.runs import Served
 from harness.injecting import Injector, injected
 from harness.scheduler import HOUR, MINUTE, SECOND, START, FrozenScheduler
 from harness.store import due_job, put_now, succeeded, take

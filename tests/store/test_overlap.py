@@ -18,12 +18,11 @@ import asyncpg
 import pytest
 
 from duly.errors import Conflict, NotFound
-from duly.model import Overlap, Policy, make_run_id
+from duly.model import Buried, ClaimedRun, Overlap, Policy, Requeued, make_run_id
 from duly.operations import Operations
 from duly.store import fires, maintenance, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Requeued
 from duly.store.statements import statement
 from harness.store import count, drawn_seed, due_job, fire_as_seen, fire_of, lead, put, succeeded, take
 

@@ -6,7 +6,8 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any
 
-from duly.timing import Occurrence, Schedule, parse_schedule
+from duly.model import Occurrence
+from duly.timing import Schedule, parse_schedule
 
 NEW_YORK = "America/New_York"
 

@@ -12,8 +12,8 @@ import asyncpg
 import pytest
 
 from duly.errors import StoreUnavailable
+from duly.model import Buried, ClaimedRun, Requeued, Succeeded
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
 from duly.store.sifting import LONGEST_PAUSE
 from duly.worker.completer import Completer
 

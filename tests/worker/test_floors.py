@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from duly.store.runs import Claim
+from duly.model import Claim
 from duly.worker.floors import LEAST_PAUSE, LONGEST_PAUSE, SLACK, Floors
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -19,8 +19,7 @@ import pytest
 
 from duly.clock import DatabaseClock
 from duly.errors import Permanent, RetryAfter, Snooze, Unable
-from duly.model import Policy
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.model import Buried, ClaimedRun, Policy, Requeued, Succeeded
 from duly.worker.executor import Executor, Outcome
 from duly.worker.handler.errors import ERROR_LIMIT, exception_text, result_text
 from duly.worker.handler.task import Task

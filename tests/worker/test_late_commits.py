@@ -12,11 +12,11 @@ import pytest
 import duly.worker.floors
 from duly import Context, Duly
 from duly.config import Settings
+from duly.model import ClaimedRun
 from duly.node import running_worker
 from duly.store.ids import new_job_ids, shard_of
 from duly.store.jobs import submit
 from duly.store.pool import Pool
-from duly.store.runs import ClaimedRun
 from duly.worker.executor import Outcome
 from harness.proxy import Proxy
 from harness.store import SHARDS, eventually, new_job

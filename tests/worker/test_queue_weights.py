@@ -10,10 +10,10 @@ from uuid import uuid4
 import pytest
 
 from duly.config import Settings
+from duly.model import Claim
 from duly.node import running_worker
 from duly.store import runs
 from duly.store.pool import Pool
-from duly.store.runs import Claim
 from duly.worker.claimer import Claimer
 from duly.worker.handler.task import Task
 from harness.store import count, eventually, put_now

@@ -12,10 +12,10 @@ import pytest
 
 from duly import Context
 from duly.api.documents import cluster_document
-from duly.model import JobRequest, Policy
+from duly.model import Claim, JobRequest, Policy
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
-from duly.store.runs import Claim, Served
+from duly.store.runs import Served
 from duly.worker import floors
 from duly.worker.claimer import Claimer
 from duly.worker.floors import LONGEST_STRETCH, SHORTEST_STRETCH, SLACK, Walk

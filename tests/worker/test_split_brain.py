@@ -9,11 +9,10 @@ import asyncpg
 import pytest
 
 from conftest import Server
-from duly.model import JobRequest
+from duly.model import ClaimedRun, JobRequest, Requeued, Succeeded
 from duly.operations import Operations
 from duly.store import maintenance
 from duly.store.pool import Pool
-from duly.store.runs import ClaimedRun, Requeued, Succeeded
 from duly.worker.completer import Completer
 from harness.store import count, take
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from duly.clock import DatabaseClock
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.model import Buried, ClaimedRun, Requeued, Succeeded
 from duly.worker.execution import Stop
 from duly.worker.executor import Executor, Outcome
 from duly.worker.handler.task import Task

@@ -16,7 +16,7 @@ import duly.worker.blocking
 import isolated_tasks
 from duly import Context, RetryAfter, Snooze
 from duly.errors import DataRefused
-from duly.model import JobRequest
+from duly.model import JobRequest, Succeeded
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from harness.store import count, eventually, rescue_from_the_living
@@ -491,7 +491,7 @@ async def test_an_outcome_that_cannot_be_written_at_all_is_left_to_rescue_and_bl
 
     real = runs.complete
 
-    async def refuse(store: Pool, ended: Sequence[runs.Succeeded], close: Sequence[UUID] = ()) -> int:
+    async def refuse(store: Pool, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:
         if any(end.run.payload == '{"n": 7}' for end in ended):
             raise DataRefused("not in any words")
         return await real(store, ended, close)

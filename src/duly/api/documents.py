@@ -8,11 +8,22 @@ from typing import Any, get_type_hints
 
 from duly.handlers import shown_target
 from duly.masking import shown_payload
-from duly.model import POLICY_RULES, Attempt, DeadLetter, ErrorInfo, Job, Run, make_run_id
-from duly.operations import ClusterStatus, Explanation, Forecast, Preview
-from duly.store.cluster import NodeStatus
-from duly.store.stores import Counts
-from duly.timing import Occurrence
+from duly.model import (
+    POLICY_RULES,
+    Attempt,
+    ClusterStatus,
+    Counts,
+    DeadLetter,
+    ErrorInfo,
+    Explanation,
+    Forecast,
+    Job,
+    NodeStatus,
+    Occurrence,
+    Preview,
+    Run,
+    make_run_id,
+)
 
 
 def time_text(moment: datetime | None) -> str | None:

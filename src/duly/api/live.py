@@ -19,8 +19,8 @@ from duly.api.declared import declared_page
 from duly.api.documents import time_text
 from duly.api.problems import json_response
 from duly.errors import DulyError, StoreUnavailable
-from duly.model import Job, Run
-from duly.operations import ClusterStatus, Operations, Principal
+from duly.model import ClusterStatus, Job, Run
+from duly.operations import Operations, Principal
 
 SHOWN = 50
 UPCOMING = 3

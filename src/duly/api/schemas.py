@@ -39,8 +39,9 @@ from duly.model import (
     Policy,
     Rule,
     ScheduleKind,
+    Verdict,
 )
-from duly.operations import Verdict, previewing
+from duly.operations import previewing
 from duly.operations.submitting import problems_of
 from duly.states import RunState
 

@@ -14,18 +14,23 @@ from duly.errors import DulyError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from duly.client import AsyncClient
-    from duly.model import DeadLetter, DstFold, DstGap, Job, JobRequest, Run
-    from duly.operations import (
+    from duly.model import (
         ClusterStatus,
+        DeadLetter,
         DeadLetterFilter,
+        DstFold,
+        DstGap,
         Explanation,
         Forecast,
+        Job,
+        JobRequest,
+        Occurrence,
         Page,
         Preview,
-        Submitted,
+        Run,
         Swept,
     )
-    from duly.timing import Occurrence
+    from duly.operations import Submitted
 
 _PAGE = 500
 
@@ -267,7 +272,7 @@ class Remote:
         await self._client.purge(run_id)
 
     async def redrive_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
-        from duly.operations import Swept
+        from duly.model import Swept
 
         dead_now = await self._client.those_now(_given(wanted))
         done = 0
@@ -278,7 +283,7 @@ class Remote:
             yield Swept(done, part.refused)
 
     async def purge_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
-        from duly.operations import Swept
+        from duly.model import Swept
 
         dead_now = await self._client.those_now(_given(wanted))
         done = 0
@@ -289,10 +294,10 @@ class Remote:
             yield Swept(done, 0)
 
     async def status(self) -> ClusterStatus:
-        from duly.operations import ClusterStatus
+        from duly.model import ClusterStatus
 
         cluster = await self._client.cluster()
-        return ClusterStatus(cluster.nodes, cluster.shards, await self._client.stats(), cluster.lag_seconds)
+        return ClusterStatus(cluster.nodes, cluster.shards, cluster.lag_seconds, await self._client.stats())
 
     async def preview(
         self,
@@ -319,6 +324,6 @@ class Remote:
 
 
 def _given(wanted: DeadLetterFilter | None) -> DeadLetterFilter:
-    from duly.operations import DeadLetterFilter
+    from duly.model import DeadLetterFilter
 
     return wanted if wanted is not None else DeadLetterFilter()

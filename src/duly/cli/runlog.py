@@ -9,8 +9,7 @@ from collections import Counter
 from datetime import datetime
 
 from duly.cli.output import coloured, one_line, say, span
-from duly.model import to_micros
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
+from duly.model import Buried, ClaimedRun, Requeued, Succeeded, to_micros
 from duly.worker.executor import Outcome
 
 # More lines than this in a second nobody reads, and writing them would slow the runs down: the rest is counted.

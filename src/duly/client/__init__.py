@@ -10,7 +10,6 @@ from duly.errors import MissingExtra
 try:
     from duly.client.calls import BatchItem, JobChanges, JobOptions, SubmittedJob
     from duly.client.clients import AsyncClient, Client
-    from duly.client.documents import Cluster
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.partition(".")[0] == "httpx":
         raise MissingExtra("a client of the REST API", "client") from missing
@@ -20,7 +19,6 @@ __all__ = [
     "AsyncClient",
     "BatchItem",
     "Client",
-    "Cluster",
     "JobChanges",
     "JobOptions",
     "SubmittedJob",

@@ -19,27 +19,33 @@ from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from duly.client import documents
-from duly.client.documents import Cluster, Document, encode, job_body, plain, time_text
+from duly.client.documents import Document, encode, job_body, plain, time_text
 from duly.client.trying import refusal
 from duly.errors import DulyError, InvalidInput, NotFound
 from duly.model import (
     POLICY_FIELDS,
+    Cluster,
+    Counts,
     DeadLetter,
+    DeadLetterFilter,
     DstFold,
     DstGap,
+    Explanation,
+    Forecast,
     Job,
     JobRequest,
     JobStatus,
     MissedWindow,
+    Occurrence,
     Overlap,
+    Page,
     Policy,
+    Preview,
     RetryBackoff,
     Run,
+    Swept,
     each_request,
 )
-from duly.operations import DeadLetterFilter, Explanation, Forecast, Page, Preview, Swept
-from duly.store.stores import Counts
-from duly.timing import Occurrence
 
 PREFIX = "/api/v1"
 #: The API's own limits for one batch.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -21,21 +21,27 @@ from duly.model import (
     DEFAULT_TENANT,
     POLICY_FIELDS,
     Attempt,
+    Cluster,
+    Counts,
     DeadLetter,
     ErrorInfo,
+    Expected,
+    Explanation,
+    Forecast,
     Job,
     JobRequest,
+    NodeStatus,
+    Occurrence,
+    Page,
     Policy,
+    Preview,
     Progress,
     Run,
     ScheduleKind,
+    ShardStatus,
+    Verdict,
     parse_run_id,
 )
-from duly.operations import Explanation, Forecast, Page, Preview, Verdict
-from duly.operations.forecasting import Expected
-from duly.store.cluster import NodeStatus, ShardStatus
-from duly.store.stores import Counts
-from duly.timing import Occurrence
 from duly.timing.parse import read_schedule
 
 Document = Mapping[str, Any]
@@ -201,20 +207,10 @@ def read_forecast(document: Document) -> Forecast:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Schedulers and workers, and which scheduler leads which shard."""
-
-    nodes: list[NodeStatus]
-    shards: list[ShardStatus]
-    lag_seconds: float = 0.0
-    """How late the oldest job is that is due and has not fired; 0 when none is."""
-
-
 def read_cluster(document: Document) -> Cluster:
     nodes = [_node(one, "scheduler") for one in document["nodes"]]
     nodes += [_node(one, "worker") for one in document["workers"]]
-    return Cluster(nodes, [_shard(one) for one in document["shards"]], document.get("lag_seconds", 0.0))
+    return Cluster(nodes, [_shard(one) for one in document["shards"]], document["lag_seconds"])
 
 
 def _node(document: Document, kind: str) -> NodeStatus:

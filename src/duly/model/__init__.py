@@ -5,12 +5,21 @@ Read in this order:
 - `fields`: the description of one field, from which checks, schema, options and documents follow;
 - `policy`: what a job's policy may say, its defaults, and the JSON it is stored as;
 - `job`: a job, as it is asked for and as it is stored;
-- `run`: one execution of an occurrence, its attempts, and what is left of it when it is given up;
-- `ids`: a run's id, which is its job and moment, written as one string.
+- `ids`: a run's id, which is its job and moment, written as one string;
+- `run`: one execution of an occurrence, and its attempts;
+- `claim`: runs in a worker's hands, and the outcomes that it records;
+- `dead_letter`: a run whose retries are used up, and how dead letters are selected;
+- `occurrence`: occurrences that are still to come: a schedule's preview, and the forecast of all jobs;
+- `explanation`: the verdict on one occurrence, in a sentence;
+- `cluster`: nodes, shards and counts; `page`: one page of any list.
 
-What a client sends is validated in `duly.checks`; the moves between run states are in `duly.states`.
+`duly.checks` validates what a client sends; `duly.states` has the moves between run states.
 """
 
+from duly.model.claim import Buried, Claim, ClaimedRun, Recorded, Requeued, Succeeded
+from duly.model.cluster import Cluster, ClusterStatus, Counts, NodeStatus, ShardStatus
+from duly.model.dead_letter import DeadLetter, DeadLetterFilter, Swept
+from duly.model.explanation import Explanation, Verdict
 from duly.model.fields import Rule, rules_of
 from duly.model.ids import from_micros, make_run_id, parse_run_id, to_micros
 from duly.model.job import (
@@ -24,6 +33,8 @@ from duly.model.job import (
     ScheduleKind,
     each_request,
 )
+from duly.model.occurrence import Expected, Forecast, Occurrence, Preview
+from duly.model.page import Page
 from duly.model.policy import (
     DEFAULT_KEY_TEMPLATE,
     DEFAULT_POLICY,
@@ -37,7 +48,7 @@ from duly.model.policy import (
     RetryBackoff,
     policy_from_stored,
 )
-from duly.model.run import Attempt, DeadLetter, ErrorInfo, Progress, Run
+from duly.model.run import Attempt, ErrorInfo, Progress, Run
 
 __all__ = [
     "DEFAULT_KEY_TEMPLATE",
@@ -49,21 +60,41 @@ __all__ = [
     "POLICY_FIELDS",
     "POLICY_RULES",
     "Attempt",
+    "Buried",
+    "Claim",
+    "ClaimedRun",
+    "Cluster",
+    "ClusterStatus",
+    "Counts",
     "DeadLetter",
+    "DeadLetterFilter",
     "DstFold",
     "DstGap",
     "ErrorInfo",
+    "Expected",
+    "Explanation",
+    "Forecast",
     "Job",
     "JobRequest",
     "JobStatus",
     "MissedWindow",
+    "NodeStatus",
+    "Occurrence",
     "Overlap",
+    "Page",
     "Policy",
+    "Preview",
     "Progress",
+    "Recorded",
+    "Requeued",
     "RetryBackoff",
     "Rule",
     "Run",
     "ScheduleKind",
+    "ShardStatus",
+    "Succeeded",
+    "Swept",
+    "Verdict",
     "each_request",
     "from_micros",
     "make_run_id",

@@ -1,4 +1,4 @@
-"""One execution of an occurrence: `Run`, its attempts, and the `DeadLetter` it leaves when its retries are used up."""
+"""One execution of an occurrence: `Run`, its attempts, its errors and its progress."""
 
 from __future__ import annotations
 
@@ -37,30 +37,6 @@ class Progress:
     fraction: float
     note: str
     at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class DeadLetter:
-    """A run that will not be tried again by itself, whole: it outlives its history."""
-
-    job_id: UUID
-    scheduled_at: datetime
-    buried_at: datetime
-    attempt: int
-    tenant: str
-    name: str
-    queue: str
-    handler: str | dict[str, Any]
-    payload: Any
-    payload_ref: str | None
-    error: ErrorInfo
-    attempts: tuple[Attempt, ...]
-    secret_fields: tuple[str, ...] = ()
-    """What of the payload is never shown, as its job said when it was buried."""
-
-    @property
-    def run_id(self) -> str:
-        return make_run_id(self.job_id, self.scheduled_at)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,34 +1,24 @@
 """What API, CLI, dashboard and SDK all call. None of them speaks SQL; this layer speaks neither HTTP nor terminal."""
 
 from duly.operations.batching import Batching, Refused
-from duly.operations.dead_letters import DeadLetterFilter, DeadLetters, Swept
+from duly.operations.dead_letters import DeadLetters
 from duly.operations.declaring import Declaring
 from duly.operations.explaining import Explaining
-from duly.operations.forecasting import Forecast, Forecasting
+from duly.operations.forecasting import Forecasting
 from duly.operations.keys import CreatedKey, Key, Keys, Principal
-from duly.operations.looking import ClusterStatus, Page
-from duly.operations.previewing import Preview, preview
+from duly.operations.previewing import preview
 from duly.operations.submitters import Submitters
 from duly.operations.submitting import Submitted
 from duly.operations.tenants import Tenant, Tenants
-from duly.operations.verdicts import Explanation, Verdict
 
 __all__ = [
-    "ClusterStatus",
     "CreatedKey",
-    "DeadLetterFilter",
-    "Explanation",
-    "Forecast",
     "Key",
     "Operations",
-    "Page",
-    "Preview",
     "Principal",
     "Refused",
     "Submitted",
-    "Swept",
     "Tenant",
-    "Verdict",
     "preview",
 ]
 

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import DEFAULT_TENANT, DeadLetter, from_micros, make_run_id, parse_run_id, to_micros
+from duly.model import (
+    DEFAULT_TENANT,
+    DeadLetter,
+    DeadLetterFilter,
+    Page,
+    Swept,
+    from_micros,
+    make_run_id,
+    parse_run_id,
+    to_micros,
+)
 from duly.operations.base import to_job_id
-from duly.operations.looking import PAGE_LIMIT, Looking, Page
+from duly.operations.looking import PAGE_LIMIT, Looking
 from duly.store import dead_letters as store
 from duly.store.dead_letters import Filter, Place, Worked
 
@@ -19,30 +28,7 @@ from duly.store.dead_letters import Filter, Place, Worked
 BATCH = 500
 
 
-@dataclass(frozen=True, slots=True)
-class DeadLetterFilter:
-    """Which dead letters; a field that is None matches all."""
-
-    job_id: str | None = None
-    name: str | None = None
-    queue: str | None = None
-    handler: str | None = None
-    error_type: str | None = None
-    since: datetime | None = None
-    """Buried at this moment or later."""
-    until: datetime | None = None
-    """Buried before this moment."""
-
-
 ALL = DeadLetterFilter()
-
-
-@dataclass(frozen=True, slots=True)
-class Swept:
-    """How far a redrive or purge by filter has come. `refused`: letters of jobs that are cancelled or gone."""
-
-    done: int
-    refused: int
 
 
 class DeadLetters(Looking):

@@ -9,15 +9,15 @@ from itertools import islice
 
 from duly import checks
 from duly.errors import InvalidInput, TooCostly
-from duly.model import DEFAULT_TENANT, Job
+from duly.model import DEFAULT_TENANT, Explanation, Job, Occurrence, Page, Verdict
 from duly.operations.lifetime import Lifetime, local_time
-from duly.operations.looking import PAGE_LIMIT, Looking, Page, with_key
-from duly.operations.verdicts import Explanation, Judge, Verdict
+from duly.operations.looking import PAGE_LIMIT, Looking, with_key
+from duly.operations.verdicts import Judge
 from duly.operations.wording import clock
 from duly.store import changes, cluster, history
 from duly.store.cluster import Leader
 from duly.store.history import Record
-from duly.timing import TOO_FAR, Fuel, Occurrence, jitter_offset
+from duly.timing import TOO_FAR, Fuel, jitter_offset
 
 RANGE_LIMIT = 10_000
 # Years of a job that is paused and resumed every hour; what lies further back is told as if it had not been.

@@ -11,18 +11,18 @@ import heapq
 import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
 from duly import checks
 from duly.errors import InvalidInput, TooCostly
-from duly.model import DEFAULT_TENANT
+from duly.model import DEFAULT_TENANT, Counts, Expected, Forecast, Occurrence
 from duly.operations.base import timetable_of
 from duly.operations.looking import Looking
 from duly.store import forecasts, stores
 from duly.store.forecasts import Group
-from duly.timing import EACH, Fuel, Occurrence, Timetable, load_zone, make_timetable
+from duly.timing import EACH, Fuel, Timetable, load_zone, make_timetable
 from duly.turns import Turns
 
 MAX_MINUTES = 24 * 60
@@ -35,32 +35,6 @@ _OWN_JOBS = 20_000
 _MOST_STEPS = 50_000
 _MOST_ITEMS = 20_000
 _MICROSECOND = timedelta(microseconds=1)
-
-
-@dataclass(frozen=True, slots=True)
-class Expected:
-    """So many fires in the minute that begins at `minute`."""
-
-    minute: datetime
-    queue: str
-    handler: str
-    fires: int
-
-
-@dataclass(frozen=True, slots=True)
-class Forecast:
-    """`estimated`: some shards stand for all. `cut`: only what lies before `complete_until` is all there."""
-
-    start: datetime
-    until: datetime
-    items: list[Expected]
-    estimated: bool
-    cut: bool
-    complete_until: datetime
-
-    @property
-    def total(self) -> int:
-        return sum(item.fires for item in self.items)
 
 
 class Forecasting(Looking):
@@ -109,7 +83,7 @@ class Forecasting(Looking):
         )  # fmt: skip
         return first.groups + rest.groups, afforded, rest.complete_until
 
-    async def counts(self, *, tenant: str | None = None) -> stores.Counts:
+    async def counts(self, *, tenant: str | None = None) -> Counts:
         """Figures of the whole store, or of one tenant."""
         return await (stores.counts(self._pool) if tenant is None else stores.tenant_counts(self._pool, tenant=tenant))
 

@@ -16,9 +16,9 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidInput, TooCostly
-from duly.model import DstFold, DstGap, Job, Policy, ScheduleKind
+from duly.model import DstFold, DstGap, Job, Occurrence, Policy, ScheduleKind
 from duly.store.changes import Change
-from duly.timing import Fuel, Occurrence, Timetable, load_zone, make_timetable
+from duly.timing import Fuel, Timetable, load_zone, make_timetable
 
 _STOPS = ("paused", "parked", "cancelled")
 _STARTS = ("resumed", "unparked", "repaired")

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Generic, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from duly import checks
 from duly.errors import InvalidInput, NotFound, TooCostly
-from duly.model import DEFAULT_TENANT, Job, Run, parse_run_id
+from duly.model import DEFAULT_TENANT, ClusterStatus, Job, Page, Run, parse_run_id
 from duly.operations.base import Base, timetable_of, to_job_id
 from duly.store import cluster, history, jobs, stores
 from duly.store.pool import Querier
@@ -27,23 +27,6 @@ _LOOKED_AT_TO_FIND = 200_000
 _LOOKS = 5
 
 Item = TypeVar("Item")
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterStatus:
-    nodes: list[cluster.NodeStatus]
-    shards: list[cluster.ShardStatus]
-    counts: stores.Counts
-    lag_seconds: float = 0.0
-    """How late the oldest job is that is due and has not fired; 0 when none is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Page(Generic[Item]):
-    """One page of a list; `next_cursor` asks for the next one, None at the end."""
-
-    items: list[Item]
-    next_cursor: str | None
 
 
 class Looking(Base):
@@ -169,7 +152,7 @@ class Looking(Base):
         )
         oldest = counts.oldest_overdue_at
         lag = 0.0 if oldest is None else max(0.0, (self.now() - oldest).total_seconds())
-        return ClusterStatus(nodes, shards, counts, lag)
+        return ClusterStatus(nodes, shards, lag, counts)
 
     async def figures(self) -> stores.Figures:
         """What a monitoring system watches, of the whole store."""

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from duly import checks
 from duly.errors import InvalidInput
-from duly.model import DstFold, DstGap, ScheduleKind
-from duly.timing import Fuel, Occurrence, Timetable, parse_schedule
+from duly.model import DstFold, DstGap, Preview
+from duly.timing import Fuel, Timetable, parse_schedule
 
 MAX_COUNT = 1000
 # A one-off is shown whenever it is, also when that is before `after`.
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """A schedule as Duly reads it, and its next occurrences; those that DST drops are among them, marked."""
-
-    kind: ScheduleKind
-    canonical: str
-    occurrences: list[Occurrence]
 
 
 def preview(

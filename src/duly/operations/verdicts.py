@@ -8,45 +8,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
-from enum import StrEnum
 from typing import Any
-from uuid import UUID
 
 from duly.errors import TooCostly
-from duly.model import Run, make_run_id
+from duly.model import Explanation, Occurrence, Run, Verdict, make_run_id
 from duly.operations.lifetime import Lifetime, Stop, local_time, read_time
 from duly.operations.wording import clock, length, outcome
 from duly.store.changes import Change
 from duly.store.cluster import Leader
 from duly.store.history import CatchUp, Record
-from duly.timing import Occurrence
 
 _MICROSECOND = timedelta(microseconds=1)
 # Nobody calls a second late; beyond it the sentence says so.
 _ON_TIME = timedelta(seconds=1)
-
-
-class Verdict(StrEnum):
-    FIRED = "fired"
-    FIRED_LATE = "fired_late"
-    TRIGGERED = "triggered"
-    SKIPPED = "skipped"
-    MISSED = "missed"
-    CATCHING_UP = "catching_up"
-    DST_DROPPED = "dst_dropped"
-    PAUSED = "paused"
-    PARKED = "parked"
-    CANCELLED = "cancelled"
-    CHANGED = "changed"
-    ENDED = "ended"
-    OVERDUE = "overdue"
-    NOT_DUE = "not_due"
-    NOT_CREATED = "not_created"
-    NOT_AN_OCCURRENCE = "not_an_occurrence"
-    PRUNED = "pruned"
-    UNRECORDED = "unrecorded"
 
 
 _STOPPED = {"paused": Verdict.PAUSED, "parked": Verdict.PARKED, "cancelled": Verdict.CANCELLED}
@@ -62,25 +37,6 @@ _RULES = {
 }
 # Rules of the second kind: not the missed policy's, but something that was done to the job.
 _UNDONE = {"changed": Verdict.CHANGED, "paused": Verdict.PAUSED, "cancelled": Verdict.CANCELLED}
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """`scheduled_at` is the occurrence, or the time asked about where that is none. `note` is what DST did to it.
-
-    `related` is another occurrence worth knowing: the next one when no time was asked about, the one before when the
-    time asked about is none.
-    """
-
-    job_id: UUID
-    scheduled_at: datetime
-    local: datetime
-    verdict: Verdict
-    sentence: str
-    facts: dict[str, Any] = field(default_factory=dict)
-    note: str | None = None
-    run: Run | None = None
-    related: Explanation | None = None
 
 
 class Judge:

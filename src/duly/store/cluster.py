@@ -12,6 +12,7 @@ from uuid import UUID
 
 import asyncpg
 
+from duly.model import NodeStatus, ShardStatus
 from duly.store.pool import Querier
 from duly.store.session import Session
 
@@ -36,31 +37,6 @@ class View:
     def only(self, members: Container[UUID]) -> View:
         """The same, where a node is alive only if it is also one of these."""
         return replace(self, nodes=tuple(node for node in self.nodes if node in members))
-
-
-@dataclass(frozen=True, slots=True)
-class NodeStatus:
-    node_id: UUID
-    kind: str
-    name: str
-    version: str
-    started_at: datetime
-    lease_until: datetime
-    stopped_at: datetime | None
-    info: dict[str, Any]
-    alive: bool
-    shards: int
-    held: int
-
-
-@dataclass(frozen=True, slots=True)
-class ShardStatus:
-    shard: int
-    epoch: int
-    node_id: UUID | None
-    since: datetime
-    node: str | None
-    alive: bool
 
 
 async def join(

@@ -8,51 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from duly.errors import InvalidInput
-from duly.model import DEFAULT_POLICY, Policy, policy_from_stored
+from duly.model import Buried, Claim, ClaimedRun, Requeued, Succeeded
 from duly.store import jobs, ledger
 from duly.store.pool import Querier
 
 # A job that is locked is tried again after these pauses; then it is left to upkeep.
 FREE_PAUSES = (0.0, 0.01, 0.05)
-
-
-class ClaimedRun:
-    """One run in a worker's hands. Made for every run of a claim, so it is slots and no more."""
-
-    __slots__ = (
-        "attempt", "claim_id", "flags", "handler", "job_id", "name", "ordinal", "payload", "payload_ref",
-        "policy_text", "scheduled_at", "target", "tenant", "timezone",
-    )  # fmt: skip
-
-    claim_id: UUID
-    ordinal: int
-    job_id: UUID
-    scheduled_at: datetime
-    attempt: int
-    flags: int
-    name: str
-    handler: str
-    target: str | None
-    payload: str
-    payload_ref: str | None
-    timezone: str
-    policy_text: str | None
-    tenant: str | None
-    """Of the job, if that calls an endpoint or a command; None for a task, which is not told."""
-
-    @property
-    def policy(self) -> Policy:
-        """The defaults, if it cannot be read: then the run is about to end for just that."""
-        try:
-            return policy_from_stored(self.policy_text)
-        except InvalidInput:
-            return DEFAULT_POLICY
 
 
 Lanes = tuple[list[str], list[int]]
@@ -64,65 +29,6 @@ class Served(NamedTuple):
 
     tenants: Sequence[str]
     stretch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What one claim statement brought. `next_run_at`: when the next run of these lanes may start, if one waits."""
-
-    claim_id: UUID | None
-    runs: list[ClaimedRun]
-    next_run_at: datetime | None
-    #: So many of the lanes, from the first on, hold nothing more that could have started at `emptied_to`.
-    emptied_lanes: int
-    emptied_to: datetime
-    #: What the database's clock said when it found these runs due.
-    now: datetime
-    #: How many seconds the database worked on it; the way there and back is not in it.
-    took: float = 0.0
-    #: Where a claim for some tenants has stopped looking in each lane; None: at what could not start yet.
-    ends: Sequence[datetime | None] = ()
-
-
-# Not frozen, unlike all other values: that would double the cost of making one, and one is made for every run.
-@dataclass(slots=True)
-class Succeeded:
-    run: ClaimedRun
-    started_us: int
-    finished_us: int
-    result: str | None = None
-    flags: int = 0
-    key: str | None = None
-    """An idempotency key of the job's own, to be remembered in the ledger."""
-
-
-@dataclass(slots=True)
-class Recorded(Succeeded):
-    """It succeeded, and the handler's own transaction has written that already."""
-
-
-@dataclass(frozen=True, slots=True)
-class Requeued:
-    """Back to the queue: `retrying` after a failed attempt, `queued` after a snooze or a return."""
-
-    run: ClaimedRun
-    state: str
-    delay: float
-    started_us: int | None
-    finished_us: int | None
-    error: str | None = None
-    refund: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Buried:
-    """No more attempts: `dead`, or `cancelled` when somebody asked for that."""
-
-    run: ClaimedRun
-    started_us: int | None
-    finished_us: int
-    error: str
-    status: str = "dead"
 
 
 async def claim(

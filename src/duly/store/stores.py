@@ -9,29 +9,9 @@ from datetime import datetime
 from uuid import UUID
 
 from duly.errors import StoreMismatch
-from duly.model import from_micros
+from duly.model import Counts, from_micros
 from duly.store.pool import Querier
 from duly.store.tenants import KnownTenant, to_known
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Figures for people: counting millions of rows is not for a status line.
-
-    `jobs_estimated`: there are so many jobs that their number is an estimate. `at_least`: names of counters that have
-    reached their bound; there may be more.
-    """
-
-    jobs: int
-    queued: int
-    retrying: int
-    waiting: int
-    running: int
-    dead_letters: int
-    overdue: int
-    oldest_overdue_at: datetime | None
-    jobs_estimated: bool = False
-    at_least: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,8 @@ from uuid import UUID, uuid4
 
 from duly.clock import Clock
 from duly.config import Settings
+from duly.model import Claim, ClaimedRun
 from duly.store.pool import Pool
-from duly.store.runs import Claim, ClaimedRun
 from duly.worker.claimer import Claimer
 from duly.worker.completer import Completer
 from duly.worker.execution import Execution, Stop

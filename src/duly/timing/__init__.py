@@ -13,7 +13,7 @@ from .keys import check_template, render_key
 from .missed import Drop, FirePlan, plan_fire, plan_resume
 from .parse import parse_schedule
 from .rezoned import carried, differing, is_rezoned
-from .schedule import Occurrence, Schedule
+from .schedule import Schedule
 from .timetable import TOO_FAR, Timetable, jitter_offset, make_timetable
 from .wheel import Wheel
 from .zones import (
@@ -34,7 +34,6 @@ __all__ = [
     "Drop",
     "FirePlan",
     "Fuel",
-    "Occurrence",
     "Schedule",
     "Timetable",
     "Wheel",

@@ -14,13 +14,13 @@ from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidSchedule
-from duly.model import DstFold, DstGap, ScheduleKind
+from duly.model import DstFold, DstGap, Occurrence, ScheduleKind
 
 from .calendar_days import is_leap
 from .cron_text import CronFields, read_cron
 from .dst import Gap, count_instants, dropped_instants, next_instant, walk_instants
 from .fuel import Fuel
-from .schedule import Occurrence, Schedule
+from .schedule import Schedule
 
 # The calendar repeats after 400 years, weekdays included: what is not found in them is never found.
 _CYCLE = 400

@@ -16,10 +16,10 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Literal
 from zoneinfo import ZoneInfo
 
-from duly.model import DstFold, DstGap
+from duly.model import DstFold, DstGap, Occurrence
 
 from .fuel import Fuel
-from .schedule import DAWN, MICROSECOND, Occurrence
+from .schedule import DAWN, MICROSECOND
 from .zones import when_forgotten
 
 # The first wall-clock time of a set strictly after the given one. Naive on both sides.

@@ -10,11 +10,11 @@ from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidSchedule
-from duly.model import DstFold, DstGap, ScheduleKind
+from duly.model import DstFold, DstGap, Occurrence, ScheduleKind
 
 from .dst import exists, gap_text, next_instant, walk_instants
 from .fuel import Fuel
-from .schedule import DAWN, Occurrence, Schedule, count_by_walking
+from .schedule import DAWN, Schedule, count_by_walking
 from .wording import quote
 
 _LONGEST = 40

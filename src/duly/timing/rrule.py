@@ -10,13 +10,13 @@ from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidSchedule, TooCostly
-from duly.model import DstFold, DstGap, ScheduleKind
+from duly.model import DstFold, DstGap, Occurrence, ScheduleKind
 
 from .dst import Gap, dropped_instants, next_instant, walk_instants
 from .fuel import Fuel
 from .recurrence import Recurrence, make_recurrence
 from .rrule_text import DateList, Moment, RuleText, read_rrule
-from .schedule import DAWN, LAST, MICROSECOND, Occurrence, Schedule, count_by_walking
+from .schedule import DAWN, LAST, MICROSECOND, Schedule, count_by_walking
 from .zones import load_zone
 
 _HEADS = ("RRULE", "DTSTART", "RDATE", "EXDATE", "EXRULE", "FREQ=")

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar
 from zoneinfo import ZoneInfo
 
-from duly.model import ScheduleKind
+from duly.model import Occurrence, ScheduleKind
 
 from .fuel import Fuel
 
@@ -20,20 +19,6 @@ MICROSECOND = timedelta(microseconds=1)
 LAST = datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001 - naive local time
 # Before any schedule starts, and far enough from datetime.min that no zone's offset leads below it.
 DAWN = datetime(2, 1, 1, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Occurrence:
-    """One row of a preview.
-
-    `scheduled_at` of a dropped occurrence is the end of the gap: the instant it would have been moved to.
-    `note` is one sentence where a change of the clocks moved, dropped or doubled it.
-    """
-
-    scheduled_at: datetime
-    local: datetime
-    note: str | None = None
-    dropped: bool = False
 
 
 class Schedule(ABC):

@@ -11,13 +11,13 @@ from hashlib import blake2b
 from uuid import UUID
 
 from duly.errors import TooCostly
-from duly.model import DstFold, DstGap, Policy, ScheduleKind
+from duly.model import DstFold, DstGap, Occurrence, Policy, ScheduleKind
 
 from .cache import LONG_SIZE, SHORT, SIZE, next_occurrence
 from .fuel import LENT, Fuel
 from .interval import make_interval
 from .parse import read_schedule
-from .schedule import DAWN, MICROSECOND, Occurrence, Schedule
+from .schedule import DAWN, MICROSECOND, Schedule
 from .zones import load_zone, when_forgotten
 
 _NONE = timedelta(0)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from uuid import UUID
 
 from duly.clock import Clock
+from duly.model import Claim
 from duly.service import Service
 from duly.store import runs as store
 from duly.store.pool import Pool
@@ -31,7 +32,7 @@ MANY_QUEUES = 20
 Room = Callable[[], int]
 #: Names of tasks, or None for none of them.
 Without = Callable[[], Sequence[str] | None]
-Started = Callable[[store.Claim, float], None]
+Started = Callable[[Claim, float], None]
 
 
 def weights_of(queues: Sequence[str] | Mapping[str, int]) -> dict[str, int]:

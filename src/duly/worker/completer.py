@@ -14,11 +14,10 @@ from typing import TypeVar
 from uuid import UUID
 
 from duly.errors import DataRefused, DulyError
-from duly.model import make_run_id
+from duly.model import Buried, ClaimedRun, Requeued, Succeeded, make_run_id
 from duly.service import Service
 from duly.store import runs as store
 from duly.store.pool import Pool
-from duly.store.runs import Buried, ClaimedRun, Requeued, Succeeded
 from duly.store.sifting import Apart, Sifting, without_the_bad
 from duly.worker.executor import Outcome
 from duly.worker.handler.errors import error_text

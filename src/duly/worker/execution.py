@@ -15,8 +15,8 @@ from duly.timing import render_key
 
 if TYPE_CHECKING:
     from duly.masking import Mask
+    from duly.model import ClaimedRun
     from duly.store.pool import Connection
-    from duly.store.runs import ClaimedRun
 
 NO_DEADLINE = float("inf")
 

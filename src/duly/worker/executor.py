@@ -15,9 +15,8 @@ from uuid import UUID
 from duly.clock import Clock
 from duly.errors import LONGEST_DELAY, InvalidInput, Permanent, Snooze, StoreUnavailable, Unable
 from duly.masking import make_mask, payload_secrets, target_secrets
-from duly.model import DEFAULT_POLICY, policy_from_stored, to_micros
+from duly.model import DEFAULT_POLICY, Buried, ClaimedRun, Recorded, Requeued, Succeeded, policy_from_stored, to_micros
 from duly.states import RunFlag
-from duly.store.runs import Buried, ClaimedRun, Recorded, Requeued, Succeeded
 from duly.worker.blocking import Blocking
 from duly.worker.drivers import Drivers
 from duly.worker.execution import NO_DEADLINE, Execution, Host, NotHeld, Stop

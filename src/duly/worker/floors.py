@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
-from duly.store.runs import Claim, Lanes
+from duly.model import Claim
+from duly.store.runs import Lanes
 
 # A claim that takes longer than this is slow; so much more for each run that it brought.
 SLOW_SECONDS = 0.005

@@ -12,10 +12,9 @@ import logging
 from dataclasses import dataclass
 
 from duly.errors import StoreUnavailable, Unable
-from duly.model import to_micros
+from duly.model import ClaimedRun, to_micros
 from duly.store import cluster
 from duly.store.pool import Pool
-from duly.store.runs import ClaimedRun
 from duly.worker.handler.errors import Elsewhere, RemotePermanent
 
 log = logging.getLogger("duly.worker")

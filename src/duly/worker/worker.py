@@ -11,11 +11,11 @@ from uuid import UUID, uuid4
 
 from duly.config import Settings
 from duly.errors import DulyError, StoreUnavailable
+from duly.model import Buried, Claim, ClaimedRun
 from duly.states import RunFlag
 from duly.store import cluster
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
-from duly.store.runs import Buried, Claim, ClaimedRun
 from duly.worker.blocking import Blocking
 from duly.worker.claimer import Claimer, weights_of
 from duly.worker.completer import Completer

@@ -24,7 +24,8 @@ from duly.api.schemas import (
     read_body,
 )
 from duly.errors import InvalidInput
-from duly.operations import DeadLetterFilter, Operations, Principal, Swept
+from duly.model import DeadLetterFilter, Swept
+from duly.operations import Operations, Principal
 from duly.turns import Turns, turn
 
 # How many one call sends again or forgets: some seconds' worth. Whoever has more calls again.

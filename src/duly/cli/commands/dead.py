@@ -28,8 +28,7 @@ from duly.masking import shown_payload
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
-    from duly.model import DeadLetter
-    from duly.operations import DeadLetterFilter, Swept
+    from duly.model import DeadLetter, DeadLetterFilter, Swept
 
 OptionalRun = Annotated[
     str | None, typer.Argument(help="One run's id. Without it: all that the options match.", metavar="[RUN]")
@@ -239,7 +238,7 @@ async def _filter(
     until: str | None,
 ) -> DeadLetterFilter:
     from duly.checks import read_moment
-    from duly.operations import DeadLetterFilter
+    from duly.model import DeadLetterFilter
 
     return DeadLetterFilter(
         job_id=None if job is None else str((await operations.find_job(job)).job_id),

@@ -17,7 +17,8 @@ from duly.errors import ConfigError, DulyError, InvalidInput
 
 if TYPE_CHECKING:
     from duly.config import Settings
-    from duly.operations import ClusterStatus, Operations
+    from duly.model import ClusterStatus
+    from duly.operations import Operations
     from duly.store.pool import Pool
     from duly.store.stores import Facts, OldTransaction
 

@@ -26,7 +26,7 @@ from duly.errors import InvalidInput
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
-    from duly.operations import Explanation
+    from duly.model import Explanation
 
 _EXAMPLES = examples(
     "duly explain nightly-report",

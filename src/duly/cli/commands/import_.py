@@ -17,8 +17,7 @@ from duly.errors import Conflict, InvalidInput
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
     from duly.cli.crontab import Entry, Table
-    from duly.model import JobRequest
-    from duly.timing import Occurrence
+    from duly.model import JobRequest, Occurrence
 
 # As long as this is looked ahead for a change of the clocks that touches a line.
 _OCCURRENCES = 400

@@ -10,7 +10,7 @@ from duly.cli.output import examples, moment, one_line, print_json, print_table,
 from duly.cli.session import session_of, with_remote
 
 if TYPE_CHECKING:
-    from duly.operations import Preview
+    from duly.model import Preview
 
 _EXAMPLES = examples(
     "duly preview '0 9 * * MON' --timezone America/New_York",

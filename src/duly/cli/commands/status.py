@@ -15,8 +15,7 @@ from duly.cli.session import with_operations
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
-    from duly.operations import ClusterStatus
-    from duly.store.cluster import NodeStatus
+    from duly.model import ClusterStatus, NodeStatus
 
 
 def register(app: typer.Typer) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
+from duly.model import ClaimedRun
 from duly.store import ledger as store
 from duly.store.pool import Pool
-from duly.store.runs import ClaimedRun
 
 
 class Ledger:

@@ -8,10 +8,10 @@ import threading
 from uuid import UUID
 
 from duly.errors import DataRefused
+from duly.model import ClaimedRun
 from duly.service import Service
 from duly.store import progress as store
 from duly.store.pool import Pool
-from duly.store.runs import ClaimedRun
 from duly.worker.handler.errors import clean
 
 log = logging.getLogger("duly.worker")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from duly.clock import Clock
 from duly.errors import LeaseLost, Unable
+from duly.model import Succeeded
 from duly.store import runs as store
 from duly.store.pool import Pool, store_cannot_now
-from duly.store.runs import Succeeded
 from duly.worker.execution import Execution
 
 if TYPE_CHECKING:

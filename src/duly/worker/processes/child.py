@@ -28,8 +28,8 @@ from uuid import UUID
 
 from duly.errors import Permanent, RetryAfter, Snooze, Unable
 from duly.logs import log_to_stderr
+from duly.model import ClaimedRun
 from duly.process import conceal
-from duly.store.runs import ClaimedRun
 from duly.worker.execution import Execution, Stop
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import exception_text, isinstance_of, result_text

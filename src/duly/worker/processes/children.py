@@ -26,7 +26,7 @@ from duly.worker.handler.task import Task
 from duly.worker.processes.guard import Guard, GuardLost, Program, Refused, ending
 
 if TYPE_CHECKING:
-    from duly.store.runs import ClaimedRun
+    from duly.model import ClaimedRun
     from duly.worker.execution import Execution
 
 log = logging.getLogger("duly.worker")
