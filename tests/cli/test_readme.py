@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,11 @@ def _wait_until_healthy(project: dict[str, str]) -> None:
     deadline = time.monotonic() + 60
     while run(project, "-m", "duly.cli", "doctor").returncode != 0 and time.monotonic() < deadline:
         continue
+
+
+def test_the_install_line_names_an_extra_that_exists() -> None:
+    (extra,) = re.findall(r"^pip install '\.\[(\w+)\]'$", README, re.MULTILINE)
+    assert (
+        extra
+        in tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    )
