@@ -6,16 +6,28 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import fields, replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from duly.config import Settings, load_settings
 from duly.errors import InvalidInput
-from duly.model import DEFAULT_POLICY, DEFAULT_PRIORITY, DEFAULT_QUEUE, JobRequest, Policy, each_request
+from duly.model import (
+    DEFAULT_POLICY,
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    JOB_RULES,
+    POLICY_FIELDS,
+    CronOptions,
+    JobOptions,
+    JobRequest,
+    Policy,
+    PolicyOptions,
+    each_request,
+    policy_with,
+)
 from duly.operations import Operations
 from duly.operations.joining import Joining
 from duly.store.opening import open_store
@@ -27,12 +39,6 @@ Result = TypeVar("Result")
 Callee = str | Callable[..., Any] | Mapping[str, Any]
 #: How an app gets at its store; closed with the connections of the event loop that needed it.
 Opening = Callable[["Duly"], AbstractAsyncContextManager[Operations]]
-_POLICY_FIELDS = {field.name for field in fields(Policy)}
-_JOB_FIELDS = {
-    "name", "payload_ref", "timezone", "start_at", "end_at", "max_runs", "queue", "priority", "dedupe_key", "labels",
-}  # fmt: skip
-# How many policies that differ from their task's are remembered.
-_MOST_POLICIES = 1_000
 
 
 class Duly:
@@ -48,7 +54,6 @@ class Duly:
         self.tasks: dict[str, Task] = {}
         #: Jobs that the code itself declares (`@app.cron`); workers register them when they start.
         self.declared: dict[str, JobRequest] = {}
-        self._policies: dict[tuple[object, ...], tuple[Policy, Policy]] = {}
         self._opening: Opening = _open_operations
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
         self._bridge: _Bridge | None = None
@@ -69,11 +74,10 @@ class Duly:
         queue: str = DEFAULT_QUEUE,
         priority: int = DEFAULT_PRIORITY,
         isolation: Isolation = "thread",
-        **policy: Any,
+        **policy: Unpack[PolicyOptions],
     ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
         """Register a function as a task. Its jobs get this queue, priority and policy unless they say otherwise.
 
-        `policy` takes the policy fields of a job: `max_retries`, `timeout_seconds`, `overlap`, …
         `isolation="process"` runs the function in a child process, where a timeout or a cancel can kill it for real.
         """
 
@@ -93,7 +97,7 @@ class Duly:
         queue: str = DEFAULT_QUEUE,
         priority: int = DEFAULT_PRIORITY,
         isolation: Isolation = "thread",
-        **options: Any,
+        **options: Unpack[CronOptions],
     ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
         """A task and its recurring job in one. `schedule` may be any recurring form: cron, `every 15m`, an RRULE.
 
@@ -101,16 +105,17 @@ class Duly:
         """
 
         def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-            policy = _policy({key: options[key] for key in options if key in _POLICY_FIELDS})
-            task = self._register(function, name, queue, priority, policy, isolation)
-            others = {key: value for key, value in options.items() if key not in _POLICY_FIELDS}
+            policy = {key: value for key, value in options.items() if key in POLICY_FIELDS}
+            task = self._register(function, name, queue, priority, _policy(policy), isolation)
+            # The task's policy is the job's too.
+            own: CronOptions = {key: value for key, value in options.items() if key not in policy}  # type: ignore[assignment]
             self.declared[task.name] = self.request(
                 task.name,
                 dict(payload or {}),
                 schedule=schedule,
                 timezone=timezone,
                 dedupe_key=f"declared:{task.name}",
-                **others,
+                **own,
             )
             return function
 
@@ -141,45 +146,27 @@ class Duly:
         *,
         run_at: datetime | None = None,
         schedule: str | datetime | None = None,
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> JobRequest:
-        """What `submit` would send: the job's fields, on top of the defaults its task was registered with."""
+        """The request that `submit` would send: the job's fields, on top of its task's defaults."""
         handler = self._handler_of(task)
         if run_at is not None and schedule is not None:
             raise InvalidInput("run_at", "cannot be given together with schedule")
         known = self.tasks.get(handler) if isinstance(handler, str) else None
         policy = known.policy if known else DEFAULT_POLICY
-        if options:
-            if changes := {key: options[key] for key in options if key in _POLICY_FIELDS}:
-                policy = self._changed(policy, changes)
-                options = {key: value for key, value in options.items() if key not in _POLICY_FIELDS}
-            if unknown := options.keys() - _JOB_FIELDS:
-                raise InvalidInput(min(unknown), "is not a field of a job")
-        if known:
-            options.setdefault("queue", known.queue)
-            options.setdefault("priority", known.priority)
+        own: dict[str, Any] = {"queue": known.queue, "priority": known.priority} if known else {}
+        changes: dict[str, Any] = {}
+        for name, value in options.items():
+            (changes if name in POLICY_FIELDS else own)[name] = value
+        if unknown := own.keys() - JOB_RULES.keys():
+            raise InvalidInput(min(unknown), "is not a field of a job")
         return JobRequest(
             handler=handler,
             payload={} if payload is None else payload,
             schedule=run_at if run_at is not None else schedule,
-            policy=policy,
-            **options,
+            policy=policy_with(policy, changes) if changes else policy,
+            **own,
         )
-
-    def _changed(self, policy: Policy, changes: dict[str, Any]) -> Policy:
-        """A million jobs with the same changes share one policy, which is then checked and written once."""
-        try:
-            # With their types, because 1 and True are equal and only one of them is a number.
-            key = (id(policy), *changes.items(), *map(type, changes.values()))
-            base, changed = self._policies.get(key, (None, policy))
-        except TypeError:
-            return replace(policy, **changes)
-        if base is not policy:
-            if len(self._policies) >= _MOST_POLICIES:
-                self._policies.clear()
-            changed = replace(policy, **changes)
-            self._policies[key] = policy, changed
-        return changed
 
     async def submit(
         self,
@@ -190,18 +177,20 @@ class Duly:
         schedule: str | datetime | None = None,
         allow_unknown_handler: bool = False,
         connection: object = None,
-        **options: Any,
+        **options: Unpack[JobOptions],
     ) -> str:
-        """Register a job and return its id. Without `run_at` or `schedule` it runs now.
+        """Submit a job and return its id. Without `run_at` or `schedule` it runs now.
 
-        `options` are the fields of a job: `name`, `timezone`, `queue`, `dedupe_key`, `max_retries`, `overlap`, …
-        `connection`: your own, with a transaction open, so that the job is there if you commit and not if you roll
-        back. It may be asyncpg's, psycopg's, psycopg2's, SQLAlchemy's (also a session) or Django's.
+        `connection`: your own, with a transaction open, so that the job exists if you commit and not if you roll back.
+        It may be asyncpg's, psycopg's, psycopg2's, SQLAlchemy's (also a session) or Django's.
         """
         request = self.request(task, payload, run_at=run_at, schedule=schedule, **options)
         if connection is not None:
             joined = await self._joining.submit_many(connection, [request], allow_unknown_handler=allow_unknown_handler)
             return str(joined[0].job_id)
+        return await self._submit(request, allow_unknown_handler)
+
+    async def _submit(self, request: JobRequest, allow_unknown_handler: bool) -> str:
         operations = await self.operations()
         return str((await operations.submit(request, allow_unknown_handler=allow_unknown_handler)).job_id)
 
@@ -219,17 +208,26 @@ class Duly:
             submitted = await (await self.operations()).submit_many(made)
         return [str(one.job_id) for one in submitted]
 
-    def submit_sync(self, task: Callee, payload: Any = None, *, connection: object = None, **options: Any) -> str:
+    def submit_sync(
+        self,
+        task: Callee,
+        payload: Any = None,
+        *,
+        run_at: datetime | None = None,
+        schedule: str | datetime | None = None,
+        allow_unknown_handler: bool = False,
+        connection: object = None,
+        **options: Unpack[JobOptions],
+    ) -> str:
         """`submit` for code without an event loop."""
+        request = self.request(task, payload, run_at=run_at, schedule=schedule, **options)
         if connection is not None:
-            allow = options.pop("allow_unknown_handler", False)
-            requests = [self.request(task, payload, **options)]
-            joined = self._joining.submit_many_sync(connection, requests, allow_unknown_handler=allow)
+            joined = self._joining.submit_many_sync(connection, [request], allow_unknown_handler=allow_unknown_handler)
             return str(joined[0].job_id)
         with self._bridge_lock:
             if self._bridge is None:
                 self._bridge = _Bridge()
-        return str(self._bridge.call(self.submit(task, payload, **options)))
+        return str(self._bridge.call(self._submit(request, allow_unknown_handler)))
 
     @cached_property
     def _joining(self) -> Joining:
@@ -332,6 +330,6 @@ class _Bridge:
 
 
 def _policy(options: Mapping[str, Any]) -> Policy:
-    if unknown := options.keys() - _POLICY_FIELDS:
+    if unknown := options.keys() - POLICY_FIELDS:
         raise InvalidInput(min(unknown), "is not a policy of a job")
     return Policy(**options) if options else DEFAULT_POLICY

@@ -36,10 +36,10 @@ from duly.model import (
     DstGap,
     JobRequest,
     JobStatus,
-    Policy,
     Rule,
     ScheduleKind,
     Verdict,
+    policy_with,
 )
 from duly.operations import previewing
 from duly.operations.submitting import problems_of
@@ -219,9 +219,10 @@ class JobBody(_DescribedFields):
 
     def to_request(self, *, dedupe_key: str | None, tenant: str) -> JobRequest:
         given = {name: getattr(self, name) for name in _SETTABLE}
-        # Most jobs do not choose a policy.
         chosen = {name: given.pop(name) for name in POLICY_FIELDS}
-        policy = Policy(**chosen) if POLICY_FIELDS & self.model_fields_set else DEFAULT_POLICY
+        chosen["secret_fields"] = tuple(chosen["secret_fields"])
+        # Most jobs do not choose a policy.
+        policy = policy_with(DEFAULT_POLICY, chosen) if POLICY_FIELDS & self.model_fields_set else DEFAULT_POLICY
         return JobRequest(policy=policy, **{**given, "dedupe_key": dedupe_key, "tenant": tenant})
 
 

@@ -6,9 +6,10 @@ into the same values that the library itself hands out (`duly.model.Job`, `Run`,
 """
 
 from duly.errors import MissingExtra
+from duly.model import JobChanges, JobOptions
 
 try:
-    from duly.client.calls import BatchItem, JobChanges, JobOptions, SubmittedJob
+    from duly.client.calls import BatchItem, SubmittedJob
     from duly.client.clients import AsyncClient, Client
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.partition(".")[0] == "httpx":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Generic, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Generic, Protocol, TypeVar, Unpack
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
@@ -23,6 +23,7 @@ from duly.client.documents import Document, encode, job_body, plain, time_text
 from duly.client.trying import refusal
 from duly.errors import DulyError, InvalidInput, NotFound
 from duly.model import (
+    JOB_RULES,
     POLICY_FIELDS,
     Cluster,
     Counts,
@@ -33,15 +34,14 @@ from duly.model import (
     Explanation,
     Forecast,
     Job,
+    JobChanges,
+    JobOptions,
     JobRequest,
     JobStatus,
-    MissedWindow,
     Occurrence,
-    Overlap,
     Page,
     Policy,
     Preview,
-    RetryBackoff,
     Run,
     Swept,
     each_request,
@@ -98,67 +98,6 @@ class Pages(Generic[Item]):
     at: Callable[[str | None], Call[Page[Item]]]
 
 
-class JobOptions(TypedDict, total=False):
-    """The fields of a job that may be left out: section 2 of the specification has their rules."""
-
-    name: str
-    payload_ref: str
-    timezone: str
-    start_at: datetime
-    end_at: datetime
-    max_runs: int
-    queue: str
-    priority: int
-    missed_window: MissedWindow
-    catch_up_window_seconds: int
-    max_missed: int
-    overlap: Overlap
-    max_queued: int
-    max_retries: int
-    retry_backoff: RetryBackoff
-    retry_delay_seconds: float
-    retry_max_delay_seconds: float
-    timeout_seconds: float
-    jitter_seconds: int
-    dst_gap: DstGap
-    dst_fold: DstFold
-    idempotency_key_template: str
-    secret_fields: Sequence[str]
-    dedupe_key: str
-    labels: Mapping[str, str]
-
-
-class JobChanges(TypedDict, total=False):
-    """The fields of a job that can be changed. None takes a bound away."""
-
-    name: str
-    payload: Any
-    payload_ref: str | None
-    schedule: str | datetime
-    timezone: str
-    start_at: datetime | None
-    end_at: datetime | None
-    max_runs: int | None
-    queue: str
-    priority: int
-    missed_window: MissedWindow
-    catch_up_window_seconds: int | None
-    max_missed: int
-    overlap: Overlap
-    max_queued: int
-    max_retries: int
-    retry_backoff: RetryBackoff
-    retry_delay_seconds: float
-    retry_max_delay_seconds: float
-    timeout_seconds: float
-    jitter_seconds: int
-    dst_gap: DstGap
-    dst_fold: DstFold
-    idempotency_key_template: str
-    secret_fields: Sequence[str]
-    labels: Mapping[str, str]
-
-
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
     """`created` is False when a dedupe_key of the caller's own named an existing job with the same content."""
@@ -192,7 +131,7 @@ def request_of(
         raise InvalidInput("run_at", "cannot be given together with schedule")
     policy = {name: value for name, value in options.items() if name in POLICY_FIELDS}
     others: dict[str, Any] = {name: value for name, value in options.items() if name not in POLICY_FIELDS}
-    if unknown := others.keys() - JobOptions.__annotations__.keys():
+    if unknown := others.keys() - JOB_RULES.keys():
         raise InvalidInput(min(unknown), "is not a field of a job")
     return JobRequest(
         handler=handler,

@@ -5,6 +5,7 @@ Read in this order:
 - `fields`: the description of one field, from which checks, schema, options and documents follow;
 - `policy`: what a job's policy may say, its defaults, and the JSON it is stored as;
 - `job`: a job, as it is asked for and as it is stored;
+- `options`: the keywords of `submit`, `task`, `cron` and `change`, typed;
 - `ids`: a run's id, which is its job and moment, written as one string;
 - `run`: one execution of an occurrence, and its attempts;
 - `claim`: runs in a worker's hands, and the outcomes that it records;
@@ -34,6 +35,7 @@ from duly.model.job import (
     each_request,
 )
 from duly.model.occurrence import Expected, Forecast, Occurrence, Preview
+from duly.model.options import CronOptions, JobChanges, JobOptions, PolicyOptions
 from duly.model.page import Page
 from duly.model.policy import (
     DEFAULT_KEY_TEMPLATE,
@@ -47,6 +49,7 @@ from duly.model.policy import (
     Policy,
     RetryBackoff,
     policy_from_stored,
+    policy_with,
 )
 from duly.model.run import Attempt, ErrorInfo, Progress, Run
 
@@ -66,6 +69,7 @@ __all__ = [
     "Cluster",
     "ClusterStatus",
     "Counts",
+    "CronOptions",
     "DeadLetter",
     "DeadLetterFilter",
     "DstFold",
@@ -75,6 +79,8 @@ __all__ = [
     "Explanation",
     "Forecast",
     "Job",
+    "JobChanges",
+    "JobOptions",
     "JobRequest",
     "JobStatus",
     "MissedWindow",
@@ -83,6 +89,7 @@ __all__ = [
     "Overlap",
     "Page",
     "Policy",
+    "PolicyOptions",
     "Preview",
     "Progress",
     "Recorded",
@@ -100,6 +107,7 @@ __all__ = [
     "make_run_id",
     "parse_run_id",
     "policy_from_stored",
+    "policy_with",
     "rules_of",
     "to_micros",
 ]

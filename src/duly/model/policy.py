@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -87,6 +88,20 @@ DEFAULT_POLICY = Policy()
 POLICY_RULES = rules_of(Policy)
 POLICY_FIELDS = frozenset(POLICY_RULES)
 _DEFAULTS = dataclasses.asdict(DEFAULT_POLICY)
+
+
+def policy_with(base: Policy, changes: Mapping[str, Any]) -> Policy:
+    """`base` with some fields changed. A million jobs with equal changes share one object, written out once."""
+    try:
+        return _policy_with(base, tuple(changes), *changes.values())
+    except TypeError:  # a value that cannot be hashed
+        return dataclasses.replace(base, **changes)
+
+
+# Typed, because 1 and True are equal and only one of them is a number.
+@lru_cache(maxsize=1024, typed=True)
+def _policy_with(base: Policy, names: tuple[str, ...], *values: Any) -> Policy:
+    return dataclasses.replace(base, **dict(zip(names, values, strict=True)))
 
 
 @lru_cache(maxsize=4096)

@@ -8,11 +8,9 @@ model costs; whatever is unusual goes the models' way, which also words all refu
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -32,7 +30,7 @@ from duly.api.routes.common import (
 from duly.api.routes.jobs import IDEMPOTENCY_KEY
 from duly.api.schemas import BatchResult, JobBody, read_body
 from duly.errors import Conflict, DulyError, InvalidInput
-from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
+from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, JobRequest, Rule, policy_with
 from duly.operations import Operations, Refused, Submitted
 from duly.turns import Turns, turn
 
@@ -165,14 +163,17 @@ def _is_labels(value: object) -> bool:
     return type(value) is dict and all(type(one) is str for one in value.values())
 
 
-# Fields whose type is told at a glance. All else is the models' to judge.
+def _is_of(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is kind
+
+
+# Fields whose type one comparison can tell. The models judge all others.
 _PLAIN: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("name", "handler", "schedule", "timezone", "queue", "dedupe_key", "payload_ref"),
-                    lambda value: type(value) is str),
-    **dict.fromkeys(("priority", "max_runs"), lambda value: type(value) is int),
+    **{rule.name: _is_of(rule.kind) for rule in JOB_RULES.values() if rule.kind in (str, int)},
+    "handler": _is_of(str),
     "payload": lambda value: True,
     "labels": _is_labels,
-}  # fmt: skip
+}
 
 
 def _quickly(document: dict[str, Any], tenant: str) -> JobRequest | None:
@@ -184,24 +185,20 @@ def _quickly(document: dict[str, Any], tenant: str) -> JobRequest | None:
     for field, value in document.items():
         if (fits := _PLAIN.get(field)) is not None and fits(value):
             fields[field] = value
-        elif field in POLICY_FIELDS and type(value) in (str, int, float):
-            chosen[field] = value
+        elif (rule := POLICY_RULES.get(field)) is not None and _fits(rule, value):
+            # As the models read it: 60.0 means 60.
+            chosen[field] = int(value) if type(value) is float and value.is_integer() else value
         else:
             return None
-    policy = DEFAULT_POLICY
-    if chosen:
-        try:
-            policy = _policy(json.dumps(chosen))
-        except Problem:
-            return None
+    policy = policy_with(DEFAULT_POLICY, chosen) if chosen else DEFAULT_POLICY
     return JobRequest(tenant=tenant, policy=policy, **fields)
 
 
-@lru_cache(maxsize=1024)
-def _policy(text: str) -> Policy:
-    """As the models read it; the jobs of a batch share theirs. By its text, in which 1, 1.0 and true differ."""
-    body = read_body(JobBody, {"name": "", "handler": "", **json.loads(text)})
-    return Policy(**{name: getattr(body, name) for name in POLICY_FIELDS})
+def _fits(rule: Rule, value: Any) -> bool:
+    if rule.kind is str:
+        return value in rule.choices if rule.choices else type(value) is str
+    is_number = type(value) is int or (type(value) is float and (rule.kind is float or value.is_integer()))
+    return rule.kind in (int, float) and is_number and rule.minimum <= value <= rule.maximum
 
 
 def _problem(error: DulyError) -> Problem:
@@ -240,7 +237,3 @@ async def _answer(submitted: Sequence[Submitted | DulyError], refused: dict[int,
             items.append(json_response({"status": problem.status, "error": document}).body.decode())  # type: ignore[union-attr]
         await turns.give()
     return Response('{"items":[' + ",".join(items) + "]}", media_type="application/json")
-
-
-assert POLICY_FIELDS.isdisjoint(_PLAIN)
-assert set(_PLAIN) | POLICY_FIELDS <= set(JobBody.model_fields)

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.options import AppOption, read_labels
+from duly.cli.job_options import read_job_options, read_time, with_job_options
+from duly.cli.options import AppOption
 from duly.cli.output import away, examples, moment, one_line, print_json, say
 from duly.cli.session import session_of, with_operations
 from duly.errors import InvalidInput
@@ -30,8 +31,6 @@ _EXAMPLES = examples(
     "duly submit --file jobs.ndjson",
 )
 _TARGET = "What to call"
-_POLICY = "Policy"
-_BOUNDS = "When"
 _MANY = "Many at once"
 
 
@@ -39,6 +38,7 @@ def register(app: typer.Typer) -> None:
     app.command("submit", epilog=_EXAMPLES)(submit)
 
 
+@with_job_options(before="file")
 def submit(
     context: typer.Context,
     words: Annotated[
@@ -87,80 +87,8 @@ def submit(
     payload: Annotated[
         str | None, typer.Option(help="JSON, @file, or - for standard input.", metavar="JSON|@FILE|-")
     ] = None,
-    secret_field: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="What of the payload is never shown: a name, or names with dots (card.number); repeat for several.",
-            metavar="NAME",
-        ),
-    ] = None,
-    payload_ref: Annotated[str | None, typer.Option(help="A URI, handed to the task as it is.", metavar="URI")] = None,
-    name: Annotated[str | None, typer.Option(help="What to call the job; the handler's name if not given.")] = None,
-    queue: Annotated[str | None, typer.Option(help="The queue its runs wait in.")] = None,
-    priority: Annotated[int | None, typer.Option(help="0 to 9, higher first.", metavar="P")] = None,
-    dedupe_key: Annotated[
-        str | None,
-        typer.Option(help="Submitting the same job under the same key again changes nothing.", metavar="KEY"),
-    ] = None,
-    label: Annotated[list[str] | None, typer.Option(help="key=value; repeat for several.", metavar="K=V")] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(help="Cron, 'every 15m', a time or an RRULE; now if not given.", rich_help_panel=_BOUNDS),
-    ] = None,
     run_at: Annotated[
-        str | None, typer.Option(help="Once, at this ISO 8601 time.", metavar="TIME", rich_help_panel=_BOUNDS)
-    ] = None,
-    timezone: Annotated[
-        str | None, typer.Option(help="IANA zone of the schedule; UTC if not given.", rich_help_panel=_BOUNDS)
-    ] = None,
-    start_at: Annotated[
-        str | None, typer.Option(help="Not before this time.", metavar="TIME", rich_help_panel=_BOUNDS)
-    ] = None,
-    end_at: Annotated[
-        str | None, typer.Option(help="Not after this time.", metavar="TIME", rich_help_panel=_BOUNDS)
-    ] = None,
-    max_runs: Annotated[
-        int | None, typer.Option(help="Not more often than this.", metavar="N", rich_help_panel=_BOUNDS)
-    ] = None,
-    dst_gap: Annotated[
-        str | None, typer.Option(help="A local time that never is: shift or skip.", rich_help_panel=_BOUNDS)
-    ] = None,
-    dst_fold: Annotated[
-        str | None, typer.Option(help="A local time that is twice: first, second or both.", rich_help_panel=_BOUNDS)
-    ] = None,
-    jitter_seconds: Annotated[
-        int | None, typer.Option(help="One stable offset within this.", metavar="N", rich_help_panel=_BOUNDS)
-    ] = None,
-    missed_window: Annotated[
-        str | None, typer.Option(help="SKIP, RUN_ONCE or RUN_ALL.", rich_help_panel=_POLICY)
-    ] = None,
-    catch_up_window_seconds: Annotated[
-        int | None, typer.Option(help="Older ones are not made up for.", metavar="N", rich_help_panel=_POLICY)
-    ] = None,
-    max_missed: Annotated[
-        int | None, typer.Option(help="Most that RUN_ALL makes up for.", metavar="N", rich_help_panel=_POLICY)
-    ] = None,
-    overlap: Annotated[str | None, typer.Option(help="skip, queue or parallel.", rich_help_panel=_POLICY)] = None,
-    max_queued: Annotated[
-        int | None, typer.Option(help="Most that wait with overlap queue.", metavar="N", rich_help_panel=_POLICY)
-    ] = None,
-    max_retries: Annotated[
-        int | None, typer.Option(help="After the first attempt.", metavar="N", rich_help_panel=_POLICY)
-    ] = None,
-    retry_backoff: Annotated[
-        str | None, typer.Option(help="immediate, linear or exponential.", rich_help_panel=_POLICY)
-    ] = None,
-    retry_delay_seconds: Annotated[
-        float | None, typer.Option(help="Before the first retry.", metavar="S", rich_help_panel=_POLICY)
-    ] = None,
-    retry_max_delay_seconds: Annotated[
-        float | None, typer.Option(help="Before any retry.", metavar="S", rich_help_panel=_POLICY)
-    ] = None,
-    timeout_seconds: Annotated[
-        float | None, typer.Option(help="For one attempt.", metavar="S", rich_help_panel=_POLICY)
-    ] = None,
-    idempotency_key_template: Annotated[
-        str | None, typer.Option(help="Such as {{name}}:{{date}}.", metavar="TEXT", rich_help_panel=_POLICY)
+        str | None, typer.Option(help="Once, at this ISO 8601 time.", metavar="TIME", rich_help_panel="When")
     ] = None,
     file: Annotated[
         str | None,
@@ -178,6 +106,7 @@ def submit(
         bool, typer.Option("--allow-unknown-handler", help="Even if no worker has offered that task.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The job as a JSON document.")] = False,
+    **fields: Any,
 ) -> None:
     """Register a job, and show its id and next occurrence. What it calls is a task, an endpoint or a program.
 
@@ -213,26 +142,14 @@ def submit(
         is_command=command,
         command={"--env": env, "--secret-env": secret_env, "--cwd": cwd},
     )
-    if schedule is not None and run_at is not None:
-        raise InvalidInput("run_at", "cannot be given together with schedule")
-    given: dict[str, Any] = {
-        "name": name, "payload_ref": payload_ref, "queue": queue, "priority": priority, "dedupe_key": dedupe_key,
-        "timezone": timezone, "start_at": _time("start_at", start_at), "end_at": _time("end_at", end_at),
-        "max_runs": max_runs, "dst_gap": dst_gap, "dst_fold": dst_fold, "jitter_seconds": jitter_seconds,
-        "missed_window": missed_window.upper() if missed_window is not None else None,
-        "catch_up_window_seconds": catch_up_window_seconds, "max_missed": max_missed, "overlap": overlap,
-        "max_queued": max_queued, "max_retries": max_retries, "retry_backoff": retry_backoff,
-        "retry_delay_seconds": retry_delay_seconds, "retry_max_delay_seconds": retry_max_delay_seconds,
-        "timeout_seconds": timeout_seconds, "idempotency_key_template": idempotency_key_template,
-        "secret_fields": tuple(secret_field) if secret_field else None,
-    }  # fmt: skip
-    request = (application or Duly()).request(
-        handler,
-        read_payload(payload),
-        schedule=_run_at(run_at) if run_at is not None else schedule,
-        labels=read_labels(label or ()),
-        **{field: value for field, value in given.items() if value is not None},
-    )
+    given = read_job_options(fields)
+    if run_at is not None:
+        if "schedule" in given:
+            raise InvalidInput("run_at", "cannot be given together with schedule")
+        read_time("run_at", run_at)
+        # As a schedule, because then a time without an offset is in the job's own zone.
+        given["schedule"] = run_at
+    request = (application or Duly()).request(handler, read_payload(payload), **given)
 
     async def send(operations: Backend) -> tuple[Job, bool, datetime]:
         submitted = await operations.submit(request, allow_unknown_handler=allow_unknown_handler)
@@ -338,21 +255,3 @@ def read_payload(text: str | None) -> Any:
     except ValueError as error:
         hint = "" if text.strip()[:1] in ("{", "[", '"') else "; a text needs quotes of its own: '\"text\"'"
         raise InvalidInput("payload", f"is not JSON: {error}{hint}") from error
-
-
-def _run_at(text: str) -> str:
-    """A time as a schedule: so one without an offset is in the job's own zone."""
-    try:
-        datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidInput("run_at", f"{text[:40]!r} is not an ISO 8601 time such as 2026-03-08T09:30:00Z") from error
-    return text
-
-
-def _time(field: str, text: str | None) -> datetime | None:
-    if text is None:
-        return None
-    try:
-        return datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidInput(field, f"{text[:40]!r} is not an ISO 8601 time such as 2026-03-08T09:30:00Z") from error
