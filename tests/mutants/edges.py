@@ -204,9 +204,9 @@ MUTANTS = (
     Mutant(
         "looks-from-the-first-claim",
         "while a snapshot is held, each end of a serial run walks over all claims there ever were",
-        "store/sql/jobs/put_in_order.sql",
-        "from duly.live_claims c",
-        "from duly.claims c",
+        "store/schema/04_claims.sql",
+        "from duly.live_claims c\ncross join",
+        "from duly.claims c\ncross join",
         ("store/test_held_snapshots.py::test_dead_claims_do_not_make_looks_long",),
     ),
     Mutant(

@@ -49,8 +49,8 @@ MUTANTS = (
         "fire-overlaps",
         "a run that is to be skipped waits",
         "store/sql/fires/fire.sql",
-        "r.flags::int & 10 <> 10 then 'skipped'",
-        "r.flags::int & 10 <> 10 then 'waiting'",
+        "duly.is_serial(r.flags)) then 'skipped'",
+        "duly.is_serial(r.flags)) then 'waiting'",
         ("store/test_fires.py::TestOverlap::test_skip_records_the_new_one_as_skipped",),
     ),
     Mutant(

@@ -78,6 +78,33 @@ as $$
     end
 $$;
 
+-- A job's overlap policy. Its default is said here and in duly.model.Policy alone.
+create function duly.overlap(policy jsonb) returns text
+language sql immutable parallel safe
+begin atomic
+    select coalesce(policy ->> 'overlap', 'skip');
+end;
+
+-- Tells the leaders which jobs fall due soon: they hold the near future in memory, further away than 15 minutes none does.
+-- Up to 50 jobs are named, as `shard:job_id:due_us`; for more than that, `*` makes them read again. The scheduler's loader
+-- reads these notifications.
+-- jobs/submit.sql and store/copying.py say the same for new jobs, whose ids form a range. They repeat it because they also
+-- run on callers' connections, whose role would need another grant, and on the path of bulk submits.
+create function duly.announce_due(shards smallint[], job_ids uuid[], dues timestamptz[]) returns void
+language sql volatile
+set search_path = pg_catalog, pg_temp
+as $$
+    select pg_notify('duly_due', soon.jobs)
+    from (
+        select case when count(*) > 50 then '*' else string_agg(
+                concat(job.shard, ':', job.job_id, ':', (extract(epoch from job.due) * 1e6)::bigint), ','
+            ) end as jobs
+        from unnest(shards, job_ids, dues) as job (shard, job_id, due)
+        where job.due <= duly.now() + interval '15 minutes'
+    ) soon
+    where soon.jobs is not null
+$$;
+
 -- The changes made to a job, so that `duly explain` can answer why it did not run at nine. Written in the same
 -- statement as the change itself. A plain submit writes no row: a job's creation is in its own row, and a million
 -- one-offs must not cost a million rows here.

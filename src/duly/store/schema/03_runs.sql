@@ -1,5 +1,36 @@
 -- Runs that wait for a worker, and late occurrences that wait to become runs.
 
+-- The bits of `flags` that statements read or set; duly.states.RunFlag explains them all.
+create function duly.is_missed(flags smallint) returns boolean
+language sql immutable parallel safe
+begin atomic
+    select flags::integer & 2 = 2;
+end;
+
+create function duly.is_serial(flags smallint) returns boolean
+language sql immutable parallel safe
+begin atomic
+    select flags::integer & 8 = 8;
+end;
+
+create function duly.as_serial(flags smallint) returns smallint
+language sql immutable parallel safe
+begin atomic
+    select flags | 8::smallint;
+end;
+
+create function duly.is_triggered(flags smallint) returns boolean
+language sql immutable parallel safe
+begin atomic
+    select flags::integer & 16 = 16;
+end;
+
+create function duly.as_cancelled(flags smallint) returns smallint
+language sql immutable parallel safe
+begin atomic
+    select flags | 32::smallint;
+end;
+
 -- run_at is when a run may start: in the future for a retry, 'infinity' for one that waits for an earlier run of its
 -- job. A claim reads each (queue, priority) lane by itself, so a million rows that may not start yet lie behind the
 -- lane's head and never in the way of another lane.
@@ -26,15 +57,18 @@ create index runs_waiting on duly.runs (job_id, scheduled_at) where state = 'wai
 -- to find that there is none. Only a run that is retried pays for it.
 create index runs_retrying on duly.runs (job_id, scheduled_at) where state = 'retrying';
 -- The end of each run in a line asks whether the job has another queued run. In a line of 100,000 that meant reading
--- 100,000 runs. This index has only the queued runs that release the next one (flag 8); ordinary runs do not pay for
+-- 100,000 runs. This index has only the queued runs that release the next one (serial); ordinary runs do not pay for
 -- it.
-create index runs_serial on duly.runs (job_id, scheduled_at) where state = 'queued' and flags & 8 = 8;
+create index runs_serial on duly.runs (job_id, scheduled_at) where state = 'queued' and duly.is_serial(flags);
 
--- The flag of a run that comes back to the queue: while others of its job wait, it has to release the next one (8).
+-- The flag to add to a run that comes back to the queue: while others of its job wait, it has to release the next one.
 create function duly.mark_of_line(job uuid) returns smallint
 language sql stable parallel safe
 begin atomic
-    select (case when exists (select from duly.runs w where w.job_id = job and w.state = 'waiting') then 8 else 0 end)::smallint;
+    select case
+        when exists (select from duly.runs w where w.job_id = job and w.state = 'waiting') then duly.as_serial(0::smallint)
+        else 0::smallint
+    end;
 end;
 
 -- Late occurrences that the missed policy lets run but the governor still holds back: all of a job's from first_at to

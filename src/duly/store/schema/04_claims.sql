@@ -94,6 +94,18 @@ select c.*
 from duly.claims c
 where c.claim_id = any ((select olds from duly.claim_floor)::uuid[]);
 
+-- The runs of all claims, one row each, without those that went back to the queue. A run stays here after it has ended, until
+-- its claim is closed: a statement that must know asks duly.has_ended as well.
+-- A column that a statement does not use costs nothing; fired_at, epoch, attempt and flags are for few rows, because each
+-- reads its whole array again. Statements that name their claims and lock them unfold the arrays themselves.
+create view duly.held_runs as
+select c.claim_id, c.worker_id, c.claimed_at, run.ordinal::integer as ordinal, run.job_id, run.scheduled_at,
+    c.fired_ats[run.ordinal] as fired_at, c.epochs[run.ordinal] as epoch, c.attempts[run.ordinal] as attempt,
+    c.flags[run.ordinal] as flags, run.ordinal = any (c.cancelled) as cancelled
+from duly.live_claims c
+cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as run (job_id, scheduled_at, ordinal)
+where not (run.ordinal = any (c.released));
+
 -- The jobs with a run in some claim, read from the floor on: for many jobs at once, one read of all claims is cheaper
 -- than a probe of each job's history. It uses the index, whatever the planner thinks: between two vacuums the table is
 -- thousands of pages with a handful of rows. A sequential scan took 14 ms with 8,000 runs a second, this 2.

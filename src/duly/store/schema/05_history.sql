@@ -156,6 +156,13 @@ end
 $function$;
 select duly.write_has_ended((duly.now() at time zone 'UTC')::date - 1, (duly.now() at time zone 'UTC')::date + 7);
 
+-- Whether the last runs of a job, in and out of schedule order, have ended; true if it has had none.
+create function duly.last_runs_ended(job uuid, last_run_at timestamptz, extra_at timestamptz) returns boolean
+language sql stable
+begin atomic
+    select (last_run_at is null or duly.has_ended(job, last_run_at)) and (extra_at is null or duly.has_ended(job, extra_at));
+end;
+
 -- A run's failed attempts so far, as its dead letter keeps them, read from the one day that holds them. A function for
 -- the same reason as has_ended.
 create function duly.attempts_of(job uuid, at timestamptz) returns jsonb

@@ -375,8 +375,8 @@ begin
         insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, flags, state, queue)
         values (new_id, moment, moment, moment, new_shard, submit.priority, 0, 'queued', submit.queue);
         perform pg_notify('duly_work', queue);
-    elsif run_at <= moment + interval '15 minutes' then
-        perform pg_notify('duly_due', new_shard || ':' || new_id || ':' || (extract(epoch from run_at) * 1e6)::bigint);
+    else
+        perform duly.announce_due(array[new_shard], array[new_id], array[run_at]);
     end if;
     return new_id;
 end

@@ -23,12 +23,12 @@ live as (
         (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
     select letter.job_id, letter.scheduled_at, case when serial.yes then 'infinity' else clock.now end,
         coalesce(ended.fired_at, clock.now), ended.epoch, j.shard, j.priority, 0,
-        coalesce(ended.flags, 0) | case when serial.yes then 8 else 0 end,
+        case when serial.yes then duly.as_serial(coalesce(ended.flags, 0::smallint)) else coalesce(ended.flags, 0::smallint) end,
         case when serial.yes then 'waiting' else 'queued' end, j.queue
     from letter
     cross join clock
     join duly.jobs j on j.job_id = letter.job_id
-    cross join lateral (select coalesce(j.policy ->> 'overlap', 'skip') <> 'parallel' as yes) serial
+    cross join lateral (select duly.overlap(j.policy) <> 'parallel' as yes) serial
     left join ended on ended.job_id = letter.job_id and ended.scheduled_at = letter.scheduled_at
     on conflict do nothing
     returning job_id, scheduled_at, queue, state

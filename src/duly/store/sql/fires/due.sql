@@ -8,12 +8,11 @@
 select j.job_id, j.next_run_at, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.max_runs, j.run_count,
     j.policy, j.created_at, clock.now, greatest(j.last_run_at, j.updated_at) as since, j.ctid, j.xmin as version,
     case
-        when j.last_run_at is null and j.extra_at is null or j.policy ->> 'overlap' = 'parallel' then false
+        when j.last_run_at is null and j.extra_at is null or duly.overlap(j.policy) = 'parallel' then false
         when (select true from duly.runs r where r.job_id = j.job_id limit 1) then true
         when cardinality($1::uuid[]) >= 100 or greatest(j.last_run_at, j.extra_at) <= j.updated_at
             then j.job_id in (select duly.claimed_jobs())
-        else not ((j.last_run_at is null or duly.has_ended(j.job_id, j.last_run_at))
-            and (j.extra_at is null or duly.has_ended(j.job_id, j.extra_at)))
+        else not duly.last_runs_ended(j.job_id, j.last_run_at, j.extra_at)
     end as busy, j.shard
 from duly.jobs j
 cross join (select duly.now() as now offset 0) clock

@@ -35,10 +35,9 @@ due as materialized (
 ),
 running as materialized (
     select d.job_id
-    from duly.live_claims c
-    cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
+    from duly.held_runs one
     join due d on d.job_id = one.job_id
-    where d.unsure and not (one.ordinal = any (c.released)) and not duly.has_ended(one.job_id, one.scheduled_at)
+    where d.unsure and not duly.has_ended(one.job_id, one.scheduled_at)
 ),
 busy as materialized (
     -- An earlier run is unfinished. One that stands in the queue is found by one probe. One that is running is in a
@@ -55,8 +54,7 @@ busy as materialized (
             when d.unsure then d.job_id in (select job_id from running)
             when cardinality($3::uuid[]) >= 100 and not (d.job_id in (select duly.claimed_jobs()))
                 then false
-            when (d.last_run_at is null or duly.has_ended(d.job_id, d.last_run_at))
-                and (d.extra_at is null or duly.has_ended(d.job_id, d.extra_at)) then false
+            when duly.last_runs_ended(d.job_id, d.last_run_at, d.extra_at) then false
             -- Neither: it is running, or so old that its partition is gone.
             else d.job_id in (select duly.claimed_jobs())
         end
@@ -65,8 +63,8 @@ planned as materialized (
     select d.job_id, d.queue, d.priority, d.overlap, r.scheduled_at, r.flags, b.busy_with,
         case
             when d.overlap = 'parallel' then 'queued'
-            -- RUN_ALL (missed and serial, 2 + 8) says that each of them runs: it waits for the one before.
-            when d.overlap = 'skip' and b.job_id is not null and r.flags::int & 10 <> 10 then 'skipped'
+            -- RUN_ALL (missed and serial) says that each of them runs: it waits for the one before.
+            when d.overlap = 'skip' and b.job_id is not null and not (duly.is_missed(r.flags) and duly.is_serial(r.flags)) then 'skipped'
             when b.job_id is null and r.number = 1 then 'queued'
             -- Of those that wait; where nothing is unfinished, the first of these does not.
             when d.overlap = 'queue'

@@ -19,10 +19,7 @@ from (
     )
     union
     (
-        select one.scheduled_at
-        from duly.live_claims c
-        cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
-        where one.job_id = $1 and one.scheduled_at < $2 and not (one.ordinal = any (c.released))
+        select held.scheduled_at from duly.held_runs held where held.job_id = $1 and held.scheduled_at < $2
     )
 ) run
 order by run.scheduled_at desc

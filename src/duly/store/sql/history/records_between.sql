@@ -8,7 +8,7 @@ from (
         select h.job_id, h.scheduled_at, h.status, h.attempt, h.flags, h.fired_at, h.epoch, h.started_at,
             h.finished_at, h.worker_id, h.claim_id, h.result, h.error, h.note, null::timestamptz as run_at
         from duly.history h
-        where h.job_id = $1 and h.scheduled_at < $2 and h.flags::int & 16 = 0 and h.note ->> 'reason' is distinct from 'dst_gap'
+        where h.job_id = $1 and h.scheduled_at < $2 and not duly.is_triggered(h.flags) and h.note ->> 'reason' is distinct from 'dst_gap'
         order by h.scheduled_at desc
         limit 1
     )
@@ -32,12 +32,10 @@ from (
     )
     union all
     (
-        select one.job_id, one.scheduled_at, 'running', one.attempt, one.flags, one.fired_at, one.epoch, c.claimed_at,
-            null, c.worker_id, c.claim_id, null, null, null, null
-        from duly.live_claims c
-        cross join unnest(c.job_ids, c.scheduled_ats, c.fired_ats, c.epochs, c.attempts, c.flags)
-            with ordinality as one (job_id, scheduled_at, fired_at, epoch, attempt, flags, ordinal)
-        where one.job_id = $1 and one.scheduled_at between $2 and $3 and not (one.ordinal = any (c.released))
+        select one.job_id, one.scheduled_at, 'running', one.attempt, one.flags, one.fired_at, one.epoch, one.claimed_at,
+            null, one.worker_id, one.claim_id, null, null, null, null
+        from duly.held_runs one
+        where one.job_id = $1 and one.scheduled_at between $2 and $3
             and not exists (
                 select from duly.history h where h.job_id = one.job_id and h.scheduled_at = one.scheduled_at
             )

@@ -3,11 +3,9 @@
 --   $1 job_id  $2 scheduled_ats  $3 bytes
 -- One after the other, so that what is not sent is not read: a thousand results may be a quarter of a gigabyte.
 with recursive running as materialized (
-    select one.job_id, one.scheduled_at, one.attempt, one.flags, one.fired_at, one.epoch, c.claimed_at, c.worker_id, c.claim_id
-    from duly.live_claims c
-    cross join unnest(c.job_ids, c.scheduled_ats, c.fired_ats, c.epochs, c.attempts, c.flags)
-        with ordinality as one (job_id, scheduled_at, fired_at, epoch, attempt, flags, ordinal)
-    where one.job_id = $1 and one.scheduled_at = any ($2::timestamptz[]) and not (one.ordinal = any (c.released))
+    select job_id, scheduled_at, attempt, flags, fired_at, epoch, claimed_at, worker_id, claim_id
+    from duly.held_runs
+    where job_id = $1 and scheduled_at = any ($2::timestamptz[])
 ),
 page as (
     select 0 as place, 0::bigint as bytes,

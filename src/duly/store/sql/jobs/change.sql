@@ -35,7 +35,7 @@ changed as (
         end,
         -- Not before what began while runs were allowed to overlap, whichever way the clock has gone: a fire compares.
         updated_at = case
-            when before.policy ->> 'overlap' = 'parallel' then greatest(clock.now, j.last_run_at, j.extra_at) else clock.now
+            when duly.overlap(before.policy) = 'parallel' then greatest(clock.now, j.last_run_at, j.extra_at) else clock.now
         end,
         version = version + 1
     from before cross join clock
@@ -72,14 +72,15 @@ followed as (
     -- What waits in the queue goes where the job's runs now go. Runs that might overlap, and now may not, are marked as
     -- serial (8), for what comes after them (jobs/put_in_order.sql).
     update duly.runs r
-    set queue = changed.queue, priority = changed.priority, flags = r.flags::int | case when after.serial then 8 else 0 end
+    set queue = changed.queue, priority = changed.priority,
+        flags = case when after.serial then duly.as_serial(r.flags) else r.flags end
     from changed
     join before on before.job_id = changed.job_id
     cross join lateral (
-        select before.policy ->> 'overlap' = 'parallel' and changed.policy ->> 'overlap' is distinct from 'parallel'
+        select duly.overlap(before.policy) = 'parallel' and duly.overlap(changed.policy) <> 'parallel'
     ) as after (serial)
     where r.job_id = changed.job_id
-        and ((before.queue, before.priority) <> (changed.queue, changed.priority) or (after.serial and r.flags::int & 8 = 0))
+        and ((before.queue, before.priority) <> (changed.queue, changed.priority) or (after.serial and not duly.is_serial(r.flags)))
     returning r.queue
 ),
 still_parked as (
@@ -89,10 +90,7 @@ told as (
     select count(pg_notify('duly_work', queue)::text) as work from (select distinct queue from followed) q
 ),
 announced as (
-    select count(pg_notify('duly_due',
-        shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text)::text) as due
-    from changed
-    where next_run_at is not null and $17::boolean
+    select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from changed where $17::boolean
 )
 select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
     end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,

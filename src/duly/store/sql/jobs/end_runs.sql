@@ -22,11 +22,10 @@ recorded as (
     on conflict do nothing
 ),
 running as materialized (
-    select held.claim_id, array_agg(one.ordinal::int) as ordinals
-    from duly.live_claims held
-    cross join unnest(held.job_ids) with ordinality as one (job_id, ordinal)
-    join job on job.job_id = one.job_id
-    where $3::boolean and not (one.ordinal = any (held.cancelled))
+    select held.claim_id, array_agg(held.ordinal) as ordinals
+    from duly.held_runs held
+    join job on job.job_id = held.job_id
+    where $3::boolean and not held.cancelled
     group by held.claim_id
 ),
 asked as (

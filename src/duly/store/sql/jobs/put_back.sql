@@ -16,17 +16,11 @@ with back as (
                 union all
                 select max(r.scheduled_at) from duly.runs r where r.job_id = j.job_id
                 union all
-                select max(one.scheduled_at)
-                from duly.live_claims c
-                cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
-                where one.job_id = j.job_id and not (one.ordinal = any (c.released))
+                select max(held.scheduled_at) from duly.held_runs held where held.job_id = j.job_id
             ) run
         )
     from unnest($1::uuid[], $2::timestamptz[], $3::int[]) as taken (job_id, first_at, count)
     where j.job_id = taken.job_id
     returning j.job_id, j.shard, j.next_run_at
 )
-select count(pg_notify('duly_due',
-    shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text)::text) as told
-from back
-where next_run_at is not null
+select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from back

@@ -2,13 +2,11 @@
 -- first that waits goes if nothing before it is unfinished, and the job notes who is last.
 --   $1 job_ids, locked earlier in this transaction (jobs/lock.sql or lock_available.sql), so that no fire decides meanwhile
 --   $2 look at each run of theirs? Who has only seen the first of a line end need not: what is not at the line's ends
---      either waits, or is being retried, or is marked as serial (8), and these are found without reading the line.
+--      either waits, or is being retried, or is marked as serial, and these are found without reading the line.
 with held as materialized (
-    select c.claim_id, one.job_id, one.scheduled_at, one.ordinal::int as ordinal
-    from duly.live_claims c
-    cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
-    where one.job_id = any ($1::uuid[]) and not (one.ordinal = any (c.released))
-        and not duly.has_ended(one.job_id, one.scheduled_at)
+    select claim_id, job_id, scheduled_at, ordinal
+    from duly.held_runs
+    where job_id = any ($1::uuid[]) and not duly.has_ended(job_id, scheduled_at)
 ),
 standing as materialized (
     select ctid as place, job_id, scheduled_at, state from duly.runs where job_id = any ($1::uuid[]) and $2::boolean
@@ -51,7 +49,7 @@ standing as materialized (
         union
         select r.ctid, r.job_id, r.scheduled_at, r.state
         from duly.runs r
-        where r.job_id = asked.job_id and r.state = 'queued' and r.flags::int & 8 = 8
+        where r.job_id = asked.job_id and r.state = 'queued' and duly.is_serial(r.flags)
         union
         select r.ctid, r.job_id, r.scheduled_at, r.state
         from duly.runs r
@@ -70,22 +68,22 @@ line as materialized (
     group by job_id
 ),
 ordered as (
-    -- All that stand before one that waits are serial (8): whoever ends lets the next one go.
+    -- All that stand before one that waits are serial: whoever ends lets the next one go.
     update duly.runs r
-    set flags = r.flags::int | 8,
+    set flags = duly.as_serial(r.flags),
         state = case when not line.active and r.scheduled_at = line.first then 'queued' else r.state end,
         run_at = case when not line.active and r.scheduled_at = line.first then duly.now() else r.run_at end
     from line
     -- By their places: a join may read the line. They keep them, for whoever moves runs has the job locked; should one be
     -- moved all the same (jobs/follow.sql), upkeep lets it go.
     where r.ctid = any (array(select place from standing)) and r.job_id = line.job_id and line.first is not null
-        and (r.flags::int & 8 = 0 or (not line.active and r.scheduled_at = line.first))
+        and (not duly.is_serial(r.flags) or (not line.active and r.scheduled_at = line.first))
     returning r.queue, r.state
 ),
 marked as (
     update duly.claims c
     set flags = array(
-            select (case when one.ordinal = any (hit.ordinals) then one.flags::int | 8 else one.flags end)::smallint
+            select case when one.ordinal = any (hit.ordinals) then duly.as_serial(one.flags) else one.flags end
             from unnest(c.flags) with ordinality as one (flags, ordinal)
             order by one.ordinal
         )

@@ -12,9 +12,7 @@ noted as (
     from resumed
 ),
 announced as (
-    select count(pg_notify('duly_due',
-        shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text)::text) as due
-    from resumed
+    select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from resumed
 )
 select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
     end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,

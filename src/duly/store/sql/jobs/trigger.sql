@@ -4,7 +4,7 @@
 -- `full`: as many wait as may.
 with job as materialized (
     select job_id, shard, queue, priority, next_run_at, duly.now() as now,
-        coalesce(policy ->> 'overlap', 'skip') as overlap,
+        duly.overlap(policy) as overlap,
         duly.whole(policy, 'max_queued', $3) as max_queued
     from duly.jobs
     where job_id = $1 and status <> 'cancelled'
@@ -17,10 +17,7 @@ allowed as (
     )
 ),
 running as materialized (
-    select held.scheduled_at
-    from duly.live_claims c
-    cross join unnest(c.job_ids, c.scheduled_ats) as held (job_id, scheduled_at)
-    where $1 = any (c.job_ids) and held.job_id = $1
+    select scheduled_at from duly.held_runs where job_id = $1
 ),
 free as (
     -- A run is known by its job and time: a microsecond that is no other run's, and not that of an occurrence which is
@@ -39,7 +36,7 @@ free as (
 live as (
     insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, flags, state, queue)
     select job_id, at, case when overlap = 'parallel' then now else 'infinity' end, now, shard, priority,
-        $2::smallint::int | case when overlap = 'parallel' then 0 else 8 end,
+        case when overlap = 'parallel' then $2::smallint else duly.as_serial($2::smallint) end,
         case when overlap = 'parallel' then 'queued' else 'waiting' end, queue
     from free
     returning job_id, scheduled_at, queue, state

@@ -9,10 +9,7 @@ free as materialized (
     from waiting w
     where not exists (select from duly.runs r where r.job_id = w.job_id and r.state <> 'waiting')
         and w.job_id not in (
-            select held.job_id
-            from duly.live_claims c
-            cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as held (job_id, scheduled_at, ordinal)
-            where not (held.ordinal = any (c.released)) and not duly.has_ended(held.job_id, held.scheduled_at)
+            select held.job_id from duly.held_runs held where not duly.has_ended(held.job_id, held.scheduled_at)
         )
     limit $1
 )

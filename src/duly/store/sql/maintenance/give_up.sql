@@ -19,7 +19,7 @@ recorded as (
     select job_id, scheduled_at, fired_at, claimed_at, clock.now, claim_id, worker_id, epoch, attempt, flags, 'dead', error
     from run cross join clock
     on conflict do nothing
-    returning job_id, scheduled_at, flags::int & 8 = 8 as serial
+    returning job_id, scheduled_at, duly.is_serial(flags) as serial
 ),
 buried as (
     insert into duly.dead_letters (job_id, scheduled_at, buried_at, attempt, tenant, name, queue, handler, target,

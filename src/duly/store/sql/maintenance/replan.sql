@@ -34,14 +34,7 @@ noted as (
         jsonb_build_object('reason', coalesce(reason, 'it was active and nothing was planned'), 'next_run_at', next_run_at)
     from repaired
 ),
-soon as (
-    select case when count(*) > 50 then '*' else
-            string_agg(shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text, ',')
-        end as jobs
-    from repaired
-    where next_run_at is not null
-),
 announced as (
-    select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
+    select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from repaired
 )
 select repaired.job_id from repaired cross join announced

@@ -7,7 +7,7 @@ with clock as materialized (
 ),
 lost as materialized (
     select j.job_id, asked.scheduled_at, j.shard, j.priority, j.queue,
-        coalesce(j.policy ->> 'overlap', 'skip') <> 'parallel' as serial,
+        duly.overlap(j.policy) <> 'parallel' as serial,
         coalesce((
             select max((one.tried ->> 'attempt')::int)
             from jsonb_array_elements(duly.attempts_of(j.job_id, asked.scheduled_at)) as one (tried)
@@ -21,16 +21,13 @@ lost as materialized (
     ) j
     where not duly.has_ended(asked.job_id, asked.scheduled_at)
         and (asked.job_id, asked.scheduled_at) not in (
-            select held.job_id, held.scheduled_at
-            from duly.live_claims c
-            cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as held (job_id, scheduled_at, ordinal)
-            where not (held.ordinal = any (c.released))
+            select held.job_id, held.scheduled_at from duly.held_runs held
         )
 ),
 live as (
     insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, attempt, flags, state, queue)
     select job_id, scheduled_at, case when serial then 'infinity' else clock.now end, clock.now, shard, priority,
-        attempt, case when serial then 8 else 0 end, case when serial then 'waiting' else 'queued' end, queue
+        attempt, case when serial then duly.as_serial(0::smallint) else 0::smallint end, case when serial then 'waiting' else 'queued' end, queue
     from lost cross join clock
     on conflict do nothing
     returning job_id, scheduled_at, queue, state

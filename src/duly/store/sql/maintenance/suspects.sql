@@ -39,10 +39,7 @@ select 'lost', u.job_id, u.scheduled_at
 from unfinished u
 where not exists (select from duly.runs r where r.job_id = u.job_id and r.scheduled_at = u.scheduled_at)
     and (u.job_id, u.scheduled_at) not in (
-        select held.job_id, held.scheduled_at
-        from duly.live_claims c
-        cross join unnest(c.job_ids, c.scheduled_ats) with ordinality as held (job_id, scheduled_at, ordinal)
-        where not (held.ordinal = any (c.released))
+        select held.job_id, held.scheduled_at from duly.held_runs held
     )
 union all
 (

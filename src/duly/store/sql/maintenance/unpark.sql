@@ -27,14 +27,7 @@ noted as (
     select job_id, updated_at, 'unparked', jsonb_build_object('next_run_at', next_run_at)
     from unparked
 ),
-soon as (
-    select case when count(*) > 50 then '*' else
-            string_agg(shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text, ',')
-        end as jobs
-    from unparked
-    where next_run_at is not null
-),
 announced as (
-    select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
+    select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from unparked
 )
-select (select count(*) from unparked) as unparked, announced.due from announced
+select (select count(*) from unparked) as unparked from announced

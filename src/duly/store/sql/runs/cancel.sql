@@ -16,10 +16,7 @@ recorded as (
     returning 1
 ),
 running as materialized (
-    select held.claim_id, one.ordinal::int as ordinal
-    from duly.live_claims held
-    cross join unnest(held.job_ids, held.scheduled_ats) with ordinality as one (job_id, scheduled_at, ordinal)
-    where one.job_id = $1 and one.scheduled_at = $2 and not duly.has_ended($1, $2)
+    select claim_id, ordinal from duly.held_runs where job_id = $1 and scheduled_at = $2 and not duly.has_ended($1, $2)
 ),
 asked as (
     update duly.claims c

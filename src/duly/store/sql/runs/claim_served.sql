@@ -74,7 +74,7 @@ claim as (
 )
 select claim.claim_id, n.ordinal::int as ordinal, n.job_id, n.scheduled_at, n.attempt,
     -- A retry that was on its way back when its job was cancelled: the worker ends it unbegun.
-    case when j.status = 'cancelled' then n.flags::int | 32 else n.flags end as flags,
+    case when j.status = 'cancelled' then duly.as_cancelled(n.flags) else n.flags end as flags,
     j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy,
     -- Of tasks nobody asks for it.
     case when j.target is not null then j.tenant end as tenant, null::timestamptz as next_run_at,

@@ -66,7 +66,7 @@ cancelled as (
 )
 select (select count(*) from run) as requeued,
     duly.heed_tokens(array(select claim_id from held)) as heeded,
-    (select array_agg(distinct job_id) from cancelled where flags::int & 8 = 8) as serial,
+    (select array_agg(distinct job_id) from cancelled where duly.is_serial(flags)) as serial,
     (select count(pg_notify('duly_work', q.queue)::text) from (
         -- A worker that sleeps until a later moment must hear of an earlier one.
         select distinct queue from queued cross join clock where queued.run_at <= clock.now + interval '60 seconds'

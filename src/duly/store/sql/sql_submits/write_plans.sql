@@ -12,7 +12,7 @@ with able as materialized (
         for no key update skip locked
     ) j
 ),
-adopted as (
+written as (
     update duly.jobs j
     set status = case when able.reason is null then 'active' else 'paused' end, status_reason = able.reason,
         kind = coalesce(able.kind, j.kind), schedule = coalesce(able.schedule, j.schedule),
@@ -28,16 +28,9 @@ planned as (
 ),
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
-    select job_id, updated_at, 'parked', jsonb_build_object('reason', reason) from adopted where reason is not null
-),
-soon as (
-    select case when count(*) > 50 then '*' else
-            string_agg(shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text, ',')
-        end as jobs
-    from adopted
-    where next_run_at <= updated_at + interval '15 minutes'
+    select job_id, updated_at, 'parked', jsonb_build_object('reason', reason) from written where reason is not null
 ),
 announced as (
-    select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
+    select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from written
 )
-select adopted.job_id, adopted.reason from adopted cross join announced
+select written.job_id, written.reason from written cross join announced

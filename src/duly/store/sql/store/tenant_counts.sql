@@ -69,11 +69,7 @@ mine as materialized (
 held as materialized (
     select count(*) filter (where j.tenant = $1) as runs, count(*) as looked_at
     from (
-        select job_id
-        from duly.live_claims c
-        cross join lateral unnest(c.job_ids) with ordinality as u (job_id, ordinal)
-        where not u.ordinal = any (c.released)
-        limit $2
+        select job_id from duly.held_runs limit $2
     ) h
     left join duly.jobs j on j.job_id = h.job_id
 ),

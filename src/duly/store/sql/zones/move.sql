@@ -26,14 +26,7 @@ noted as (
     from moved
     cross join (select version from duly.zone_rules order by noted_at desc, version desc limit 1) rules
 ),
-soon as (
-    select case when count(*) > 50 then '*' else
-            string_agg(shard::text || ':' || job_id::text || ':' || (extract(epoch from next_run_at) * 1e6)::bigint::text, ',')
-        end as jobs
-    from moved
-    where next_run_at <= updated_at + interval '15 minutes'
-),
 announced as (
-    select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
+    select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from moved
 )
 select moved.job_id from moved cross join announced
