@@ -312,7 +312,7 @@ async def test_every_job_runs_as_often_and_when_its_fields_say(
     stores: StoreServer, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seed = SEED + number
-    monkeypatch.setattr(retry, "JITTER", 0.0)
+    monkeypatch.setattr(retry, "MAX_JITTER", 0.0)
     async with World.open(stores) as world:
         assert isinstance(world, World)
         story = Story(world, random.Random(seed))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from duly.model import Claim
-from duly.worker.floors import LEAST_PAUSE, LONGEST_PAUSE, SLACK, Floors
+from duly.worker.floors import MAX_PAUSE_SECONDS, MIN_PAUSE_SECONDS, SLACK, Floors
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LANES = (["a", "a", "b"], [9, 5, 5])
@@ -49,7 +49,7 @@ def test_floors_belong_to_lanes_whatever_order_they_are_looked_at_in() -> None:
 
 def test_the_whole_lanes_are_looked_at_again_and_again() -> None:
     floors = Floors()
-    for took, pause in ((0.006, LEAST_PAUSE), (0.03, 3.0), (60.0, LONGEST_PAUSE)):
+    for took, pause in ((0.006, MIN_PAUSE_SECONDS), (0.03, 3.0), (60.0, MAX_PAUSE_SECONDS)):
         started = 100.0
         floors = Floors()
         floors.of(LANES, started)

@@ -11,7 +11,7 @@ import pytest
 
 from duly.store.pool import Pool
 from duly.worker import completer as completer_module
-from duly.worker.completer import ENOUGH, Completer
+from duly.worker.completer import FLUSH_AT, Completer
 from harness.store import eventually
 
 
@@ -52,8 +52,8 @@ async def after_a_flush_of(count: int, *, busy: bool = False) -> AsyncIterator[R
 @pytest.fixture
 def long_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     """So long that nothing else on the machine takes as long."""
-    monkeypatch.setattr(completer_module, "GATHER_SECONDS", 0.01)
-    monkeypatch.setattr(completer_module, "LONGEST_GATHER", 0.4)
+    monkeypatch.setattr(completer_module, "GATHER_SECONDS_PER_OUTCOME", 0.01)
+    monkeypatch.setattr(completer_module, "MAX_GATHER_SECONDS", 0.4)
 
 
 async def one_by_one(completer: Recording, count: int) -> None:
@@ -87,10 +87,10 @@ async def test_what_comes_during_a_flush_waits_as_well() -> None:
 @pytest.mark.usefixtures("long_gathers")
 async def test_enough_of_them_do_not_wait() -> None:
     async with after_a_flush_of(50) as completer:
-        completer.give(ENOUGH)
+        completer.give(FLUSH_AT)
         for _ in range(10):
             await asyncio.sleep(0)
-        assert completer.flushes == [50, ENOUGH]
+        assert completer.flushes == [50, FLUSH_AT]
 
 
 @pytest.mark.usefixtures("long_gathers")

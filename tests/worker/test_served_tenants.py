@@ -18,7 +18,7 @@ from duly.store.pool import Pool
 from duly.store.runs import Served
 from duly.worker import floors
 from duly.worker.claimer import Claimer
-from duly.worker.floors import LONGEST_STRETCH, SHORTEST_STRETCH, SLACK, Walk
+from duly.worker.floors import MAX_STRETCH, MIN_STRETCH, SLACK, Walk
 from harness.store import ALL_PRIORITIES, count, eventually, put_now
 from harness.worker import Workbench
 
@@ -109,9 +109,9 @@ async def test_what_comes_next_is_told_of_these_tenants_only(pool: Pool) -> None
 
 async def test_a_crowd_of_others_runs_is_passed_over_once(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretch by stretch, and then from its end on: a new run is found by the next claim, whatever lies before it."""
-    crowd = 6 * SHORTEST_STRETCH
+    crowd = 6 * MIN_STRETCH
     # No single look is long enough for all of them.
-    monkeypatch.setattr(floors, "LONGEST_STRETCH", 2 * SHORTEST_STRETCH)
+    monkeypatch.setattr(floors, "MAX_STRETCH", 2 * MIN_STRETCH)
     await put_now(pool, crowd, tenant="a")
     await pool.query("update duly.runs set run_at = duly.now() - interval '1 hour' + shard * interval '1 second'")
     (own,) = await put_now(pool, 1, tenant="b")
@@ -138,7 +138,7 @@ async def test_a_crowd_of_others_runs_is_passed_over_once(pool: Pool, monkeypatc
     assert looks >= 3
     assert [run.job_id for run in found] == [own.job_id]
     # At its end now. Not only because this one was slow enough to rest: that is for the machine to say.
-    walk._rests_until = time.monotonic() + 60
+    walk._rest_until = time.monotonic() + 60
     (new,) = await put_now(pool, 1, tenant="b")
     await claimer.run_once()
     assert [run.job_id for run in found] == [own.job_id, new.job_id]
@@ -148,7 +148,7 @@ async def test_a_crowd_of_others_runs_is_passed_over_once(pool: Pool, monkeypatc
     await _retime(pool, "b", pool.clock.now() - timedelta(minutes=30))
     await claimer.run_once()
     assert len(found) == 2
-    walk._rests_until = 0.0
+    walk._rest_until = 0.0
     while await claimer.run_once() == 0.0:
         pass
     assert found[-1].job_id == late.job_id
@@ -171,10 +171,10 @@ def test_a_slow_one_rests_and_looks_at_what_is_new() -> None:
     walk.of(lanes, 0, None)
     end = NOW - timedelta(hours=1)
     assert walk.learn(lanes, found_at(end, None, took=0.1), 0, full=False)
-    assert walk.stretch == 2 * SHORTEST_STRETCH
+    assert walk.stretch == 2 * MIN_STRETCH
     assert walk.of(lanes, 1, None) == [end + timedelta(microseconds=1), NOW - SLACK]
     assert not walk.learn(lanes, found_at(None, None, took=0.1), 1, full=False)
-    assert walk.stretch == SHORTEST_STRETCH
+    assert walk.stretch == MIN_STRETCH
     assert walk.of(lanes, 2, None) == [NOW - SLACK, NOW - SLACK]
     assert walk.of(lanes, 1 + 30 * 0.2 + 0.1, None) == [None, None]
 
@@ -193,7 +193,7 @@ def test_stretches_grow_to_a_bound() -> None:
     for _ in range(10):
         walk.of(lanes, 0, None)
         walk.learn(lanes, found_at(NOW, NOW), 0, full=False)
-    assert walk.stretch == LONGEST_STRETCH
+    assert walk.stretch == MAX_STRETCH
 
 
 async def test_the_cluster_says_whom_a_worker_serves_and_names_no_other_tenant(bench: Workbench) -> None:

@@ -32,7 +32,7 @@ async def bench(
     pool: Pool, settings: Settings, operations: Operations, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Workbench]:
     monkeypatch.setattr(duly.worker.threads, "SLOT_SECONDS", 0.5)
-    monkeypatch.setattr(duly.worker.threads, "LONG_LINE_SECONDS", 0.2)
+    monkeypatch.setattr(duly.worker.threads, "CROWDED_SECONDS", 0.2)
     monkeypatch.setattr(duly.worker.threads, "HANG_SECONDS", 0.1)
     monkeypatch.setattr(duly.worker.worker, "TELL_SECONDS", 0.01)
     bench = Workbench(pool, settings, operations)
@@ -100,7 +100,7 @@ async def test_a_worker_whose_threads_all_hang_leaves_sync_runs_alone_and_says_s
 
         # And when its threads come back, this one goes on.
         release.set()
-        await eventually(lambda: worker.executor.threads.left == 0)
+        await eventually(lambda: worker.executor.threads.overdue == 0)
         await submit_many(bench, "quick", 2 * threads)
         await until_ended(bench, 4 * threads, "succeeded", "quick")
 
@@ -176,7 +176,7 @@ async def test_what_waits_too_long_for_a_thread_goes_back_uncounted_for_another_
         loop.call_soon_threadsafe(began.set)
         release.wait(60)
 
-    monkeypatch.setattr(duly.worker.worker, "MOST_THREADS", 1)
+    monkeypatch.setattr(duly.worker.worker, "MAX_THREADS", 1)
     await submit_many(bench, "long", 1)
     async with bench.working(concurrency=10):
         await began.wait()
@@ -213,5 +213,5 @@ async def test_a_cancelled_wait_for_a_thread_gives_its_place_up(release: threadi
     release.set()
     assert await first == "done"
     assert await waiting[2] == "next"
-    assert (threads.free, threads.left, len(threads._line)) == (1, 0, 0)
+    assert (threads.free, threads.overdue, len(threads._waiting)) == (1, 0, 0)
     threads.close()

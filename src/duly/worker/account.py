@@ -1,7 +1,7 @@
-"""What a command finds of the machine: under which account it runs, and which variables it gets.
+"""The account that a command runs as, and the environment variables that it gets.
 
-As cron does it, by a list of names. What a worker has in its environment besides (the store's password, keys of a
-cloud, secrets of the application's tasks) is none of a command's business.
+Variables are passed by a list of names, as cron does it. The rest of a worker's environment (the store's password, keys
+of a cloud, secrets of the application's tasks) is not passed to commands.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 from duly.errors import ConfigError
 
-# `LC_…` as well.
+# Variables of the worker that every command gets; `LC_…` ones are passed as well.
 PASSED = frozenset({"PATH", "HOME", "LANG", "TZ", "USER", "LOGNAME", "SHELL", "TMPDIR"})
-# Of another account these are its own: below. A folder for temporary files may be closed to it.
+# Not passed to another account, which has values of its own. The worker's TMPDIR may be closed to it.
 _OF_THE_ACCOUNT = frozenset({"HOME", "USER", "LOGNAME", "SHELL", "TMPDIR"})
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who commands are, if not the worker itself."""
+    """The account that commands run as, if it is not the worker's own."""
 
     uid: int
     gid: int
@@ -34,7 +34,7 @@ class Account:
 
     @classmethod
     def parse(cls, text: str) -> Account:
-        """`USER[:GROUP]`, names or numbers. A mistake is told as one of the setting."""
+        """Reads `USER[:GROUP]`, names or numbers. An error names the setting."""
         user, colon, group = text.partition(":")
         if os.geteuid() != 0:
             raise _mistake(
@@ -52,7 +52,7 @@ class Account:
 
 
 def _is_number(text: str) -> bool:
-    # The greatest of 32 bits means "nobody in particular" to the kernel.
+    # To the kernel, the greatest 32-bit number means "leave unchanged".
     return text.isascii() and text.isdigit() and len(text) <= 10 and int(text) < 2**32 - 1
 
 
@@ -70,7 +70,7 @@ def _mistake(told: str) -> ConfigError:
 
 
 def passed_names(text: str) -> frozenset[str]:
-    """The names of the setting `pass_env`."""
+    """Reads the names in the setting `pass_env`."""
     names = frozenset(name.strip() for name in text.split(",")) - {""}
     for name in sorted(names):
         if not _NAME.fullmatch(name):
@@ -88,7 +88,7 @@ def passed_names(text: str) -> frozenset[str]:
 def clean_environment(
     environment: Mapping[str, str], *, passed: frozenset[str] = frozenset(), account: Account | None = None
 ) -> dict[str, str]:
-    """Those of the worker's own variables that a command gets."""
+    """The worker's own variables that a command gets."""
     names = PASSED if account is None else PASSED - _OF_THE_ACCOUNT
     clean = {name: value for name, value in environment.items() if name in names or name.startswith("LC_")}
     if account is not None:

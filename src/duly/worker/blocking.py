@@ -1,7 +1,7 @@
-"""Names the async handler that keeps the event loop to itself.
+"""Names the async handler that blocks the event loop.
 
 Nothing else of its worker runs meanwhile: no other async handler, no claim, no outcome. Only the heartbeat's thread
-goes on, so that is where it is seen: by what the loop's thread is doing at that moment.
+goes on, so the check runs there: it looks at what the loop's thread executes at that moment.
 """
 
 from __future__ import annotations
@@ -18,27 +18,28 @@ from duly.worker.handler.task import Task
 log = logging.getLogger("duly.worker")
 
 BLOCKED_SECONDS = 1.0
-# Of one task it is said once in so many seconds.
-SAY_SECONDS = 60.0
-_WRAPPERS = 20
+# Pause between two warnings about the same task.
+WARN_SECONDS = 60.0
+# Decorators around a handler that are looked through.
+_MAX_WRAPPERS = 20
 
 
 class Blocking:
-    """`turned` is called by the loop while anything runs, `look` by another thread."""
+    """`turned` is called by the loop while a handler runs, `look` by another thread."""
 
     def __init__(self, tasks: Mapping[str, Task]) -> None:
         self._names: dict[CodeType, str] = {}
         for task in tasks.values():
             function: object = task.function if task.is_async else None
-            for _ in range(_WRAPPERS):
+            for _ in range(_MAX_WRAPPERS):
                 code = getattr(function, "__code__", None)
                 if isinstance(code, CodeType):
                     self._names[code] = task.name
                 function = getattr(function, "__wrapped__", None)
         self._thread = threading.get_ident()
-        # When the loop last had a turn for anybody else; None: nothing runs on it.
+        # The monotonic time of the loop's last free turn; None while no handler runs on it.
         self._turned_at: float | None = None
-        self._said_at: dict[str, float] = {}
+        self._warned_at: dict[str, float] = {}
 
     def turned(self, *, busy: bool) -> None:
         self._turned_at = time.monotonic() if busy else None
@@ -51,10 +52,10 @@ class Blocking:
         while frame is not None and frame.f_code not in self._names:
             frame = frame.f_back
         if frame is None:
-            return  # no handler's doing: the process was stopped, or the machine is busy
+            return  # not a handler's fault: the process was stopped, or the machine is busy
         name = self._names[frame.f_code]
-        if now - self._said_at.get(name, float("-inf")) >= SAY_SECONDS:
-            self._said_at[name] = now
+        if now - self._warned_at.get(name, float("-inf")) >= WARN_SECONDS:
+            self._warned_at[name] = now
             log.warning(
                 "the async task %s has blocked the event loop for %.1f s (%s, line %d): nothing else runs here "
                 "meanwhile. Await what it waits for, or make it a plain function, which gets a thread",

@@ -1,4 +1,4 @@
-"""Takes runs from the store, as many as there is room for, when there is reason to think that some are there."""
+"""Claims runs from the store, as many as the worker has room for, when runs are likely to be there."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from duly.store import runs as store
 from duly.store.pool import Pool
 from duly.worker.floors import Floors, Walk
 
-# One claim's size is bounded because a completion reads its claim's arrays whole.
-CLAIM_LIMIT = 1_000
+# Runs per claim. Bounded because a completion reads its claim's arrays whole.
+MAX_CLAIM = 1_000
 
-# The busier a worker, the more it lets gather before it claims again: by this much for each run that the last claim
-# brought, up to the longest. With a hundred a second they wait for a quarter of a millisecond; from four thousand on
-# a claim brings eighty or more, and costs each of them a quarter of what a claim of ten would.
-GATHER_SECONDS, LONGEST_GATHER = 0.000_25, 0.02
+# The busier a worker, the more runs it lets gather before it claims again: 0.25 ms per run of the last claim, at most
+# 20 ms. At 100 runs per second a run waits 0.25 ms; from 4,000 per second on a claim brings 80 or more, and costs each
+# of them a quarter of what a claim of 10 would.
+GATHER_SECONDS_PER_RUN = 0.000_25
+MAX_GATHER_SECONDS = 0.02
 
-# When some of a worker is free and more is waiting, it is worth this much patience to see more of it become free.
+# When runs wait and the worker has a little room, it waits this long for more room before it claims.
 PATIENCE_SECONDS = 0.01
 
-# A claim walks over ten lanes a queue. A worker with more queues than these first asks which lanes hold anything.
+# A claim walks over ten lanes per queue. A worker with more queues than this first asks which lanes hold runs.
 MANY_QUEUES = 20
 
 Room = Callable[[], int]
-#: Names of tasks, or None for none of them.
+#: Names of the tasks to leave to other workers, or None.
 Without = Callable[[], Sequence[str] | None]
 Started = Callable[[Claim, float], None]
 
 
 def weights_of(queues: Sequence[str] | Mapping[str, int]) -> dict[str, int]:
-    """Queues with their weights, which are 1 where nobody gave any."""
+    """Queues with their weights; the default weight is 1."""
     return dict(queues) if isinstance(queues, Mapping) else dict.fromkeys(queues, 1)
 
 
@@ -56,9 +57,9 @@ class Claimer(Service):
         without: Without = lambda: None,
         tenants: Sequence[str] = (),
     ) -> None:
-        """`without`: tasks whose runs this worker does not take at the moment, though their queue is one of its own.
+        """`without`: tasks whose runs this worker does not claim at the moment, though their queue is one of its own.
 
-        `tenants`: whose runs it takes; none: everybody's.
+        `tenants`: the tenants whose runs it claims; empty: all tenants.
         """
         super().__init__()
         self._pool = pool
@@ -74,25 +75,25 @@ class Claimer(Service):
         self._started = started
         self._without = without
         self._narrowed = False
-        # Under load, wait until a good part of the worker is free: few large claims are cheaper than many small ones.
-        self._enough_room = max(1, min(CLAIM_LIMIT, concurrency // 2))
+        # Under load, wait until half of the worker is free: few large claims are cheaper than many small ones.
+        self._enough_room = max(1, min(MAX_CLAIM, concurrency // 2))
         self._more_waiting = False
         self._waiting_for_room: asyncio.TimerHandle | None = None
         self.interval = poll_seconds
 
     def room_freed(self) -> None:
-        """Runs were recorded. Worth a claim only if the last one left some behind."""
+        """Called when runs were recorded. Claims only if the last claim left runs behind."""
         if not self._more_waiting:
             return
         room = self._room()
         if room >= self._enough_room:
             self.wake()
         elif room > 0 and self._waiting_for_room is None:
-            # Slow handlers may take minutes to free that much; meanwhile what is free must not stand idle.
+            # Slow handlers may take minutes to free that much; the free part must not stand idle meanwhile.
             self._waiting_for_room = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self.wake)
 
     def widened(self) -> None:
-        """There may be room again for tasks that the last claim left to others."""
+        """Called when there may be room again for tasks that the last claim left to others."""
         if self._narrowed:
             self.wake()
 
@@ -100,7 +101,7 @@ class Claimer(Service):
         if self._waiting_for_room is not None:
             self._waiting_for_room.cancel()
             self._waiting_for_room = None
-        room = min(self._room(), CLAIM_LIMIT)
+        room = min(self._room(), MAX_CLAIM)
         if room <= 0:
             self._more_waiting = True
             return None
@@ -125,7 +126,7 @@ class Claimer(Service):
         walking = False
         if served is not None:
             walking = self._walk.learn(lanes, claim, answered, full=len(claim.runs) == room)
-        elif without is None:  # else nobody knows what was left in them
+        elif without is None:  # else the lanes may still hold runs of the tasks left out
             self._floors.learn(lanes, claim, answered, full=len(claim.runs) == room)
         if claim.runs:
             self._started(claim, sent)
@@ -133,19 +134,21 @@ class Claimer(Service):
         if self._more_waiting:
             if self._room() >= self._enough_room:
                 return 0.0
-            self.room_freed()  # while the claim was under way, perhaps
+            self.room_freed()  # room may have come free during the claim
             return None
         if walking:
             return 0.0
         if claim.next_run_at is not None:
             wait = (claim.next_run_at - self._clock.now()).total_seconds()
-            return min(self.interval, max(0.001, wait, min(LONGEST_GATHER, GATHER_SECONDS * len(claim.runs))))
+            return min(
+                self.interval, max(0.001, wait, min(MAX_GATHER_SECONDS, GATHER_SECONDS_PER_RUN * len(claim.runs)))
+            )
         return None
 
     async def _lanes_now(self) -> store.Lanes:
-        """The lanes of one claim. Several queues come in an order drawn anew for each.
+        """The lanes of one claim. The order of several queues is drawn anew for each claim.
 
-        Each is first as often as its weight says (Efraimidis and Spirakis: sort by exponential variates), so that
+        A queue comes first in proportion to its weight (Efraimidis and Spirakis: sort by exponential variates), so that
         queues which could each fill the worker share it by weight, and none waits for another to become empty.
         """
         if len(self._weights) > MANY_QUEUES:

@@ -1,9 +1,9 @@
 """Few asyncio tasks for many runs.
 
-A task of its own for every run costs more than many a handler does. So one task takes run after run, as long as their
-handlers end without waiting for anything; when one waits, the task stays with it, and whatever still stands in line
-gets another task. A handler sees no difference: while it runs it has a task to itself, and nothing that it does to that
-task or to its context variables reaches another run.
+An asyncio task per run costs more than many handlers do. So one task executes run after run, as long as their handlers
+end without waiting. When a handler waits, the task stays with it, and the runs still queued get another task. A handler
+sees no difference: while it runs it has a task to itself, and nothing that it does to that task or to its context
+variables reaches another run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from collections.abc import Awaitable, Callable
 from contextvars import copy_context
 from typing import Generic, Protocol, TypeVar
 
-# Then the loop gets a turn for everything else: completions, claims, timers.
+# Longest time that a task executes run after run; then completions, claims and timers get a turn of the loop.
 TURN_SECONDS = 0.005
 
 
 class Drivable(Protocol):
-    """Something to be executed; `task` is the one that does, None until it begins."""
+    """An item to execute. `task` is the asyncio task that executes it, None until it begins."""
 
     task: asyncio.Task[None] | None
 
@@ -29,31 +29,31 @@ Item = TypeVar("Item", bound=Drivable)
 
 
 class Drivers(Generic[Item]):
-    """`execute` never raises: whatever becomes of an item is its own business."""
+    """Executes items in few asyncio tasks. `execute` never raises: an item's errors are its own."""
 
     def __init__(self, execute: Callable[[Item], Awaitable[None]]) -> None:
         self._execute = execute
-        self._line: deque[Item] = deque()
+        self._queue: deque[Item] = deque()
         self._pumping = False
         # The loop itself holds tasks only weakly.
         self._tasks: set[asyncio.Task[None]] = set()
 
     def add(self, item: Item) -> None:
-        self._line.append(item)
+        self._queue.append(item)
         if not self._pumping:
             self._pumping = True
             asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
-        """Called between the steps of tasks: every driver that is not done waits in some handler."""
-        if not self._line:
+        """Starts a task if items are queued. Between steps of tasks every unfinished driver waits in a handler."""
+        if not self._queue:
             self._pumping = False
             return
         loop = asyncio.get_running_loop()
         task = loop.create_task(self._drive())
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        # After that task's first step: if it left some behind, they need another one.
+        # After that task's first step: items that it left behind need another task.
         loop.call_soon(self._pump)
 
     async def _drive(self) -> None:
@@ -61,14 +61,14 @@ class Drivers(Generic[Item]):
         assert task is not None
         untouched = copy_context()
         until = time.monotonic() + TURN_SECONDS
-        while self._line:
-            item = self._line.popleft()
+        while self._queue:
+            item = self._queue.popleft()
             item.task = task
             await self._execute(item)
-            # A task that was cancelled, or that somebody left something in, is nobody else's; and one that was away
-            # for long has no turn left.
+            # A task that was cancelled, or whose context variables changed, is not used for another item; one whose
+            # turn is over is not either.
             if task.cancelling() or time.monotonic() > until or copy_context() != untouched:
                 break
-        if self._line and not self._pumping:
+        if self._queue and not self._pumping:
             self._pumping = True
             asyncio.get_running_loop().call_soon(self._pump)

@@ -1,7 +1,7 @@
 """Heartbeats, from a thread with its own event loop and its own connection.
 
-A handler that blocks the worker's event loop, or computes for seconds, must not lose its leases: so the beat depends on
-neither. What the beat learns (leases that are gone, runs that somebody cancelled) is handed to the worker's loop.
+A handler that blocks the worker's event loop, or computes for seconds, must not lose its leases: so the heartbeat
+depends on neither. News from a heartbeat (lost leases, cancelled runs) is handed to the worker's loop.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from duly.store.pool import Pool
 
 log = logging.getLogger("duly.worker")
 
-# Handlers are told to stop while this part of the lease is still left, so that they are gone before it is.
+# Fraction of the lease that is left when handlers are told to stop, so that they end before the lease does.
 MARGIN = 0.15
-# How often it is looked whether that moment has come, as a part of the lease.
+# Pause between checks for that moment, as a fraction of the lease.
 _WATCH = 0.03
-# How long a stop waits for the beat that is under way.
+# How long `stop` waits for the heartbeat under way.
 STOP_SECONDS = 3.0
 
 
 class LeaseKeeper:
-    """Keeps the leases of the claims it is told of. Callbacks run on the worker's loop."""
+    """Extends the leases of the claims it holds. Callbacks run on the worker's loop."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class LeaseKeeper:
         cancelled: Callable[[UUID, int], None],
         look: Callable[[], None] = lambda: None,
     ) -> None:
-        """`look` is called in this thread, now and then."""
+        """`look` is called in the heartbeat's thread, every few hundredths of the lease."""
         self._url = url
         self._worker_id = worker_id
         self._lease = lease_seconds
@@ -55,7 +55,7 @@ class LeaseKeeper:
         self._cancelled = cancelled
         self._look = look
         self._main = asyncio.get_running_loop()
-        # claim → when, by the monotonic clock, it can no longer be trusted. Shared with the worker's loop.
+        # Per claim: the monotonic time until which its lease is trusted. Shared with the worker's loop.
         self._trusted_until: dict[UUID, float] = {}
         self._lock = threading.Lock()
         self._ready = threading.Event()
@@ -74,19 +74,19 @@ class LeaseKeeper:
         self.poke()
         await asyncio.to_thread(self._thread.join, STOP_SECONDS)
         if self._thread.is_alive() and self._loop is not None and self._beating is not None:
-            # A beat that is not answered. Nobody waits for it any more.
+            # The heartbeat under way is not answered: give it up.
             self._loop.call_soon_threadsafe(self._beating.cancel)
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
 
     def poke(self) -> None:
-        """Beat now."""
+        """Sends a heartbeat now."""
         if self._loop is not None and self._poked is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._poked.set)
 
     def hold(self, claim_id: UUID, sent: float) -> bool:
-        """A claim whose statement was sent at `sent` (monotonic): its lease cannot be older than that.
+        """Keeps the lease of a claim whose statement was sent at `sent` (monotonic): the lease is not older than that.
 
-        False: the answer took so long that the lease may be over. It is left to run out.
+        Returns False if the answer took so long that the lease may have ended. Then it is left to rescue.
         """
         until = sent + self._lease * (1 - MARGIN)
         if until <= time.monotonic():
@@ -96,10 +96,10 @@ class LeaseKeeper:
         return True
 
     def holds(self, claim_id: UUID) -> bool:
-        """Whether the claim can be trusted at this moment. If not, it is given up here and now.
+        """Whether the claim's lease is trusted at this moment. If not, the claim is given up at once.
 
-        A process that was stopped for longer than its lease and goes on must not begin what it had not begun: what is
-        ready on its loop may come before the word of this thread that the lease is over.
+        A process that was stopped for longer than its lease must not begin more handlers when it goes on: those that
+        are ready on its loop may come before this thread's news that the lease is over.
         """
         until = self._trusted_until.get(claim_id)
         if until is not None and until > time.monotonic():
@@ -120,7 +120,7 @@ class LeaseKeeper:
         self._beating = asyncio.current_task()
         self._poked = asyncio.Event()
         self._ready.set()
-        # Beside the beats, not between them: one that hangs must not keep handlers from being told in time.
+        # Beside the heartbeats, not between them: one that hangs must not delay telling handlers to stop.
         watching = asyncio.create_task(self._watch())
         pool: Pool | None = None
         try:
@@ -129,7 +129,7 @@ class LeaseKeeper:
                     if pool is None:
                         pool = await Pool.connect(
                             self._url, size=1, pgbouncer=self._pgbouncer, connect_timeout=self._interval,
-                            # A link that hangs is given up early enough to try another before trust ends.
+                            # A connection that hangs is given up early enough to try another before trust ends.
                             command_timeout=self._interval / 2,
                         )  # fmt: skip
                     await self._beat(pool)
@@ -138,7 +138,7 @@ class LeaseKeeper:
                     log.warning("a heartbeat failed: %s", error)
                     pause = min(self._interval / 4, 0.5)
                 except Exception:
-                    # Whatever it is, this thread must go on: without it every lease is lost, and nobody is told.
+                    # This thread must go on after any error: without it every lease is lost, unnoticed.
                     log.exception("a heartbeat failed")
                     pause = min(self._interval / 4, 0.5)
                 self._poked.clear()
@@ -151,7 +151,7 @@ class LeaseKeeper:
         finally:
             watching.cancel()
             with self._lock:
-                self._trusted_until.clear()  # nobody beats for them any more
+                self._trusted_until.clear()  # no heartbeat extends them any more
             if pool is not None:
                 await pool.close()
 
@@ -169,7 +169,7 @@ class LeaseKeeper:
         with self._lock:
             for claim_id in held.keys() & self._trusted_until.keys():
                 self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)
-            # Known before the beat, still wanted after it, and not found by it.
+            # Held before the heartbeat and after it, but not found by it.
             gone = (known & self._trusted_until.keys()) - held.keys()
             for claim_id in gone:
                 del self._trusted_until[claim_id]

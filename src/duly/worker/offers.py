@@ -1,8 +1,9 @@
-"""Who has a task that this worker has not.
+"""Decides about runs of tasks that this worker does not have.
 
-While a deploy goes on, old workers meet runs of tasks that only new ones have, and several apps may share a queue. Such
-a run goes back uncounted. Where a live worker has the task, this one leaves its runs alone for a while; where none has
-had it for long, they end in the dead letters. The store is asked once a task and a few seconds, not for each run.
+During a deploy, old workers claim runs of tasks that only new ones have, and several apps may share a queue. Such a run
+goes back to the queue, and no attempt counts. If a live worker has the task, this worker leaves its runs alone for a
+while; if no worker has had it for long, its runs end in the dead letters. The store is asked once per task every few
+seconds, not for each run.
 """
 
 from __future__ import annotations
@@ -19,41 +20,43 @@ from duly.worker.handler.errors import Elsewhere, RemotePermanent
 
 log = logging.getLogger("duly.worker")
 
-# An answer of the store's counts for so long.
+# How long an answer of the store is used.
 FRESH_SECONDS = 5.0
-# And for so long runs of a task that another worker has are not claimed; then one tells whether it still has it.
+# How long runs of a task that another worker has are not claimed; then the next run asks the store again.
 LEFT_SECONDS = 30.0
-_SAY_SECONDS = 60.0
+_LOG_SECONDS = 60.0
 
 
 @dataclass(slots=True)
 class _Lacking:
-    """A task that this worker was given a run of and has not. Times are the loop's; `_us` are the database's."""
+    """A task that this worker lacks and claimed a run of. Times are the loop's; `_us` are the database's."""
 
     noticed_us: int
     asked: asyncio.Task[cluster.Offer] | None = None
     offer: cluster.Offer | None = None
     until: float = 0.0
     left_until: float = 0.0
-    said_at: float = float("-inf")
+    logged_at: float = float("-inf")
 
 
 class Offers:
+    """The tasks that this worker lacks, and what the store last said about each."""
+
     def __init__(self, pool: Pool, *, missing_seconds: float) -> None:
-        """`missing_seconds`: a run of a task that no live worker has had for so long is given up."""
+        """`missing_seconds`: a run is buried if no live worker has had its task for this long."""
         self._pool = pool
         self._missing = missing_seconds
         self._lacking: dict[str, _Lacking] = {}
 
     def elsewhere(self) -> list[str]:
-        """Tasks of which live workers elsewhere take care."""
+        """Names of the missing tasks that live workers elsewhere have."""
         if not self._lacking:
             return []
         now = asyncio.get_running_loop().time()
         return [name for name, lacking in self._lacking.items() if lacking.left_until > now]
 
     async def refuse(self, run: ClaimedRun) -> None:
-        """Raise what is to become of a run whose task is not here."""
+        """Raises what decides about a run whose task is missing: `Elsewhere`, `Unable` or `RemotePermanent`."""
         name, now_us = run.handler, self._pool.clock.now_us()
         lacking = self._lacking.setdefault(name, _Lacking(now_us))
         try:
@@ -64,7 +67,8 @@ class Offers:
             raise Elsewhere(f"this worker has no task {name!r}, but another has")
         if offer.for_some:
             raise Unable(f"this worker has no task {name!r}; another has, which takes some tenants' runs only")
-        # Of the run's own age, too: a task may be submitted some time before the first worker that has it starts.
+        # Counted from the run's due time at the earliest: a job may be submitted before the first worker that has its
+        # task starts.
         since_us = max(lacking.noticed_us, to_micros(run.scheduled_at))
         if offer.seconds_ago is not None:
             since_us = max(since_us, now_us - int(offer.seconds_ago * 1e6))
@@ -81,7 +85,7 @@ class Offers:
         if lacking.offer is not None and lacking.until > loop.time():
             return lacking.offer
         if lacking.asked is None:
-            # A task of its own: the run that asked first may be cancelled while the others wait.
+            # A separate asyncio task: the run that asked first may be cancelled while others wait for the answer.
             lacking.asked = loop.create_task(self._ask(name, lacking))
         return await asyncio.shield(lacking.asked)
 
@@ -94,8 +98,8 @@ class Offers:
         now = loop.time()
         lacking.until = now + FRESH_SECONDS
         lacking.left_until = now + LEFT_SECONDS if offer.live else 0.0
-        if now - lacking.said_at >= _SAY_SECONDS:
-            lacking.said_at = now
+        if now - lacking.logged_at >= _LOG_SECONDS:
+            lacking.logged_at = now
             if offer.live:
                 log.info("this worker has no task %r and leaves its runs to those that have it", name)
             else:

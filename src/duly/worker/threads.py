@@ -1,8 +1,8 @@
 """Threads for sync handlers.
 
-A thread cannot be stopped. When its run is over (timed out, cancelled, given back) and the handler goes on, the thread
-is missing until it comes back by itself: it counts as taken, so that nothing waits for it that another worker could
-run. A run that finds no thread free stands in line, for a while; its time begins when its thread does.
+A thread cannot be stopped. When its run is over (timed out, cancelled, returned) and the handler goes on, the thread is
+missing until the handler returns by itself: it counts as taken, so that no run waits for it that another worker could
+execute. A run that finds no free thread waits for one, for a while; its timeout begins when it has its thread.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from duly.worker.handler.errors import Elsewhere
 
 log = logging.getLogger("duly.worker")
 
-# A run that finds every thread taken waits for this long at most; then it goes back to the queue, uncounted.
+# A run waits at most this long for a thread; then it goes back to the queue, and no attempt counts.
 SLOT_SECONDS = 5.0
-# Where one has waited for so long, no more are claimed that would have to wait behind it.
-LONG_LINE_SECONDS = 1.0
-# A thread that goes on for so long after its run was over hangs. Before, it may only be slow to hear of it.
+# Once a run has waited this long for a thread, no more runs are claimed that would need one.
+CROWDED_SECONDS = 1.0
+# A thread hangs if it goes on this long after its run was over. Until then it may only be slow to notice.
 HANG_SECONDS = 5.0
-# Of the tasks whose threads hang, so many are named.
-_NAMED = 5
+# Number of tasks with hanging threads that a log line names.
+_MAX_NAMED = 5
 
 
 class _Call:
@@ -41,18 +41,18 @@ class _Call:
 
 
 class Threads:
-    """At most `limit` threads. `changed` is called when one became free, and when one hangs or no longer does."""
+    """At most `limit` threads. `changed` is called when a thread comes free, hangs, or no longer hangs."""
 
     def __init__(self, limit: int, changed: Callable[[], None] = lambda: None) -> None:
         self.limit = limit
         self._changed = changed
         self._pool = ThreadPoolExecutor(max_workers=limit, thread_name_prefix="duly-handler")
         self._taken = 0
-        # While somebody stands here every thread is taken: one that becomes free is handed to the first.
-        self._line: deque[tuple[asyncio.Future[None], float]] = deque()
-        # Threads whose runs are over and that have not come back.
-        self._left: set[_Call] = set()
-        #: Those of them that have been so for long.
+        # Runs that wait for a thread, with the loop's time since when. A thread that comes free goes to the first.
+        self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()
+        # Calls whose run is over and whose thread has not come back.
+        self._overdue: set[_Call] = set()
+        #: Number of overdue threads that hang.
         self.hanging = 0
 
     @property
@@ -60,25 +60,25 @@ class Threads:
         return self.limit - self._taken
 
     @property
-    def left(self) -> int:
-        """Threads that are at work on something that is over."""
-        return len(self._left)
+    def overdue(self) -> int:
+        """Number of threads whose run is over and that go on."""
+        return len(self._overdue)
 
     @property
     def crowded(self) -> bool:
-        """A run that came now would wait long for a thread, or for ever."""
+        """Whether a run that came now would wait long for a thread, or forever."""
         if self._taken < self.limit:
             return False
-        if self._left:
+        if self._overdue:
             return True
-        return bool(self._line) and asyncio.get_running_loop().time() - self._line[0][1] > LONG_LINE_SECONDS
+        return bool(self._waiting) and asyncio.get_running_loop().time() - self._waiting[0][1] > CROWDED_SECONDS
 
     async def call(self, name: str, begins: Callable[[], None], work: Callable[[], Any]) -> Any:
-        """Do `work` in a thread. `begins` is called when there is one."""
+        """Calls `work` in a thread. `begins` is called once there is one."""
         if self._taken < self.limit:
             self._taken += 1
         else:
-            await self._stand_in_line()
+            await self._wait_for_thread()
         loop = asyncio.get_running_loop()
         call = _Call(name, loop.create_future())
         try:
@@ -91,7 +91,7 @@ class Threads:
             failed, value = await call.answer
         except asyncio.CancelledError:
             if not call.over:
-                self._left.add(call)
+                self._overdue.add(call)
                 loop.call_later(HANG_SECONDS, self._look_after, call)
             raise
         if failed:
@@ -99,28 +99,28 @@ class Threads:
         return value
 
     def close(self) -> None:
-        # A handler that is still in one has been given up, not waited for.
+        # A handler that still runs in a thread has been given up: it is not waited for.
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def _stand_in_line(self) -> None:
+    async def _wait_for_thread(self) -> None:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
         place = turn, loop.time()
-        self._line.append(place)
+        self._waiting.append(place)
         try:
             async with asyncio.timeout(SLOT_SECONDS):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
-                self._give_back()  # its turn came in this very moment
-            elif place in self._line:
-                self._line.remove(place)
+                self._give_back()  # the thread came at this very moment
+            elif place in self._waiting:
+                self._waiting.remove(place)
             if isinstance(error, TimeoutError):
                 raise Elsewhere(f"all {self.limit} handler threads of this worker are taken") from None
             raise
 
     def _work(self, loop: asyncio.AbstractEventLoop, call: _Call, work: Callable[[], Any]) -> None:
-        """In the thread."""
+        """Runs in the thread."""
         try:
             answer = False, work()
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything; a future would not take all of it
@@ -132,7 +132,7 @@ class Threads:
 
     def _came_back(self, call: _Call, answer: tuple[bool, Any]) -> None:
         call.over = True
-        self._left.discard(call)
+        self._overdue.discard(call)
         if call.hangs:
             self.hanging -= 1
             log.warning("a handler thread that hung (%s) has come back; %s", call.name, self._told())
@@ -141,8 +141,8 @@ class Threads:
         self._give_back()
 
     def _give_back(self) -> None:
-        while self._line:
-            turn, _ = self._line.popleft()
+        while self._waiting:
+            turn, _ = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -150,7 +150,7 @@ class Threads:
         self._changed()
 
     def _look_after(self, call: _Call) -> None:
-        if call not in self._left:
+        if call not in self._overdue:
             return
         call.hangs = True
         self.hanging += 1
@@ -160,7 +160,7 @@ class Threads:
                 call.name, HANG_SECONDS, self._told(),
             )  # fmt: skip
         else:
-            names = Counter(call.name for call in self._left).most_common(_NAMED)
+            names = Counter(call.name for call in self._overdue).most_common(_MAX_NAMED)
             log.error(
                 "all %d handler threads of this worker hang (%s): it takes no runs of sync tasks until one of them "
                 "comes back. Restart it; a task with isolation='process' can be stopped instead",

@@ -37,23 +37,23 @@ log = logging.getLogger("duly.worker")
 
 _CANCELLED = int(RunFlag.CANCELLED)
 
-# A handler whose run is cancelled is told within a second.
+# Longest time between looks for cancelled runs where no notification comes: a handler hears of it within a second.
 CANCEL_SECONDS = 0.9
-# When the handlers have ended, what their outcomes may take to be written, and what a goodbye may.
+# At shutdown: how long writing the last outcomes may take, and how long signing off may take.
 WRITE_SECONDS = 5.0
 LEAVE_SECONDS = 2.0
-# Of one process; more would only wait for one another.
-MOST_THREADS = 64
-# Between two words to the store about threads that hang.
+# Handler threads per process; more would only wait for one another.
+MAX_THREADS = 64
+# Pause between two reports to the store about hanging threads.
 TELL_SECONDS = 1.0
 
 Observer = Callable[[ClaimedRun, Outcome | None], None]
 
 
 class Worker:
-    """Its id is made anew at every start: a restarted worker is another worker and inherits nothing.
+    """One worker. Its id is new at every start: a restarted worker is another worker and inherits nothing.
 
-    With `tenants` it takes theirs and nobody else's runs.
+    With `tenants` it claims runs of those tenants only.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Worker:
             tasks,
             pool.clock,
             self._ended,
-            threads=min(self._concurrency, MOST_THREADS),
+            threads=min(self._concurrency, MAX_THREADS),
             threads_changed=self._threads_changed,
             offers=self._offers,
             blocking=blocking,
@@ -136,7 +136,7 @@ class Worker:
             pool.url,
             worker_id=self.worker_id,
             lease_seconds=settings.worker_lease_seconds,
-            # A beat is also what tells of cancelled runs; where nobody listens for those it must come often enough.
+            # A heartbeat also brings cancelled runs; without a notifier it must come often enough for that.
             interval=settings.heartbeat_interval if notifier else min(settings.heartbeat_interval, CANCEL_SECONDS),
             pgbouncer=settings.pgbouncer,
             join=self._join,
@@ -177,7 +177,7 @@ class Worker:
         await self.claimer.start()
 
     async def stop(self, grace: float | None = None) -> None:
-        """Claim no more, let handlers finish within the grace, give back what is left, leave."""
+        """Stops claiming, lets handlers finish within the grace, returns the other runs to the queue, signs off."""
         grace = self._settings.shutdown_grace_seconds if grace is None else grace
         self._stopping = True
         await self.claimer.stop()
@@ -188,7 +188,7 @@ class Worker:
             log.warning("%d handlers did not finish in time: their runs go back to the queue", len(self.executor))
         self.executor.stop_all(Stop.SHUTDOWN)
         try:
-            # Writing what is left must not hang on a database that is away: the leases would end it anyway.
+            # Writing the last outcomes must not hang on an unreachable database: the leases end anyway.
             async with asyncio.timeout(min(WRITE_SECONDS, self._settings.worker_lease_seconds)):
                 await self._idle.wait()
         except TimeoutError:
@@ -209,14 +209,14 @@ class Worker:
             log.warning("could not say goodbye: %s", str(error) or "the store did not answer")
 
     def stop_now(self) -> None:
-        """Give every running handler back at once."""
+        """Stops every running handler now and returns its run to the queue."""
         self.executor.stop_all(Stop.SHUTDOWN)
 
     async def wait_idle(self) -> None:
-        """Until nothing that was claimed is unfinished or unrecorded."""
+        """Waits until every claimed run is finished and recorded."""
         await self._idle.wait()
 
-    # What handlers ask for through their context.
+    # The host of executions: what handlers call through their context.
 
     def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]:
         return self._transactions.open(execution)
@@ -227,14 +227,14 @@ class Worker:
     def holds(self, run: ClaimedRun) -> bool:
         return self.leases.holds(run.claim_id)
 
-    # What there is room for.
+    # Room for more runs
 
     def _room(self) -> int:
-        """How many runs may be claimed: of any task, or of those that need no thread (`_left_to_others`)."""
-        room, threads = self._places(), self.executor.threads
-        if threads.left and not self._no_threads():
-            # Whatever is claimed now may want one.
-            return min(room - threads.left, threads.free)
+        """Number of runs that may be claimed: of any task, or of tasks that need no thread (`_left_to_others`)."""
+        room, threads = self._slots(), self.executor.threads
+        if threads.overdue and not self._no_threads():
+            # Every run that is claimed now may need a thread.
+            return min(room - threads.overdue, threads.free)
         return room
 
     def _left_to_others(self) -> list[str] | None:
@@ -245,9 +245,9 @@ class Worker:
 
     def _no_threads(self) -> bool:
         threads = self.executor.threads
-        return threads.crowded or (threads.left > 0 and self._places() <= threads.left)
+        return threads.crowded or (threads.overdue > 0 and self._slots() <= threads.overdue)
 
-    def _places(self) -> int:
+    def _slots(self) -> int:
         return self._concurrency - self._in_flight + self.completer.apart
 
     def _threads_changed(self) -> None:
@@ -256,10 +256,10 @@ class Worker:
             self._telling = asyncio.get_running_loop().create_task(self._tell_hanging())
 
     async def _tell_hanging(self) -> None:
-        """So that `duly status` can show it."""
+        """Reports hanging threads to the store, so that `duly status` shows them."""
         try:
             while self.executor.threads.hanging != self._told_hanging and not self._stopping:
-                await asyncio.sleep(TELL_SECONDS)  # many may hang at once
+                await asyncio.sleep(TELL_SECONDS)  # several threads may hang at once
                 try:
                     await self._join(self._pool)
                 except StoreUnavailable:
@@ -267,7 +267,7 @@ class Worker:
         finally:
             self._telling = None
 
-    # What the parts tell each other.
+    # Messages between the parts
 
     def _claimed(self, claim: Claim, sent: float) -> None:
         assert claim.claim_id is not None
