@@ -137,7 +137,7 @@ NOW = datetime(2026, 1, 5, 9, 30, tzinfo=UTC)
 
 
 def plan(request: JobRequest) -> Plan:
-    return plan_schedule(request, now=NOW, job_id=UUID(int=7), anchor=NOW)
+    return plan_schedule(request, now=NOW, job_id=UUID(int=7), created_at=NOW)
 
 
 @pytest.mark.parametrize("schedule", [None, "now", "2026-06-01T09:00:00Z", "2026-06-01T09:00", NOW])

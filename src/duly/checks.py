@@ -18,7 +18,7 @@ from uuid import UUID
 from duly.errors import InvalidInput, InvalidSchedule
 from duly.masking import HIDDEN, shown_instead
 from duly.model import DEFAULT_POLICY, POLICY_RULES, DstFold, JobRequest, Policy, Rule, ScheduleKind
-from duly.timing import Fuel, check_template, jitter_offset, load_zone, make_timetable, parse_schedule
+from duly.timing import Definition, Fuel, anchor_of, check_template, jitter_offset, load_zone, parse_schedule
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 # Names with dots between them; a backslash takes what follows it as it is.
@@ -227,7 +227,7 @@ def check_bounds(
                 raise InvalidInput(field, "is for recurring jobs, and this one runs once: leave it out")
 
 
-def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: datetime) -> Plan:
+def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, created_at: datetime) -> Plan:
     """Parse the schedule and find the first occurrence within the job's bounds."""
     start_at, end_at, policy = request.start_at, request.end_at, request.policy
     schedule = request.schedule
@@ -248,7 +248,7 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: d
         timezone=timezone,
         dst_gap=policy.dst_gap,
         dst_fold=policy.dst_fold,
-        anchor=start_at or anchor,
+        anchor=anchor_of(start_at, created_at),
         starts=start_at is not None,
         fuel=fuel,
     )
@@ -258,16 +258,8 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, anchor: d
         if first is None:
             raise InvalidSchedule("can never fire")
         return Plan("once", parsed.canonical, _jittered(first, job_id, policy.jitter_seconds))
-    timetable = make_timetable(
-        kind=parsed.kind,
-        schedule=parsed.canonical,
-        timezone=timezone,
-        anchor=start_at or anchor,
-        start_at=start_at,
-        end_at=end_at,
-        policy=policy,
-        job_id=job_id,
-    )
+    definition = Definition(parsed.kind, parsed.canonical, timezone, start_at, end_at, created_at, policy)
+    timetable = definition.timetable(job_id)
     first = timetable.next(now, fuel)
     if first is None:
         raise InvalidSchedule("has no occurrence between now and end_at" if end_at else "can never fire")

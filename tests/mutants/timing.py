@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         "jitter-pulls-in",
         "jitter brings an occurrence from before the job",
-        "timing/timetable.py",
+        "timing/definition.py",
         "start_at = anchor + MICROSECOND",
         "start_at = None",
         ("timing/test_timetable.py",),

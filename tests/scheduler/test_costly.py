@@ -7,7 +7,7 @@ import logging
 import re
 import time
 from datetime import timedelta
-from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -17,11 +17,10 @@ from duly.maintenance.unparker import Unparker
 from duly.model import JobRequest, Policy, Verdict
 from duly.node import running_scheduler
 from duly.operations import Operations
-from duly.scheduler import planner
 from duly.store import fires
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from duly.timing import Timetable, fuel, make_timetable
+from duly.timing import Definition, Timetable, fuel
 from harness.nasty import GAPS, WEEKDAYS
 from harness.scheduler import SECOND, START, FrozenScheduler, spread
 from harness.store import count, due_job, eventually, lead, put
@@ -142,11 +141,13 @@ async def test_planning_that_burns_time_and_no_fuel_is_stopped_by_the_clock(
 
 
 async def test_a_slow_plan_is_told_from_a_slow_machine(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def asleep(**fields: Any) -> Timetable:
-        time.sleep(0.06)  # not of the processor
-        return make_timetable(**fields)
+    made = Definition.timetable
 
-    monkeypatch.setattr(planner, "make_timetable", asleep)
+    def asleep(definition: Definition, job_id: UUID) -> Timetable:
+        time.sleep(0.06)  # not of the processor
+        return made(definition, job_id)
+
+    monkeypatch.setattr(Definition, "timetable", asleep)
     scheduler = FrozenScheduler(pool)
     job = due_job(pool, START + SECOND)
     await scheduler.put(job)

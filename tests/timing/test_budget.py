@@ -14,9 +14,9 @@ import pytest
 
 from duly.checks import plan_schedule
 from duly.errors import InvalidSchedule, TooCostly
-from duly.model import JobRequest, Policy
+from duly.model import JobRequest, Policy, ScheduleKind
 from duly.operations import preview
-from duly.timing import Fuel, Timetable, make_timetable, parse_schedule, plan_fire
+from duly.timing import Definition, Fuel, Timetable, parse_schedule, plan_fire
 from duly.timing.fuel import MAX_FUEL
 from duly.timing.timetable import TOO_FAR
 from duly.timing.zones import forget_zones
@@ -98,10 +98,9 @@ def test_what_is_remembered_of_schedules_is_bounded_in_memory(number: int, rule:
     tracemalloc.start()
     try:
         for interval in range(1, number + 1):
-            options = {"start_at": None, "end_at": None, "policy": Policy(), "job_id": UUID(int=1)}
-            rules = {"kind": "rrule", "schedule": rule.format(interval), "timezone": "UTC", "anchor": NOW}
+            definition = Definition("rrule", rule.format(interval), "UTC", None, None, NOW, Policy())
             with suppress(TooCostly):
-                make_timetable(**rules, **options).next(NOW)  # type: ignore[arg-type]
+                definition.timetable(UUID(int=1)).next(NOW)
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -122,7 +121,7 @@ def test_a_rule_of_nothing_but_gaps_is_refused_by_name() -> None:
         preview(GAPS, after=NOW, **options)
     request = JobRequest("noop", schedule=GAPS, timezone=NEW_YORK, policy=Policy(dst_gap="skip"))
     with pytest.raises(TooCostly):
-        plan_schedule(request, now=NOW, job_id=UUID(int=1), anchor=NOW)
+        plan_schedule(request, now=NOW, job_id=UUID(int=1), created_at=NOW)
 
 
 def test_dates_added_to_it_do_not_hide_it() -> None:
@@ -133,16 +132,9 @@ def test_dates_added_to_it_do_not_hide_it() -> None:
 
 
 def test_a_rule_that_was_stored_before_is_too_costly_to_fire_not_over() -> None:
-    timetable = make_timetable(
-        kind="rrule",
-        schedule=f"{GAPS}\nRDATE:20300505T120000",
-        timezone=NEW_YORK,
-        anchor=NOW - timedelta(days=1),
-        start_at=None,
-        end_at=None,
-        policy=Policy(dst_gap="skip"),
-        job_id=UUID(int=1),
-    )
+    made, policy = NOW - timedelta(days=1), Policy(dst_gap="skip")
+    definition = Definition("rrule", f"{GAPS}\nRDATE:20300505T120000", NEW_YORK, None, None, made, policy)
+    timetable = definition.timetable(UUID(int=1))
     expected = utc("2030-05-05 16:00")
     assert timetable.occurs_at(expected), "what is near is known"
     for _ in range(2):  # and that it costs too much is remembered
@@ -196,16 +188,8 @@ def test_a_rule_that_is_over_is_over_however_often_it_came() -> None:
 @pytest.mark.parametrize("text", ["0 9 * * *", "every 1s", "*/5 * * * *"])
 @pytest.mark.parametrize("years", [2, 25])
 def test_an_outage_of_years_is_counted_within_the_fuel(text: str, years: int) -> None:
-    timetable = make_timetable(
-        kind="interval" if text.startswith("every") else "cron",
-        schedule=text,
-        timezone=NEW_YORK,
-        anchor=NOW,
-        start_at=None,
-        end_at=None,
-        policy=Policy(),
-        job_id=UUID(int=1),
-    )
+    kind: ScheduleKind = "interval" if text.startswith("every") else "cron"
+    timetable = Definition(kind, text, NEW_YORK, None, None, NOW, Policy()).timetable(UUID(int=1))
     first = timetable.next(NOW)
     assert first is not None
     plan = plan_fire(timetable, expected=first, now=NOW + timedelta(days=365 * years), policy=Policy())

@@ -44,7 +44,7 @@ class Told:
         self.policy = Policy(missed_window=missed_window, jitter_seconds=jitter)  # type: ignore[arg-type]
         self.job_id = UUID(int=7)
         request = JobRequest("noop", schedule=schedule, timezone=zone, policy=self.policy)
-        plan = checks.plan_schedule(request, now=START, job_id=self.job_id, anchor=START)
+        plan = checks.plan_schedule(request, now=START, job_id=self.job_id, created_at=START)
         self.kind, self.schedule, self.zone = plan.kind, plan.canonical, zone
         self.next: datetime | None = plan.first
         self.planned = START

@@ -13,12 +13,12 @@ import pytest
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_POLICY, DstFold, Policy, ScheduleKind
 from duly.timing import (
+    Definition,
     Fuel,
     Timetable,
     forget_zones,
     jitter_offset,
     load_zone,
-    make_timetable,
     plan_fire,
 )
 from duly.timing import zones as zones_module
@@ -35,20 +35,12 @@ def make(
     *,
     policy: Policy = DEFAULT_POLICY,
     job_id: UUID | None = None,
-    anchor: str = "2026-01-01 00:00",
+    created_at: str = "2026-01-01 00:00",
     start_at: str | None = None,
     end_at: str | None = None,
 ) -> Timetable:
-    return make_timetable(
-        kind=kind,
-        schedule=schedule,
-        timezone=zone,
-        anchor=utc(anchor),
-        start_at=utc(start_at) if start_at else None,
-        end_at=utc(end_at) if end_at else None,
-        policy=policy,
-        job_id=job_id or uuid4(),
-    )
+    bounds = (utc(start_at) if start_at else None, utc(end_at) if end_at else None)
+    return Definition(kind, schedule, zone, *bounds, utc(created_at), policy).timetable(job_id or uuid4())
 
 
 def all_of(timetable: Timetable, after: str, most: int = 100) -> list[datetime]:
@@ -69,7 +61,7 @@ def test_bounds_are_inclusive() -> None:
 
 
 def test_an_interval_starts_at_its_start() -> None:
-    timetable = make("interval", "every 1h", anchor="2026-01-01 08:30", start_at="2026-01-01 08:30")
+    timetable = make("interval", "every 1h", created_at="2026-01-01 08:30", start_at="2026-01-01 08:30")
     assert all_of(timetable, "2026-01-01 00:00", 2) == [utc("2026-01-01 08:30"), utc("2026-01-01 09:30")]
 
 
@@ -104,7 +96,7 @@ def test_a_jittered_job_keeps_its_period_and_its_offset() -> None:
 def test_jitter_does_not_pull_in_an_occurrence_from_before_the_job() -> None:
     policy = Policy(jitter_seconds=600)
     for number in range(50):
-        daily = make("cron", "0 0 * * *", policy=policy, job_id=UUID(int=number), anchor="2026-01-01 00:00:01")
+        daily = make("cron", "0 0 * * *", policy=policy, job_id=UUID(int=number), created_at="2026-01-01 00:00:01")
         first = daily.next(utc("2026-01-01 00:00:01"))
         assert first is not None
         assert first >= utc("2026-01-02")
@@ -125,14 +117,14 @@ def test_the_end_holds_for_the_nominal_time() -> None:
 
 def test_a_new_job_begins_after_now_and_a_one_off_at_its_time() -> None:
     assert make("cron", "0 * * * *").next(utc("2026-01-01 10:00")) == utc("2026-01-01 11:00")
-    assert make("interval", "every 15m", anchor="2026-01-01 10:00").next(utc("2026-01-01 10:00")) == utc(
+    assert make("interval", "every 15m", created_at="2026-01-01 10:00").next(utc("2026-01-01 10:00")) == utc(
         "2026-01-01 10:15"
     )
     assert make("once", "2020-01-01T00:00:00Z").next(DAWN) == utc("2020-01-01")
 
 
 def test_a_stored_now_is_one_run_whatever_moment_that_was() -> None:
-    timetable = make("once", "now", anchor="2026-01-01 10:00:00.000001")
+    timetable = make("once", "now", created_at="2026-01-01 10:00:00.000001")
     # Not even when the row was made a moment later than it was due.
     plan = plan_fire(timetable, expected=utc("2026-01-01 10:00"), now=utc("2026-01-01 10:00:01"), policy=DEFAULT_POLICY)
     assert (plan.runs, plan.next_run_at) == (((utc("2026-01-01 10:00"), False),), None)
@@ -145,9 +137,9 @@ def test_stored_text_is_read_even_when_nothing_is_left_of_it() -> None:
 
 
 def test_a_rule_without_dtstart_begins_at_the_anchor() -> None:
-    rule = make("rrule", "RRULE:FREQ=DAILY", anchor="2026-01-01 07:30")
+    rule = make("rrule", "RRULE:FREQ=DAILY", created_at="2026-01-01 07:30")
     assert rule.next(utc("2026-01-01 12:00")) == utc("2026-01-02 07:30")
-    other = make("rrule", "RRULE:FREQ=DAILY", anchor="2026-01-01 08:45")
+    other = make("rrule", "RRULE:FREQ=DAILY", created_at="2026-01-01 08:45")
     assert other.next(utc("2026-01-01 12:00")) == utc("2026-01-02 08:45")
 
 

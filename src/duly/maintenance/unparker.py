@@ -18,7 +18,7 @@ from duly.store import maintenance
 from duly.store.maintenance import Parked
 from duly.store.pool import Pool
 from duly.store.sifting import without_the_bad
-from duly.timing import forget_zones, make_timetable, plan_resume
+from duly.timing import Definition, forget_zones, plan_resume
 from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
@@ -90,14 +90,5 @@ def resumed_at(job: Parked, now: datetime) -> datetime | None:
     After what has been dealt with, which lies in the future where the database's clock has gone back.
     """
     now = max(now, job.dealt_with_until or now)
-    timetable = make_timetable(
-        kind=job.kind,
-        schedule=job.schedule,
-        timezone=job.timezone,
-        anchor=job.start_at or job.created_at,
-        start_at=job.start_at,
-        end_at=job.end_at,
-        policy=policy_from_stored(job.policy),
-        job_id=job.job_id,
-    )
+    timetable = Definition.of(job, policy_from_stored(job.policy)).timetable(job.job_id)
     return plan_resume(timetable, now=now)

@@ -25,11 +25,11 @@ from duly.store import zones
 from duly.store.pool import Pool
 from duly.store.zones import Move, Planned, Version
 from duly.timing import (
+    Definition,
     carried,
     differing,
     forget_zones,
     is_newer,
-    is_rezoned,
     machine_rules,
     machine_version,
     pack_rules,
@@ -155,21 +155,8 @@ def _unpacked(
 
 
 def _carried(job: Planned, now: datetime) -> datetime:
-    if not is_rezoned(job.kind, job.schedule, job.timezone):
-        return job.next_run_at
     try:
-        return carried(
-            job.next_run_at,
-            planned=job.planned,
-            now=now,
-            kind=job.kind,
-            schedule=job.schedule,
-            timezone=job.timezone,
-            anchor=job.start_at or job.created_at,
-            start_at=job.start_at,
-            end_at=job.end_at,
-            policy=policy_from_stored(job.policy),
-            job_id=job.job_id,
-        )
+        definition = Definition.of(job, policy_from_stored(job.policy))
+        return carried(definition, job.job_id, job.next_run_at, planned=job.planned, now=now)
     except InvalidInput:  # its zone is gone, or its time is none any more: the fire parks it with the reason
         return job.next_run_at

@@ -17,7 +17,7 @@ from duly.operations.rights import Bounds
 from duly.store import stores, tenants
 from duly.store.pool import Pool, reading
 from duly.store.tenants import KnownTenant
-from duly.timing import Timetable, make_timetable
+from duly.timing import Definition, Timetable
 
 __all__ = ["Base", "reading", "timetable_of", "to_job_id"]
 
@@ -88,16 +88,7 @@ class Base:
 def timetable_of(job: Job) -> Timetable:
     if job.unreadable is not None:
         raise InvalidInput("job", job.unreadable)
-    return make_timetable(
-        kind=job.kind,
-        schedule=job.schedule,
-        timezone=job.timezone,
-        anchor=job.start_at or job.created_at,
-        start_at=job.start_at,
-        end_at=job.end_at,
-        policy=job.policy,
-        job_id=job.job_id,
-    )
+    return Definition.of(job, job.policy).timetable(job.job_id)
 
 
 def to_job_id(text: str, *, field: str = "job_id") -> UUID:

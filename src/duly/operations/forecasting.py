@@ -22,7 +22,7 @@ from duly.operations.base import timetable_of
 from duly.operations.looking import Looking
 from duly.store import forecasts, stores
 from duly.store.forecasts import Group
-from duly.timing import EACH, Fuel, Timetable, load_zone, make_timetable
+from duly.timing import EACH, Fuel, Timetable, load_zone
 from duly.turns import Turns
 
 MAX_MINUTES = 24 * 60
@@ -136,17 +136,7 @@ def _moments(group: Group, start: datetime, fuel: Fuel) -> Iterator[datetime]:
         return
     jitter = timedelta(seconds=group.policy.jitter_seconds)
     try:
-        timetable = make_timetable(
-            kind=group.kind,
-            schedule=group.schedule,
-            timezone=group.timezone,
-            # An interval goes on from where it is, which holds its jitter already.
-            anchor=group.anchor or group.next_run_at,
-            start_at=None,
-            end_at=group.end_at,
-            policy=replace(group.policy, jitter_seconds=0),
-            job_id=UUID(int=0),
-        )
+        timetable = group.definition.timetable(UUID(int=0))
         if jitter and group.kind != "interval":
             nominal = _next(timetable, group.next_run_at - jitter, fuel)
             timetable = replace(timetable, offset=max(group.next_run_at - (nominal or group.next_run_at), timedelta(0)))

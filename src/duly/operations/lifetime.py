@@ -11,81 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import Any, Self
-from uuid import UUID
 from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidInput, TooCostly
-from duly.model import DstFold, DstGap, Job, Occurrence, Policy, ScheduleKind
+from duly.model import DEFAULT_POLICY, Job, Occurrence
 from duly.store.changes import Change
-from duly.timing import Fuel, Timetable, load_zone, make_timetable
+from duly.timing import Definition, Fuel, Timetable, load_zone
 
 _STOPS = ("paused", "parked", "cancelled")
 _STARTS = ("resumed", "unparked", "repaired")
 _MICROSECOND = timedelta(microseconds=1)
 _BEGINNING, _END = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-
-
-@dataclass(frozen=True, slots=True)
-class Definition:
-    """The part of a job that decides when it occurs."""
-
-    kind: ScheduleKind
-    schedule: str
-    timezone: str
-    start_at: datetime | None
-    end_at: datetime | None
-    dst_gap: DstGap
-    dst_fold: DstFold
-    jitter_seconds: int
-
-    @classmethod
-    def of(cls, job: Job) -> Self:
-        policy = job.policy
-        return cls(
-            job.kind, job.schedule, job.timezone, job.start_at, job.end_at,
-            policy.dst_gap, policy.dst_fold, policy.jitter_seconds,
-        )  # fmt: skip
-
-    def before(self, change: Change) -> Self:
-        """What was in force until `change`, this being what is in force after it."""
-        kept = change.detail.get("before")
-        if not isinstance(kept, dict):
-            return self
-        default = Policy()
-        values: dict[str, Any] = {}
-        for field in dataclasses.fields(self):
-            if field.name not in kept:
-                continue
-            value = kept[field.name]
-            if field.name in ("start_at", "end_at"):
-                values[field.name] = None if value is None else read_time(value)
-            else:
-                # The store keeps of a policy only what differs from the defaults.
-                values[field.name] = getattr(default, field.name) if value is None else value
-        return dataclasses.replace(self, **values)
-
-    def timetable(self, job_id: UUID, created_at: datetime, fuel: Fuel) -> Timetable | None:
-        """None: it cannot be read any more, for instance because its zone is gone."""
-        policy = Policy(dst_gap=self.dst_gap, dst_fold=self.dst_fold, jitter_seconds=self.jitter_seconds)
-        try:
-            fuel.burn(10)
-            return make_timetable(
-                kind=self.kind,
-                schedule=self.schedule,
-                timezone=self.timezone,
-                anchor=self.start_at or created_at,
-                start_at=self.start_at,
-                end_at=self.end_at,
-                policy=policy,
-                job_id=job_id,
-                fuel=fuel,
-            )
-        except InvalidInput:
-            return None
-
-    def __str__(self) -> str:
-        return self.schedule if self.kind == "interval" else f"{self.schedule} {self.timezone}"
 
 
 @dataclass(frozen=True)
@@ -101,8 +37,15 @@ class Stretch:
 
     @cached_property
     def timetable(self) -> Timetable | None:
-        """Read when it is asked for: a job may have had thousands of definitions."""
-        return self.definition.timetable(self.job.job_id, self.job.created_at, self.fuel)
+        """Read when it is asked for: a job may have had thousands of definitions.
+
+        None: it cannot be read any more, for instance because its zone is gone.
+        """
+        try:
+            self.fuel.burn(10)
+            return self.definition.timetable(self.job.job_id, self.fuel)
+        except InvalidInput:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,14 +211,32 @@ def _stops(job: Job, changes: Sequence[Change]) -> list[Stop]:
 
 def _stretches(job: Job, changes: Sequence[Change], fuel: Fuel) -> list[Stretch]:
     stretches: list[Stretch] = []
-    definition, until, ended_by = Definition.of(job), _END, None
+    definition, until, ended_by = Definition.of(job, job.policy), _END, None
     for change in reversed(changes):
-        earlier = definition.before(change)
+        earlier = _before(definition, change)
         if earlier != definition:
             stretches.append(Stretch(change.at, until, definition, ended_by, job, fuel))
             definition, until, ended_by = earlier, change.at, change
     stretches.append(Stretch(_BEGINNING, until, definition, ended_by, job, fuel))
     return stretches[::-1]
+
+
+def _before(definition: Definition, change: Change) -> Definition:
+    """The definition in force until `change`, from the one in force after it."""
+    kept = change.detail.get("before")
+    if not isinstance(kept, dict):
+        return definition
+    own = {name: kept[name] for name in ("kind", "schedule", "timezone") if name in kept}
+    for name in ("start_at", "end_at"):
+        if name in kept:
+            own[name] = None if kept[name] is None else read_time(kept[name])
+    # The store keeps of a policy only what differs from the defaults.
+    policy = {
+        name: getattr(DEFAULT_POLICY, name) if kept[name] is None else kept[name]
+        for name in ("dst_gap", "dst_fold", "jitter_seconds")
+        if name in kept
+    }
+    return definition._replace(**own, policy=dataclasses.replace(definition.policy, **policy))
 
 
 def _newest(timetable: Timetable, after: datetime, until: datetime, fuel: Fuel) -> Occurrence | None:

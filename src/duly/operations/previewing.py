@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from duly import checks
 from duly.errors import InvalidInput
 from duly.model import DstFold, DstGap, Preview
-from duly.timing import Fuel, Timetable, parse_schedule
+from duly.timing import Fuel, Timetable, anchor_of, parse_schedule
 
 MAX_COUNT = 1000
 # A one-off is shown whenever it is, also when that is before `after`.
@@ -45,7 +45,7 @@ def preview(
         timezone=timezone,
         dst_gap=dst_gap,
         dst_fold=dst_fold,
-        anchor=start_at or after,
+        anchor=anchor_of(start_at, after),
         starts=start_at is not None,
         fuel=fuel,
     )

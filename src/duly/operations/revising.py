@@ -26,7 +26,7 @@ from duly.masking import covers, shown_payload
 from duly.model import POLICY_FIELDS, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.base import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
-from duly.timing import Fuel, jitter_offset, make_timetable, plan_fire
+from duly.timing import Definition, Fuel, jitter_offset, plan_fire
 
 _PLAIN = ("name", "payload", "payload_ref", "max_runs", "queue", "priority", "labels")
 _TIMING = ("schedule", "timezone", "start_at", "end_at")
@@ -213,7 +213,7 @@ def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime, 
         max_runs=wanted["max_runs"],
         policy=policy,
     )
-    plan = checks.plan_schedule(request, now=now, job_id=job.job_id, anchor=job.created_at)
+    plan = checks.plan_schedule(request, now=now, job_id=job.job_id, created_at=job.created_at)
     if job.status == "paused":
         return _Timing(plan.kind, plan.canonical, None)
     over = job.next_run_at is None
@@ -228,16 +228,8 @@ def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime, 
             return _Timing("once", plan.canonical, None)  # it has run
         # As at submit, a time that has passed means at once.
         return _Timing("once", plan.canonical, plan.first if fired is None or plan.first > fired else now, lost)
-    timetable = make_timetable(
-        kind=plan.kind,
-        schedule=plan.canonical,
-        timezone=timezone,
-        anchor=start_at or job.created_at,
-        start_at=start_at,
-        end_at=end_at,
-        policy=policy,
-        job_id=job.job_id,
-    )
+    definition = Definition(plan.kind, plan.canonical, timezone, start_at, end_at, job.created_at, policy)
+    timetable = definition.timetable(job.job_id)
     if job.next_run_at is not None and not overdue and _same_but_jitter(job, plan, wanted, policy):
         nominal = job.next_run_at - jitter_offset(job.job_id, job.policy.jitter_seconds)
         if (moved := timetable.of_nominal(nominal)) is not None:

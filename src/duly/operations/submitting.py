@@ -428,7 +428,7 @@ def problems_of(
         end_at=bounds.get("end_at"),
     )
     if known != "schedule":
-        judge(partial(checks.plan_schedule, timing, now=now, job_id=UUID(int=0), anchor=now))
+        judge(partial(checks.plan_schedule, timing, now=now, job_id=UUID(int=0), created_at=now))
     return list(found.values())
 
 
@@ -458,7 +458,7 @@ def prepare(job_id: UUID, request: JobRequest, now: datetime, *, settings: Setti
         if start_at is not None and end_at is not None and end_at <= start_at:
             raise InvalidInput("end_at", "must be after start_at")
         request = replace(request, start_at=start_at, end_at=end_at)
-    plan = checks.plan_schedule(request, now=now, job_id=job_id, anchor=now)
+    plan = checks.plan_schedule(request, now=now, job_id=job_id, created_at=now)
     fingerprint = None
     if request.dedupe_key is not None:
         checks.check_text("dedupe_key", request.dedupe_key, longest=200)

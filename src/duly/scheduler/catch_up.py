@@ -22,7 +22,7 @@ from duly.service import Service
 from duly.store import fires
 from duly.store.fires import CatchUp, Release
 from duly.store.pool import Pool
-from duly.timing import Fuel, make_timetable
+from duly.timing import Definition, Fuel
 from duly.turns import Turns
 
 log = logging.getLogger("duly.scheduler")
@@ -147,16 +147,7 @@ def _next_late(one: CatchUp, policy: Policy, share: int) -> tuple[list[datetime]
     moments = [one.first_at]
     if one.first_at >= one.last_at:
         return moments, None
-    timetable = make_timetable(
-        kind=one.kind,
-        schedule=one.schedule,
-        timezone=one.timezone,
-        anchor=one.start_at or one.created_at,
-        start_at=one.start_at,
-        end_at=one.end_at,
-        policy=policy,
-        job_id=one.job_id,
-    )
+    timetable = Definition.of(one, policy).timetable(one.job_id)
     fuel = Fuel.for_list(share)
     following = timetable.next(one.first_at, fuel)
     try:

@@ -24,7 +24,7 @@ from duly.model import Policy, policy_from_stored
 from duly.scheduler.governor import Governor
 from duly.states import RunFlag
 from duly.store.fires import COSTLY, DueJob, Fires, SimpleFires
-from duly.timing import FirePlan, carried, changed_since, is_rezoned, make_timetable, plan_fire
+from duly.timing import Definition, FirePlan, carried, changed_since, is_rezoned, plan_fire
 
 log = logging.getLogger("duly.scheduler")
 
@@ -110,10 +110,22 @@ def plan_batch(
             try:
                 # One that is fired ahead is planned as of its own time.
                 at = max(now, job.next_run_at)
-                if any_rezoned and (moved := _carried(job, policy, at)) != job.next_run_at:
-                    batch.rezoned.append((job, moved))
-                    continue
-                plan = _plan(job, policy, now=at, misfire_grace=misfire_grace, since=since)
+                definition = Definition.of(job, policy)
+                if any_rezoned:
+                    moved = carried(definition, job.job_id, job.next_run_at, planned=job.since, now=at)
+                    if moved != job.next_run_at:
+                        batch.rezoned.append((job, moved))
+                        continue
+                plan = plan_fire(
+                    definition.timetable(job.job_id),
+                    expected=job.next_run_at,
+                    now=at,
+                    policy=policy,
+                    run_count=job.run_count,
+                    max_runs=job.max_runs,
+                    misfire_grace=misfire_grace,
+                    since=since,
+                )
             except TooCostly as error:
                 batch.costly.append((job, f"{COSTLY}: {error}"))
                 continue
@@ -156,48 +168,6 @@ def _within(policy: Policy, catch_up_window_seconds: int) -> Policy:
     if policy.catch_up_window_seconds is not None:
         return policy
     return replace(policy, catch_up_window_seconds=catch_up_window_seconds)
-
-
-def _carried(job: DueJob, policy: Policy, now: datetime) -> datetime:
-    """Where the job's plan goes by the rules of its zone as they are now."""
-    if not is_rezoned(job.kind, job.schedule, job.timezone):
-        return job.next_run_at
-    return carried(
-        job.next_run_at,
-        planned=job.since,
-        now=now,
-        kind=job.kind,
-        schedule=job.schedule,
-        timezone=job.timezone,
-        anchor=job.start_at or job.created_at,
-        start_at=job.start_at,
-        end_at=job.end_at,
-        policy=policy,
-        job_id=job.job_id,
-    )
-
-
-def _plan(job: DueJob, policy: Policy, *, now: datetime, misfire_grace: timedelta, since: datetime | None) -> FirePlan:
-    timetable = make_timetable(
-        kind=job.kind,
-        schedule=job.schedule,
-        timezone=job.timezone,
-        anchor=job.start_at or job.created_at,
-        start_at=job.start_at,
-        end_at=job.end_at,
-        policy=policy,
-        job_id=job.job_id,
-    )
-    return plan_fire(
-        timetable,
-        expected=job.next_run_at,
-        now=now,
-        policy=policy,
-        run_count=job.run_count,
-        max_runs=job.max_runs,
-        misfire_grace=misfire_grace,
-        since=since,
-    )
 
 
 def _add(batch: BatchPlan, job: DueJob, plan: FirePlan, policy: Policy, governor: Governor | None) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_TENANT, Policy, ScheduleKind, policy_from_stored
 from duly.store.pool import Querier
+from duly.timing import Definition
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,13 @@ class Group:
     end_at: datetime | None
     runs_left: int | None
     jobs: int
+
+    @property
+    def definition(self) -> Definition:
+        """The group's timing without jitter. An interval goes on from `next_run_at`, which holds the jitter already."""
+        policy = replace(self.policy, jitter_seconds=0)
+        created_at = self.anchor or self.next_run_at
+        return Definition(self.kind, self.schedule, self.timezone, None, self.end_at, created_at, policy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from uuid import UUID
 from duly.checks import check_moment, plan_schedule
 from duly.errors import InvalidInput
 from duly.model import DstFold, DstGap, JobRequest, Policy
-from duly.timing import EACH, Fuel, make_timetable
+from duly.timing import EACH, Definition, Fuel
 
 # More than every second for a week: far beyond what a test looks at, far below what fills a machine's memory.
 LIMIT = 1_000_000
@@ -36,20 +36,11 @@ def occurrences(
         raise InvalidInput("end", f"must not be before start ({begin.isoformat()})")
     policy = Policy(dst_gap=dst_gap, dst_fold=dst_fold)
     request = JobRequest("occurrences", schedule=schedule, timezone=timezone, policy=policy)
-    plan = plan_schedule(request, now=begin, job_id=_ANY_JOB, anchor=begin)
+    plan = plan_schedule(request, now=begin, job_id=_ANY_JOB, created_at=begin)
     if plan.kind == "once":
         only = plan.first or begin
         return [only] if only <= last else []
-    timetable = make_timetable(
-        kind=plan.kind,
-        schedule=plan.canonical,
-        timezone=timezone,
-        anchor=begin,
-        start_at=None,
-        end_at=None,
-        policy=policy,
-        job_id=_ANY_JOB,
-    )
+    timetable = Definition(plan.kind, plan.canonical, timezone, None, None, begin, policy).timetable(_ANY_JOB)
     found: list[datetime] = []
     moment, fuel = plan.first, Fuel()
     while moment is not None and moment <= last:

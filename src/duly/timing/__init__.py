@@ -3,18 +3,19 @@
 Callers pass `now`. Instants are aware UTC datetimes; what is called `local` is in the job's zone.
 
 The data flows: text → `parse` → a `Schedule` (one module per kind: `once`, `cron`, `interval`, `rrule`; local times
-become instants in `dst`) → a `Timetable` within the job's bounds → `missed` plans a fire, from the `cache`;
-`wheel` says when to look. When the rules of a zone change, `rezoned` says where a plan goes.
+become instants in `dst`) → a `Timetable` within the job's bounds, made by its `Definition` → `missed` plans a fire,
+from the `cache`; `wheel` says when to look. When the rules of a zone change, `rezoned` says where a plan goes.
 """
 
 from .cache import next_occurrence
+from .definition import Definition, anchor_of
 from .fuel import EACH, Fuel
 from .keys import check_template, render_key
 from .missed import Drop, FirePlan, plan_fire, plan_resume
 from .parse import parse_schedule
 from .rezoned import carried, differing, is_rezoned
 from .schedule import Schedule
-from .timetable import TOO_FAR, Timetable, jitter_offset, make_timetable
+from .timetable import TOO_FAR, Timetable, jitter_offset
 from .wheel import Wheel
 from .zones import (
     changed_since,
@@ -31,12 +32,14 @@ from .zones import (
 __all__ = [
     "EACH",
     "TOO_FAR",
+    "Definition",
     "Drop",
     "FirePlan",
     "Fuel",
     "Schedule",
     "Timetable",
     "Wheel",
+    "anchor_of",
     "carried",
     "changed_since",
     "check_template",
@@ -48,7 +51,6 @@ __all__ = [
     "load_zone",
     "machine_rules",
     "machine_version",
-    "make_timetable",
     "next_occurrence",
     "pack_rules",
     "parse_schedule",

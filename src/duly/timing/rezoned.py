@@ -14,12 +14,13 @@ from datetime import datetime, timedelta
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from duly.model import DstFold, Policy, ScheduleKind
+from duly.model import DstFold, ScheduleKind
 
+from .definition import Definition
 from .dst import instant_of, shifts_between
 from .fuel import Fuel
 from .schedule import DAWN, MICROSECOND
-from .timetable import Timetable, make_timetable
+from .timetable import Timetable
 from .zones import before, changed_since
 
 # Plans lie in the future, most of them near; a rule without an end shows within a few years.
@@ -35,18 +36,7 @@ def is_rezoned(kind: ScheduleKind, schedule: str, timezone: str) -> bool:
 
 
 def carried(
-    expected: datetime,
-    *,
-    planned: datetime | None,
-    now: datetime,
-    kind: ScheduleKind,
-    schedule: str,
-    timezone: str,
-    anchor: datetime,
-    start_at: datetime | None,
-    end_at: datetime | None,
-    policy: Policy,
-    job_id: UUID,
+    definition: Definition, job_id: UUID, expected: datetime, *, planned: datetime | None, now: datetime
 ) -> datetime:
     """Where the plan for `expected` goes; `expected` itself where it is by the rules of now, or not by any.
 
@@ -54,29 +44,20 @@ def carried(
     rules changed is by the new ones, unless it is no occurrence by them and was one by the old: then whoever made it
     had not heard of the change.
     """
-
+    schedule, timezone = definition.schedule, definition.timezone
+    if not is_rezoned(definition.kind, schedule, timezone):
+        return expected
     fuel = Fuel()
-
-    def table(schedule: str, timezone: str) -> Timetable:
-        return make_timetable(
-            kind=kind,
-            schedule=schedule,
-            timezone=timezone,
-            anchor=anchor,
-            start_at=start_at,
-            end_at=end_at,
-            policy=policy,
-            job_id=job_id,
-            fuel=fuel,
-        )
-
-    since, timetable = changed_since(), table(schedule, timezone)
-    old = table(_TZID.sub(lambda one: f"TZID={before(one[1]) or one[1]}", schedule), before(timezone) or timezone)
+    since, timetable = changed_since(), definition.timetable(job_id, fuel)
+    old = definition._replace(
+        schedule=_TZID.sub(lambda one: f"TZID={before(one[1]) or one[1]}", schedule),
+        timezone=before(timezone) or timezone,
+    ).timetable(job_id, fuel)
     if not old.occurs_at(expected, fuel):
         return expected
     if planned is not None and since is not None and planned >= since and timetable.occurs_at(expected, fuel):
         return expected
-    if kind == "once":
+    if definition.kind == "once":
         return timetable.next(DAWN, fuel) or expected
     # What lies before the plan is answered for, and so is what has run.
     bounds = [expected - MICROSECOND]
@@ -86,7 +67,7 @@ def carried(
         # It goes on with the time: an hour more on the clock is no hour of silence.
         bounds = [min(bounds[0], now), *bounds[1:]]
     elif timetable.schedule.start_local == old.schedule.start_local:
-        bounds = [_same_local(bound, old, timetable, policy.dst_fold) for bound in bounds] + bounds[1:]
+        bounds = [_same_local(bound, old, timetable, definition.policy.dst_fold) for bound in bounds] + bounds[1:]
     # Else the rules say another time of day for the moment at which the job was made: its instants stay.
     return timetable.next(max(bounds), fuel) or expected
 

@@ -6,21 +6,17 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import lru_cache
 from hashlib import blake2b
 from uuid import UUID
 
 from duly.errors import TooCostly
-from duly.model import DstFold, DstGap, Occurrence, Policy, ScheduleKind
+from duly.model import Occurrence
 
-from .cache import LONG_SIZE, SHORT, SIZE, next_occurrence
-from .fuel import LENT, Fuel
-from .interval import make_interval
-from .parse import read_schedule
-from .schedule import DAWN, MICROSECOND, Schedule
-from .zones import load_zone, when_forgotten
+from .cache import next_occurrence
+from .fuel import Fuel
+from .schedule import MICROSECOND, Schedule
 
-_NONE = timedelta(0)
+NO_OFFSET = timedelta(0)
 _LONGEST_OFFSET = timedelta(days=1)  # what jitter_seconds may be at most
 # What the last occurrence of a list says that has to end early.
 TOO_FAR = "the list ends here: what follows takes too long to work out"
@@ -37,7 +33,7 @@ class Timetable:
     schedule: Schedule
     start_at: datetime | None = None
     end_at: datetime | None = None
-    offset: timedelta = _NONE
+    offset: timedelta = NO_OFFSET
 
     def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
         """The first occurrence strictly after `after`, or None if there is never another one."""
@@ -154,81 +150,6 @@ class Timetable:
 def jitter_offset(job_id: UUID, jitter_seconds: int) -> timedelta:
     """A job's own offset: always the same, spread evenly over [0, jitter_seconds), in whole milliseconds."""
     if jitter_seconds <= 0:
-        return _NONE
+        return NO_OFFSET
     digest = blake2b(job_id.bytes, digest_size=8).digest()
     return timedelta(milliseconds=int.from_bytes(digest) % (jitter_seconds * 1000))
-
-
-def make_timetable(
-    *,
-    kind: ScheduleKind,
-    schedule: str,
-    timezone: str,
-    anchor: datetime,
-    start_at: datetime | None,
-    end_at: datetime | None,
-    policy: Policy,
-    job_id: UUID,
-    fuel: Fuel | None = None,
-) -> Timetable:
-    """The timetable of a stored job, from its canonical text.
-
-    Half a million jobs with a few hundred distinct schedules parse a few hundred times, and jobs that differ in
-    nothing but their id get the very same object, which is what lets the scheduler plan them together.
-    Raises `InvalidInput` on `timezone` when the zone is gone from the time-zone data.
-    """
-    offset = jitter_offset(job_id, policy.jitter_seconds) if policy.jitter_seconds else _NONE
-    if offset and start_at is None and kind != "once":
-        # Jitter must not pull in an occurrence from before the job was there.
-        start_at = anchor + MICROSECOND
-    if kind == "interval":
-        # Each job has its own anchor, so there is nothing to share but the reading of the text.
-        return Timetable(make_interval(schedule, load_zone(timezone), anchor), start_at, end_at, offset)
-    if kind == "once":
-        one_off = read_schedule(schedule, timezone, policy.dst_gap, policy.dst_fold, anchor)
-        # A stored `now` stands for a moment that is over: jitter would move it behind what searches begin with.
-        return Timetable(one_off, start_at, end_at, _NONE if one_off.canonical == "now" else offset)
-    anchored = kind == "rrule" and "DTSTART" not in schedule
-    key = (schedule, timezone, policy.dst_gap, policy.dst_fold, anchor if anchored else None, start_at == anchor)
-    token = None if fuel is None else LENT.set(fuel)
-    try:
-        short = len(schedule) <= SHORT
-        if offset:
-            parsed = _parsed(*key) if short else _parsed_long(*key)
-            return Timetable(parsed, start_at, end_at, offset)
-        return _shared(*key, start_at, end_at) if short else _shared_long(*key, start_at, end_at)
-    finally:
-        if token is not None:
-            LENT.reset(token)
-
-
-def _parse(
-    text: str, timezone: str, dst_gap: DstGap, dst_fold: DstFold, anchor: datetime | None, starts: bool
-) -> Schedule:
-    anchor = DAWN if anchor is None else anchor
-    return read_schedule(text, timezone, dst_gap, dst_fold, anchor, starts=starts, fuel=LENT.get())
-
-
-_parsed = lru_cache(maxsize=SIZE)(_parse)
-_parsed_long = lru_cache(maxsize=LONG_SIZE)(_parse)
-
-
-def _share(
-    text: str,
-    timezone: str,
-    dst_gap: DstGap,
-    dst_fold: DstFold,
-    anchor: datetime | None,
-    starts: bool,
-    start_at: datetime | None,
-    end_at: datetime | None,
-) -> Timetable:
-    parsed = _parsed if len(text) <= SHORT else _parsed_long
-    return Timetable(parsed(text, timezone, dst_gap, dst_fold, anchor, starts), start_at, end_at)
-
-
-_shared = lru_cache(maxsize=SIZE)(_share)
-_shared_long = lru_cache(maxsize=LONG_SIZE)(_share)
-
-for _cache in (_parsed, _parsed_long, _shared, _shared_long):
-    when_forgotten(_cache.cache_clear)
