@@ -333,6 +333,12 @@ async def test_live_shows_active_jobs_with_their_next_occurrences(
     assert moments == [job.next_run_at + timedelta(seconds=10 * step) for step in range(3)]
 
 
+async def test_live_shows_no_occurrence_beyond_max_runs(client: httpx.AsyncClient, operations: Operations) -> None:
+    await operations.submit(JobRequest("tick", schedule="every 10s", max_runs=2))
+    (shown,) = (await client.get("/live")).json()["jobs"]
+    assert len(shown["upcoming"]) == 2
+
+
 async def test_what_is_not_there_is_404(client: httpx.AsyncClient) -> None:
     unknown = "01900000-0000-7000-8000-000000000000"
     for path in (f"{JOBS}/{unknown}", f"{JOBS}/{unknown}/runs", f"{JOBS}/nonsense", f"{JOBS}/%00", f"{JOBS}/", "/nope"):

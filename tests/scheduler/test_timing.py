@@ -66,7 +66,7 @@ class TestOneOffs:
         ]
         planned = [(await calls.get_job(job_id)).next_run_at for job_id in ids]
         assert planned == [NINE + jitter_offset((await calls.get_job(job_id)).job_id, jitter) for job_id in ids]
-        shown = [[one.scheduled_at for one in await calls.occurrences(job_id)] for job_id in ids]
+        shown = [[one.scheduled_at for one in await calls.upcoming(job_id)] for job_id in ids]
         assert shown == [[moment] for moment in planned]
         runs = await virtual.advance(days=3)
         assert sorted(run.scheduled_at for run in runs) == sorted(moment for moment in planned if moment)
@@ -167,7 +167,7 @@ class TestCounted:
         shown = [one.scheduled_at for one in preview(rule, after=START, start_at=start_at).occurrences]
         job_id = await virtual.submit("noop", schedule=rule, jitter_seconds=jitter, start_at=start_at)
         offset = jitter_offset((await calls.get_job(job_id)).job_id, jitter)
-        assert [one.scheduled_at for one in await calls.occurrences(job_id)] == [one + offset for one in shown]
+        assert [one.scheduled_at for one in await calls.upcoming(job_id)] == [one + offset for one in shown]
         runs = await virtual.advance(days=4)
         assert [run.scheduled_at for run in runs] == [one + offset for one in shown]
         assert len(runs) == count

@@ -139,12 +139,12 @@ async def test_lists_and_looks_show_every_job_and_say_what_cannot_be_read(
         if column in ("policy", "target", "payload", "labels") and value[:60] == DIGITS[:60]:
             assert job.unreadable is not None
             assert "cannot be read" in (job.status_reason or ""), (column, value)
-        for look in (operations.get_job, operations.explain, operations.job_runs, operations.occurrences):
+        for look in (operations.get_job, operations.explain, operations.job_runs, operations.upcoming):
             with suppress(DulyError):  # about this job, and in words of ours
                 await look(str(job_id))
     for job_id in stand.innocent:
         assert listed[job_id].unreadable is None
-        assert len(await operations.occurrences(str(job_id))) > 1
+        assert len(await operations.upcoming(str(job_id))) > 1
     await operations.forecast(minutes=1440)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(create_app(operations)), base_url="http://127.0.0.1"

@@ -21,6 +21,8 @@ from duly.api.problems import json_response
 from duly.errors import DulyError, StoreUnavailable
 from duly.model import ClusterStatus, Job, Run
 from duly.operations import Operations, Principal
+from duly.operations.upcoming import upcoming
+from duly.timing import Fuel
 
 SHOWN = 50
 UPCOMING = 3
@@ -137,30 +139,33 @@ class Live:
         )
         if not whole_store:
             status = replace(status, counts=await self._operations.counts(tenant=tenant))
+        # One amount of fuel for the whole page: jobs that it does not reach show their next occurrence alone.
+        fuel = Fuel.for_list(SHOWN * UPCOMING)
         return {
-            "jobs": [self._job(job) for job in page.items],
+            "jobs": [_job(job, fuel) for job in page.items],
             "runs": [_run(run) for run in runs],
             "status": _status(status),
         }
 
-    def _job(self, job: Job) -> dict[str, Any]:
-        try:
-            upcoming = self._operations.upcoming(job, count=UPCOMING)
-        except (DulyError, ArithmeticError, TypeError, ValueError):
-            # A zone that left the time-zone data, say: one job that cannot be planned must not blind the page.
-            upcoming = [] if job.next_run_at is None else [job.next_run_at]
-        return {
-            "job_id": str(job.job_id),
-            "name": job.name,
-            "schedule": job.schedule,
-            "timezone": job.timezone,
-            "queue": job.queue,
-            "status": job.status,
-            "status_reason": job.status_reason,
-            "next_run_at": time_text(job.next_run_at),
-            "upcoming": [time_text(moment) for moment in upcoming],
-            "last_run_at": time_text(job.last_run_at),
-        }
+
+def _job(job: Job, fuel: Fuel) -> dict[str, Any]:
+    try:
+        moments = [one.scheduled_at for one in upcoming(job, count=UPCOMING, fuel=fuel) if not one.dropped]
+    except (DulyError, ArithmeticError, TypeError, ValueError):
+        # A zone that left the time-zone data, say: one job that cannot be planned must not blind the page.
+        moments = [] if job.next_run_at is None else [job.next_run_at]
+    return {
+        "job_id": str(job.job_id),
+        "name": job.name,
+        "schedule": job.schedule,
+        "timezone": job.timezone,
+        "queue": job.queue,
+        "status": job.status,
+        "status_reason": job.status_reason,
+        "next_run_at": time_text(job.next_run_at),
+        "upcoming": [time_text(moment) for moment in moments],
+        "last_run_at": time_text(job.last_run_at),
+    }
 
 
 def _run(run: Run) -> dict[str, Any]:

@@ -69,7 +69,7 @@ class Backend(Protocol):
 
     async def job_runs(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]: ...
 
-    async def occurrences(self, job_id: str, *, count: int = 10) -> list[Occurrence]: ...
+    async def upcoming(self, job_id: str, *, count: int = 10) -> list[Occurrence]: ...
 
     async def pause(self, job_id: str, *, reason: str | None = None) -> Job: ...
 
@@ -204,7 +204,7 @@ class Remote:
     async def job_runs(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]:
         return await self._client.runs_page(job_id, cursor=cursor, limit=limit)
 
-    async def occurrences(self, job_id: str, *, count: int = 10) -> list[Occurrence]:
+    async def upcoming(self, job_id: str, *, count: int = 10) -> list[Occurrence]:
         return await self._client.upcoming(job_id, count=count)
 
     async def pause(self, job_id: str, *, reason: str | None = None) -> Job:

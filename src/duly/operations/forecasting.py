@@ -17,16 +17,14 @@ from uuid import UUID
 
 from duly import checks
 from duly.errors import InvalidInput, TooCostly
-from duly.model import DEFAULT_TENANT, Counts, Expected, Forecast, Occurrence
-from duly.operations.base import timetable_of
+from duly.model import DEFAULT_TENANT, Counts, Expected, Forecast
 from duly.operations.looking import Looking
 from duly.store import forecasts, stores
 from duly.store.forecasts import Group
-from duly.timing import EACH, Fuel, Timetable, load_zone
+from duly.timing import EACH, Fuel, Timetable
 from duly.turns import Turns
 
 MAX_MINUTES = 24 * 60
-MAX_OCCURRENCES = 1000
 # Jobs read for one forecast: half a second of the database on an idle machine with cold pages.
 _MOST_JOBS = 100_000
 # A tenant with no more jobs than that is forecast by all of them.
@@ -34,7 +32,6 @@ _OWN_JOBS = 20_000
 # Occurrences worked out for one forecast: about half a second of this process, in turns with others.
 _MOST_STEPS = 50_000
 _MOST_ITEMS = 20_000
-_MICROSECOND = timedelta(microseconds=1)
 
 
 class Forecasting(Looking):
@@ -86,21 +83,6 @@ class Forecasting(Looking):
     async def counts(self, *, tenant: str | None = None) -> Counts:
         """Figures of the whole store, or of one tenant."""
         return await (stores.counts(self._pool) if tenant is None else stores.tenant_counts(self._pool, tenant=tenant))
-
-    async def occurrences(self, job_id: str, *, count: int = 10, tenant: str = DEFAULT_TENANT) -> list[Occurrence]:
-        """A job's next occurrences with their local times; what DST drops between them is there too, marked.
-
-        None for a job that is paused or has ended: nothing is planned for it. Where working out more of them takes too
-        long, the list ends early and its last one says so.
-        """
-        checks.check_integer("count", count, 1, MAX_OCCURRENCES)
-        job = await self.get_job(job_id, tenant=tenant)
-        if job.next_run_at is None:
-            return []
-        left = count if job.max_runs is None else min(count, job.max_runs - job.run_count)
-        if job.kind == "once":
-            return [Occurrence(job.next_run_at, job.next_run_at.astimezone(load_zone(job.timezone)))][:left]
-        return timetable_of(job).listed(job.next_run_at - _MICROSECOND, left) if left > 0 else []
 
 
 def _in_order(

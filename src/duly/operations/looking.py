@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TypeVar
 from uuid import UUID
 
 from duly import checks
-from duly.errors import InvalidInput, NotFound, TooCostly
-from duly.model import DEFAULT_TENANT, ClusterStatus, Job, Page, Run, parse_run_id
-from duly.operations.base import Base, timetable_of, to_job_id
+from duly.errors import InvalidInput, NotFound
+from duly.model import DEFAULT_TENANT, ClusterStatus, Job, Occurrence, Page, Run, parse_run_id
+from duly.operations.base import Base, to_job_id
+from duly.operations.upcoming import MAX_OCCURRENCES, upcoming
 from duly.store import cluster, history, jobs, stores
 from duly.store.pool import Querier
-from duly.timing import Fuel, render_key
+from duly.timing import render_key
 
 _FAR = datetime(9999, 12, 31, tzinfo=UTC)
 PAGE_LIMIT = 1000
@@ -132,18 +132,10 @@ class Looking(Base):
         """What ended last, over all jobs."""
         return await history.recent_runs(self._pool, tenant=tenant, limit=checks.check_integer("limit", limit, 1, 500))
 
-    def upcoming(self, job: Job, *, count: int) -> list[datetime]:
-        """The next occurrences of a job, as they are planned now; as many as can be worked out in milliseconds."""
-        found: list[datetime] = []
-        moment = job.next_run_at
-        if moment is None:
-            return found
-        timetable, fuel = timetable_of(job) if job.kind != "once" else None, Fuel.for_list(count)
-        with suppress(TooCostly):
-            while moment is not None and len(found) < count:
-                found.append(moment)
-                moment = timetable.next(moment, fuel) if timetable is not None else None
-        return found
+    async def upcoming(self, job_id: str, *, count: int = 10, tenant: str = DEFAULT_TENANT) -> list[Occurrence]:
+        """A job's next occurrences, as `upcoming` lists them."""
+        checks.check_integer("count", count, 1, MAX_OCCURRENCES)
+        return upcoming(await self.get_job(job_id, tenant=tenant), count=count)
 
     async def status(self) -> ClusterStatus:
         """Who is there, who leads which shard under which epoch, what waits, and how late firing is."""

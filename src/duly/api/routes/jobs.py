@@ -53,8 +53,8 @@ from duly.api.schemas import (
 from duly.errors import Conflict, InvalidInput
 from duly.model import Job, JobStatus
 from duly.operations import Operations, Principal
-from duly.operations.forecasting import MAX_OCCURRENCES
 from duly.operations.looking import PAGE_LIMIT
+from duly.operations.upcoming import MAX_OCCURRENCES
 from duly.turns import Turns, turn
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -232,7 +232,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         count: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_OCCURRENCES})] = 10,
     ) -> Response:
         try:
-            found = await operations.occurrences(job_id, tenant=who.tenant, count=count)
+            found = await operations.upcoming(job_id, tenant=who.tenant, count=count)
         except InvalidInput as error:
             if error.field == "count":
                 raise

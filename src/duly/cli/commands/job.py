@@ -118,7 +118,7 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
     async def look(operations: Backend) -> tuple[Job, list[datetime], str, datetime]:
         found = await operations.find_job(job)
         try:
-            coming = await operations.occurrences(str(found.job_id), count=UPCOMING)
+            coming = await operations.upcoming(str(found.job_id), count=UPCOMING)
         except (Conflict, InvalidInput) as error:
             # Its zone has left the time-zone data. What the job is can be said all the same.
             return found, [], str(error), operations.now()
