@@ -1,4 +1,4 @@
-"""A scheduler on a clock that the test moves: the store's and the node's alike. No loop runs, nothing waits."""
+"""A scheduler whose clock, and its store's, the test moves."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelt
 
 
 class FrozenClock(DatabaseClock):
-    """Stands still, whatever is measured."""
+    """A clock that stands still: it ignores what is measured."""
 
     def __init__(self, now: datetime) -> None:
         super().__init__()
@@ -43,7 +43,7 @@ class FrozenClock(DatabaseClock):
 
 
 class FrozenScheduler:
-    """One node. It leads the shards that the test gives it jobs in."""
+    """The services of one scheduler node. The test moves its clock and calls each step; no loop runs."""
 
     def __init__(
         self,
@@ -77,19 +77,28 @@ class FrozenScheduler:
             assert len(await submit(self.pool, batch, created_at=created_at or self.clock.moment)) == len(batch)
 
     async def lead(self, *jobs: NewJob) -> None:
+        """Leads the shards of these jobs. The next `step` reads them."""
         for shard in sorted({job.shard for job in jobs} - self._led):
-            term = Term(shard, await lead(self.pool, shard))
-            self._led.add(shard)
-            self.firer.lead(term)
-            self.catching_up.lead(term)
-            self.loader.lead(shard)
+            await self._lead(shard)
+
+    async def take_over(self, shard: int) -> None:
+        """Leads the shard and reads what is due in it."""
+        await self._lead(shard)
+        await self.loader.run_once()
+
+    async def _lead(self, shard: int) -> None:
+        term = Term(shard, await lead(self.pool, shard))
+        self._led.add(shard)
+        self.firer.lead(term)
+        self.catching_up.lead(term)
+        self.loader.lead(shard)
 
     async def at(self, moment: datetime) -> None:
         await self.pool.query("update duly.clock set frozen_at = $1", moment)
         self.clock.moment = moment
 
     async def step(self, moment: datetime, *, read: bool = True) -> None:
-        """The time is `moment`: everything that has something to do does it."""
+        """Moves the clock to `moment`, and lets every service do what is due then."""
         await self.at(moment)
         if read:
             await self.loader.run_once()
@@ -97,7 +106,7 @@ class FrozenScheduler:
         await self.catching_up.run_once()
 
     async def runs(self, job: NewJob | None = None, where: str = "true") -> list[datetime]:
-        """What became a run, in order."""
+        """The occurrences that became runs, in order."""
         rows = await self.pool.query(
             f"select scheduled_at from duly.runs where ($1::uuid is null or job_id = $1) and {where} "
             "order by scheduled_at",
@@ -109,7 +118,7 @@ class FrozenScheduler:
         return await self.runs(job, "flags & 2 = 2")
 
     async def missed(self, job: NewJob | None = None) -> Counter[str]:
-        """How many occurrences were dropped, by reason."""
+        """The number of dropped occurrences, by reason."""
         rows = await self.pool.query(
             "select note ->> 'reason' as reason, sum((note ->> 'count')::int)::int as count from duly.history "
             "where status = 'missed' and ($1::uuid is null or job_id = $1) group by 1",
@@ -129,7 +138,7 @@ def same_shard(pool: Pool, count: int, due: datetime, **changes: Any) -> list[Ne
 
 
 def spread(pool: Pool, count: int, due: datetime, **changes: Any) -> list[NewJob]:
-    """Recurring jobs all over the shards."""
+    """Recurring jobs in all shards."""
     first = due_job(pool, due, **changes)
     return [
         first._replace(job_id=job_id, shard=shard_of(job_id, SHARDS)) for job_id in new_job_ids(count, to_micros(due))

@@ -10,7 +10,6 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from duly.clock import ManualClock
 from duly.cluster.coordinator import Term
 from duly.cluster.postgres import PostgresCoordinator
 from duly.config import Settings
@@ -18,147 +17,120 @@ from duly.errors import DataRefused, StoreUnavailable
 from duly.model import JobRequest, to_micros
 from duly.node import SchedulerNode
 from duly.operations import Operations
-from duly.scheduler.firer import Firer
-from duly.scheduler.loader import Loader
-from duly.scheduler.near_future import NearFuture
 from duly.scheduler.planner import plan_batch
 from duly.service import Service
 from duly.store import fires
 from duly.store.fires import DueJob
 from duly.store.pool import Pool
-from harness.store import count, due_job, eventually, lead, put
-
-START = datetime(2030, 5, 5, 12, 0, tzinfo=UTC)
-
-
-class Scheduler:
-    """Every shard led by one node, on a clock that the test moves: the store's and the node's alike."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self.clock = ManualClock(START)
-        self.future = NearFuture(self.clock, horizon_us=600_000_000)
-        self.firer = Firer(pool, self.future, misfire_grace=timedelta(seconds=10))
-        self.loader = Loader(pool, self.future, interval=60, changed=lambda: None)
-
-    async def lead(self, shard: int) -> int:
-        epoch = await lead(self.pool, shard)
-        self.firer.lead(Term(shard, epoch))
-        self.loader.lead(shard)
-        await self.loader.run_once()
-        return epoch
-
-    async def at(self, moment: datetime) -> None:
-        await self.pool.query("update duly.clock set frozen_at = $1", moment)
-        self.clock.set(moment)
-
-    async def fired(self) -> list[datetime]:
-        """What became a run, in order."""
-        rows = await self.pool.query("select scheduled_at from duly.runs order by scheduled_at")
-        return [row["scheduled_at"] for row in rows]
+from harness.scheduler import START, FrozenScheduler
+from harness.store import count, due_job, eventually, put
 
 
 @pytest.fixture
-async def scheduler(pool: Pool) -> Scheduler:
-    scheduler = Scheduler(pool)
+async def scheduler(pool: Pool) -> FrozenScheduler:
+    scheduler = FrozenScheduler(pool)
     await scheduler.at(START)
     return scheduler
 
 
-async def test_nothing_fires_before_its_time_and_everything_at_it(scheduler: Scheduler, pool: Pool) -> None:
+async def test_nothing_fires_before_its_time_and_everything_at_it(scheduler: FrozenScheduler, pool: Pool) -> None:
     job = due_job(pool, START + timedelta(seconds=30), policy='{"overlap": "parallel"}', start_at=START)
     await put(pool, job)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     assert await scheduler.firer.run_once() == 1.0
     await scheduler.at(START + timedelta(seconds=29, microseconds=999_999))
     await scheduler.firer.run_once()
-    assert await scheduler.fired() == []
+    assert await scheduler.runs() == []
     await scheduler.at(START + timedelta(seconds=30))
     await scheduler.firer.run_once()
-    assert await scheduler.fired() == [START + timedelta(seconds=30)]
+    assert await scheduler.runs() == [START + timedelta(seconds=30)]
 
 
-async def test_the_next_occurrence_is_known_without_reading_the_store_again(scheduler: Scheduler, pool: Pool) -> None:
+async def test_the_next_occurrence_is_known_without_reading_the_store_again(
+    scheduler: FrozenScheduler, pool: Pool
+) -> None:
     minute = timedelta(minutes=1)
     job = due_job(pool, START, schedule="every 1m", start_at=START, policy='{"overlap": "parallel"}')
     await put(pool, job)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     for n in range(5):
         await scheduler.at(START + n * minute)
         await scheduler.firer.run_once()
-    assert await scheduler.fired() == [START + n * minute for n in range(5)]
+    assert await scheduler.runs() == [START + n * minute for n in range(5)]
 
 
-async def test_a_node_whose_clock_is_an_hour_ahead_fires_nothing_early(scheduler: Scheduler, pool: Pool) -> None:
+async def test_a_node_whose_clock_is_an_hour_ahead_fires_nothing_early(scheduler: FrozenScheduler, pool: Pool) -> None:
     job = due_job(pool, START + timedelta(seconds=30), start_at=START)
     await put(pool, job)
-    await scheduler.lead(job.shard)
-    scheduler.clock.set(START + timedelta(hours=1))
+    await scheduler.take_over(job.shard)
+    scheduler.clock.moment = START + timedelta(hours=1)
     await scheduler.firer.run_once()
-    assert await scheduler.fired() == []
+    assert await scheduler.runs() == []
     # It is looked at again, and fires when the database says so.
     await scheduler.at(START + timedelta(seconds=30))
     await scheduler.firer.run_once()
-    assert len(await scheduler.fired()) == 1
+    assert len(await scheduler.runs()) == 1
 
 
-async def test_a_node_whose_clock_steps_back_repeats_nothing(scheduler: Scheduler, pool: Pool) -> None:
+async def test_a_node_whose_clock_steps_back_repeats_nothing(scheduler: FrozenScheduler, pool: Pool) -> None:
     job = due_job(pool, START + timedelta(seconds=30), schedule="every 30s", start_at=START)
     await put(pool, job)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     await scheduler.at(START + timedelta(seconds=30))
     await scheduler.firer.run_once()
-    scheduler.clock.set(START - timedelta(minutes=2))
+    scheduler.clock.moment = START - timedelta(minutes=2)
     await scheduler.loader.run_once()
     await scheduler.firer.run_once()
-    assert await scheduler.fired() == [START + timedelta(seconds=30)]
+    assert await scheduler.runs() == [START + timedelta(seconds=30)]
 
 
-async def test_a_job_announced_inside_the_loaded_window_fires_on_time(scheduler: Scheduler, pool: Pool) -> None:
+async def test_a_job_announced_inside_the_loaded_window_fires_on_time(scheduler: FrozenScheduler, pool: Pool) -> None:
     job = due_job(pool, START + timedelta(milliseconds=300), start_at=START)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     await put(pool, job)
     due_us = to_micros(START + timedelta(milliseconds=300))
     scheduler.loader.heard(f"{job.shard}:{job.job_id}:{due_us}")
     scheduler.loader.heard(f"{job.shard}:{job.job_id}:{due_us}")
     await scheduler.at(START + timedelta(milliseconds=300))
     await scheduler.firer.run_once()
-    assert await scheduler.fired() == [START + timedelta(milliseconds=300)]
+    assert await scheduler.runs() == [START + timedelta(milliseconds=300)]
 
 
-async def test_a_job_whose_announcement_was_lost_is_found_by_the_next_re_read(scheduler: Scheduler, pool: Pool) -> None:
+async def test_a_job_whose_announcement_was_lost_is_found_by_the_next_re_read(
+    scheduler: FrozenScheduler, pool: Pool
+) -> None:
     job = due_job(pool, START + timedelta(seconds=30), start_at=START)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     await put(pool, job)
     await scheduler.loader.run_once()
     await scheduler.at(START + timedelta(seconds=30))
     await scheduler.firer.run_once()
-    assert len(await scheduler.fired()) == 1
+    assert len(await scheduler.runs()) == 1
 
 
-async def test_a_job_due_in_ten_years_takes_no_memory(scheduler: Scheduler, pool: Pool) -> None:
+async def test_a_job_due_in_ten_years_takes_no_memory(scheduler: FrozenScheduler, pool: Pool) -> None:
     job = due_job(pool, START + timedelta(days=3650))
     await put(pool, job)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     assert len(scheduler.future) == 0
     assert not scheduler.future.add(job.shard, job.job_id, to_micros(START + timedelta(days=3650)))
 
 
-async def test_a_shard_that_is_no_longer_led_is_forgotten(scheduler: Scheduler, pool: Pool) -> None:
+async def test_a_shard_that_is_no_longer_led_is_forgotten(scheduler: FrozenScheduler, pool: Pool) -> None:
     job = due_job(pool, START + timedelta(seconds=30))
     await put(pool, job)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     assert len(scheduler.future) == 1
     scheduler.loader.drop(job.shard)
     scheduler.firer.drop(job.shard)
     assert len(scheduler.future) == 0
     await scheduler.at(START + timedelta(seconds=30))
     await scheduler.firer.run_once()
-    assert await scheduler.fired() == []
+    assert await scheduler.runs() == []
 
 
 async def test_a_monthly_job_fires_although_its_nodes_are_restarted_every_hour(
-    scheduler: Scheduler, pool: Pool
+    scheduler: FrozenScheduler, pool: Pool
 ) -> None:
     first = datetime(2030, 6, 1, 4, 30, tzinfo=UTC)
     job = due_job(pool, first, kind="cron", schedule="30 4 1 * *")
@@ -166,14 +138,14 @@ async def test_a_monthly_job_fires_although_its_nodes_are_restarted_every_hour(
     moment = START
     while moment < first + timedelta(days=1):
         # A new node each time: nothing it knows is older than its own start.
-        node = Scheduler(pool)
+        node = FrozenScheduler(pool)
         await node.at(moment)
-        await node.lead(job.shard)
+        await node.take_over(job.shard)
         await node.firer.run_once()
         moment += timedelta(minutes=59)
         await node.at(moment)
         await node.firer.run_once()
-    assert await scheduler.fired() == [first]
+    assert await scheduler.runs() == [first]
     assert await count(pool, "jobs", "next_run_at = $1", datetime(2030, 7, 1, 4, 30, tzinfo=UTC)) == 1
 
 
@@ -186,27 +158,27 @@ async def test_a_monthly_job_fires_although_its_nodes_are_restarted_every_hour(
     ],
 )
 async def test_a_minutely_job_after_26_hours_without_a_scheduler(
-    scheduler: Scheduler, pool: Pool, policy: str, fired: list[int], missed: int
+    scheduler: FrozenScheduler, pool: Pool, policy: str, fired: list[int], missed: int
 ) -> None:
     minute = timedelta(minutes=1)
     job = due_job(pool, START + minute, schedule="* * * * *", kind="cron", policy=policy)
     await put(pool, job)
     end = START + timedelta(hours=26)
     await scheduler.at(end + timedelta(seconds=30))
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     await scheduler.firer.run_once()
-    assert await scheduler.fired() == [end + n * minute for n in fired]
+    assert await scheduler.runs() == [end + n * minute for n in fired]
     rows = await pool.query("select sum((note ->> 'count')::int) as dropped from duly.history where status = 'missed'")
     assert rows[0]["dropped"] == missed
     assert await count(pool, "jobs", "next_run_at = $1", end + minute) == 1
 
 
 async def test_a_store_that_is_away_for_a_moment_costs_no_occurrence(
-    scheduler: Scheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = due_job(pool, START + timedelta(seconds=1), start_at=START)
     await put(pool, job)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     await scheduler.at(START + timedelta(seconds=1))
 
     async def away(*_: object, **__: object) -> None:
@@ -216,17 +188,17 @@ async def test_a_store_that_is_away_for_a_moment_costs_no_occurrence(
         patch.setattr(fires, "fire", away)
         with pytest.raises(StoreUnavailable):
             await scheduler.firer.run_once()
-    assert await scheduler.fired() == []
+    assert await scheduler.runs() == []
     await scheduler.firer.run_once()
-    assert len(await scheduler.fired()) == 1
+    assert len(await scheduler.runs()) == 1
 
 
 async def test_where_a_fire_whose_answer_was_lost_moved_a_job_to_is_looked_for(
-    scheduler: Scheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = due_job(pool, START + timedelta(seconds=1), start_at=START)
     await put(pool, job)
-    await scheduler.lead(job.shard)
+    await scheduler.take_over(job.shard)
     await scheduler.at(START + timedelta(seconds=1))
     doubted: list[int] = []
     monkeypatch.setattr(scheduler.firer, "_doubted", doubted.append)
@@ -241,11 +213,11 @@ async def test_where_a_fire_whose_answer_was_lost_moved_a_job_to_is_looked_for(
         with pytest.raises(StoreUnavailable):
             await scheduler.firer.run_once()
     assert doubted == [job.shard]
-    assert len(await scheduler.fired()) == 1
+    assert len(await scheduler.runs()) == 1
 
 
 async def test_a_job_that_cannot_be_planned_is_parked_with_its_reason_and_the_shard_goes_on(
-    scheduler: Scheduler, pool: Pool
+    scheduler: FrozenScheduler, pool: Pool
 ) -> None:
     due = START + timedelta(seconds=1)
     lost = due_job(pool, due, kind="cron", schedule="* * * * *", timezone="Mars/Olympus")
@@ -255,7 +227,7 @@ async def test_a_job_that_cannot_be_planned_is_parked_with_its_reason_and_the_sh
         job_id=UUID(int=(fine.job_id.int & ~0xFFFF) | (lost.job_id.int & 0xFFFF)), shard=lost.shard,
     )  # fmt: skip
     await put(pool, lost, fine)
-    await scheduler.lead(lost.shard)
+    await scheduler.take_over(lost.shard)
     await scheduler.at(due)
     await scheduler.firer.run_once()
     rows = await pool.query("select status, status_reason from duly.jobs where job_id = $1", lost.job_id)
@@ -265,7 +237,7 @@ async def test_a_job_that_cannot_be_planned_is_parked_with_its_reason_and_the_sh
 
 
 async def test_a_job_that_the_database_chokes_on_is_parked_and_the_others_fire(
-    scheduler: Scheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
+    scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     due = START + timedelta(seconds=1)
     first = due_job(pool, due, kind="cron", schedule="* * * * *")
@@ -277,7 +249,7 @@ async def test_a_job_that_the_database_chokes_on_is_parked_and_the_others_fire(
         for n in range(20)
     ]  # fmt: skip
     await put(pool, *jobs)
-    await scheduler.lead(first.shard)
+    await scheduler.take_over(first.shard)
     await scheduler.at(due)
     real = fires.fire
 
@@ -292,12 +264,12 @@ async def test_a_job_that_the_database_chokes_on_is_parked_and_the_others_fire(
     assert await count(pool, "jobs", "status = 'paused' and job_id = $1", jobs[7].job_id) == 1
 
 
-async def test_a_job_whose_row_says_another_shard_holds_up_nobody(scheduler: Scheduler, pool: Pool) -> None:
+async def test_a_job_whose_row_says_another_shard_holds_up_nobody(scheduler: FrozenScheduler, pool: Pool) -> None:
     due = START + timedelta(seconds=1)
     astray, other = due_job(pool, due), due_job(pool, due)
     await put(pool, astray, other)
     for shard in {astray.shard, other.shard}:
-        await scheduler.lead(shard)
+        await scheduler.take_over(shard)
     await scheduler.at(due)
     await pool.query("update duly.jobs set shard = (shard + 1) % 64 where job_id = $1", astray.job_id)
     await scheduler.firer.run_once()
