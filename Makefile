@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check format docs bench bench-peers torture mutants clean
+.PHONY: help demo test test-fast check format docs bench bench-peers torture mutants clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -17,9 +17,12 @@ $(VENV)/.ready: pyproject.toml requirements/locked.txt scripts/setup
 demo: $(VENV)/.ready ## run Duly with its dashboard and a few sample jobs
 	@$(BIN)/duly up --demo
 
-test: check ## check everything and run all tests
+test: check ## check everything and run all tests (15 minutes on two cores)
 	@./scripts/test-services
 	@$(BIN)/python tests/steady.py $(ARGS)
+
+test-fast: $(VENV)/.ready ## run the tests without real processes, waits and searches (3 minutes on two cores)
+	@$(BIN)/python tests/steady.py --fast $(ARGS)
 
 check: $(VENV)/.ready ## format, lint, types, import direction
 	$(BIN)/ruff format --check .

@@ -14,6 +14,7 @@ import asyncpg
 import hypothesis
 import pytest
 
+import tiers
 from duly.config import Settings, load_settings
 from duly.operations import Operations
 from duly.store.migrate import migrate
@@ -27,8 +28,8 @@ __all__ = ["servers"]
 
 _numbers = itertools.count(1)
 
-# Examples are judged by what they show; how long one takes is the machine's business, except where a test says so.
-# In CI they are always the same ones (see support.drawn_seed).
+# No deadline for an example: its time is the machine's, except where a test says so. In CI the examples are always the
+# same (see harness.waiting.drawn_seed).
 hypothesis.settings.register_profile("duly", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("duly")
 
@@ -130,58 +131,15 @@ def spawn(database_url: str, sink: Path, tmp_path: Path) -> Iterator[Spawn]:
     spawn.end()
 
 
-# What measures time must not have others beside it.
-_ALONE = (
-    "api/test_growth.py",
-    "api/test_speed.py",
-    "cluster/test_failover.py",
-    "cluster/test_idle.py",
-    "worker/test_priorities.py",
-    "store/test_analytics.py",
-    "bench/test_drain_ratio.py",
-    "store/test_claim_depth.py",
-    "scheduler/test_planner_speed.py",
-    "timing/test_speed.py",
-    "timing/test_wheel.py",
-)
-
-
-# Seeded searches: each run tries something else, so one that passes the second time is not excused (tests/steady.py).
-# Property tests of hypothesis are recognised; a file elsewhere says `pytestmark = pytest.mark.search` or is named here.
-_SEARCH = (
-    "api/test_contract.py",
-    "cluster/test_churn.py",
-    "cluster/test_exactly_once.py",
-    "cluster/test_fight.py",
-    "policies/",
-    "store/test_overlap.py",
-    "sql/test_same_as_python.py",
-    "store/test_strangers_locks.py",
-    "simulation/",
-    "torture/test_torture.py",
-    "worker/test_hostile_handlers.py",
-    "timing/test_rezoned.py",
-    "timing/test_oracle.py",
-)
-
-
-_LONG = (
-    "torture/", "simulation/", "policies/",
-    "bench/test_bench.py", "timing/test_oracle.py", "cluster/test_processes.py",
-    "cluster/test_fight.py", "cluster/test_churn.py", "cluster/test_coordinator_contract.py",
-)  # fmt: skip
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
-    for item in items:
-        path = item.path.relative_to(here).as_posix()
-        if path.startswith(_ALONE):
-            item.add_marker("alone")
-        if path.startswith(_SEARCH) or hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+    paths = {item: item.path.relative_to(here).as_posix() for item in items}
+    for item, path in paths.items():
+        for marker in tiers.markers(path):
+            item.add_marker(marker)
+        if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("search")
-    # Whole files go to whoever is free: the long ones first, so that none of them is what everybody waits for.
-    items.sort(key=lambda item: not item.path.relative_to(here).as_posix().startswith(_LONG))
+    items.sort(key=lambda item: tiers.rank(paths[item]))
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

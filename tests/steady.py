@@ -1,8 +1,8 @@
-"""What `make test` runs: all tests, and one verdict that tells an unsteady test from a broken one.
+"""The command behind `make test` and `make test-fast`: runs the tests in parts (tiers.py) and gives one verdict.
 
 A test that fails is run once more at the end, in a process of its own, with nothing beside it. If it passes then, it is
 *unsteady*: the run is green all the same, and the test is listed last on the screen and in `unsteady.txt`, with the
-output of its failure, for somebody to find out why. What stays red:
+output of its failure, for somebody to find out why. These stay red:
 
 - a test that fails again;
 - three unsteady tests or more: then it is not chance;
@@ -26,12 +26,35 @@ from pathlib import Path
 
 import pytest
 
-# What measures time has nothing beside it. The others go in the order of folders: by the number of tests a file, the
-# long ones would come last, and one core would wait.
+import tiers
+
+_BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One run of pytest: how many tests at once, which ones, and the files in which those are (empty: all)."""
+
+    options: tuple[str, ...]
+    marks: str
+    files: tuple[str, ...] = ()
+
+    def arguments(self, given: Sequence[str]) -> list[str]:
+        chosen = any(Path(argument.partition("::")[0]).exists() for argument in given)
+        # Collecting all files takes 15 s, longer than some parts.
+        files = [] if chosen else [f"tests/{name}" for name in self.files if Path("tests", name).exists()]
+        return [*self.options, "-m", self.marks, *given, *files]
+
+
 _PARTS = {
-    "two at a time": ("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone"),
-    "one at a time": ("-m", "alone"),
+    "two at a time": Part(("-n", "2", *_BY_FILE), "not (alone or paced or waits)"),
+    "three at a time, mostly waiting": Part(
+        ("-n", "3", *_BY_FILE), "waits and not (alone or paced)", tiers.WAITS + tiers.MARKED
+    ),
+    "two at a time, by the clock": Part(("-n", "2", "--dist", "load"), "paced and not alone", tiers.PACED),
+    "one at a time": Part((), "alone", tiers.ALONE + tiers.MARKED),
 }
+_FAST = {"two at a time": Part(("-n", "2", *_BY_FILE), "not (alone or paced or waits or search or slow)")}
 _TOLERATED = 2
 _MOST_TO_REPEAT = 20
 _FILE = "unsteady.txt"
@@ -134,12 +157,16 @@ def judge(records: Sequence[Record], repeated: Sequence[Record], *, ci: bool) ->
 
 
 def main(arguments: Sequence[str]) -> int:
+    """`arguments` go to every pytest; `--fast` first in them: only the fast tier."""
+    parts = _PARTS
+    if arguments[:1] == ["--fast"]:
+        parts, arguments = _FAST, arguments[1:]
     began = time.monotonic()
     unsteady_file = Path(_FILE)
     unsteady_file.unlink(missing_ok=True)
     records: dict[str, Record] = {}
-    for name, options in _PARTS.items():
-        records[name] = _run([*options, *arguments], may_be_empty=bool(arguments))
+    for name, part in parts.items():
+        records[name] = _run(part.arguments(arguments), may_be_empty=bool(arguments) or bool(part.files))
         if records[name].broken:
             break
     repeated = []

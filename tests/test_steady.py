@@ -11,13 +11,19 @@ from pathlib import Path
 import pytest
 
 import steady
+import tiers
 from steady import Record, judge
+
+TESTS = Path(steady.__file__).parent
 
 _INI = """
 [pytest]
 markers =
     alone: by itself
+    paced: by the clock
+    waits: mostly asleep
     search: seeded
+    slow: long
 addopts = --strict-markers -p no:cacheprovider -p xdist.plugin
 """
 
@@ -33,7 +39,7 @@ def once(name):
 """
 
 
-def _run(folder: Path, *, ci: bool = False, **files: str) -> tuple[int, str]:
+def _run(folder: Path, *arguments: str, ci: bool = False, **files: str) -> tuple[int, str]:
     (folder / "pytest.ini").write_text(_INI)
     (folder / "test_alone.py").write_text("import pytest\n@pytest.mark.alone\ndef test_alone(): pass\n")
     for name, text in files.items():
@@ -43,7 +49,7 @@ def _run(folder: Path, *, ci: bool = False, **files: str) -> tuple[int, str]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than these tests
     done = subprocess.run(
-        [sys.executable, steady.__file__],
+        [sys.executable, steady.__file__, *arguments],
         cwd=folder,
         env=environment | ({"CI": "true"} if ci else {}),
         stdout=subprocess.PIPE,
@@ -125,6 +131,15 @@ def test_in_ci_a_skipped_test_is_red(tmp_path: Path, ci: bool) -> None:
     assert "1 skipped" in output.splitlines()[-1]
 
 
+def test_the_fast_tier_leaves_out_waits_and_searches(tmp_path: Path) -> None:
+    marked = "".join(
+        f"@pytest.mark.{mark}\ndef test_{mark}(): assert False\n" for mark in ("paced", "waits", "search", "slow")
+    )
+    code, output = _run(tmp_path, "--fast", test_a=f"def test_good(): pass\n{marked}")
+    assert code == 0, output
+    assert " 1 passed, 0 failed in " in output.splitlines()[-1]
+
+
 def _once(*names: str) -> Record:
     return Record(passed=["good"], failed=dict.fromkeys(names, "failed so"))
 
@@ -159,14 +174,33 @@ def test_nothing_run_is_red() -> None:
     assert not judge([Record(), Record()], [], ci=False).is_green
 
 
-def test_whatever_draws_its_seed_is_marked_as_a_search() -> None:
-    tests = Path(steady.__file__).parent
-    named = re.findall(r'"([\w/.]+)"', (tests / "conftest.py").read_text().split("_SEARCH = (")[1].split("\n)")[0])
+def test_a_test_that_draws_its_seed_is_marked_as_a_search() -> None:
     unmarked = [
-        str(path.relative_to(tests))
-        for path in tests.rglob("test_*.py")
-        if re.search(r"\b(randrange\(2\*\*32|SystemRandom|drawn_seed|DULY_TEST_SEED)", text := path.read_text())
-        and not path.relative_to(tests).as_posix().startswith(tuple(named))
+        path
+        for path, text in _files_of_tests()
+        if re.search(r"\b(randrange\(2\*\*32|SystemRandom|drawn_seed|DULY_TEST_SEED)", text)
+        and "search" not in tiers.markers(path)
         and "mark.search" not in text
     ]
-    assert not unmarked, "name them in tests/conftest.py, _SEARCH, or mark their tests with pytest.mark.search"
+    assert not unmarked, "name them in tests/tiers.py, SEARCH, or mark their tests with pytest.mark.search"
+
+
+def test_a_file_that_marks_single_tests_is_one_that_the_part_collects() -> None:
+    """Otherwise `make test` would not run them at all."""
+    marked = {path for path, text in _files_of_tests() if re.search(r"pytest\.mark\.(alone|paced|waits)\b", text)}
+    assert marked - {"test_steady.py"} <= set(tiers.MARKED)
+    named = {*tiers.ALONE, *tiers.PACED, *tiers.WAITS, *tiers.SEARCH, *tiers.SLOW, *tiers.MARKED, *tiers.LONGEST_FIRST}
+    assert not [name for name in named if not (TESTS / name).exists()]
+
+
+def test_tests_mirror_the_source() -> None:
+    """A folder of tests is a room of src/duly or one of these; a file beside them tests the module of its name."""
+    own = {"harness", "mutants", "policies", "simulation", "sql", "torture"}
+    source = TESTS.parent / "src" / "duly"
+    rooms = {path.parent.relative_to(source).as_posix() for path in source.rglob("*.py")}
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path()}
+    assert not [folder for folder in folders if folder.parts[0] not in own and folder.as_posix() not in rooms]
+
+
+def _files_of_tests() -> list[tuple[str, str]]:
+    return [(path.relative_to(TESTS).as_posix(), path.read_text()) for path in sorted(TESTS.rglob("test_*.py"))]

@@ -23,8 +23,6 @@ import pytest
 
 from harness.commands import Ended, Process
 
-pytestmark = pytest.mark.alone
-
 Run = Callable[..., Ended]
 Start = Callable[..., Process]
 
