@@ -99,7 +99,7 @@ def test_with_atomic_a_wrong_line_refuses_the_file(duly: Run, tmp_path: Path, mo
     assert conflict.code == 5
     assert "line 2" in conflict.err
     assert len(duly("job", "list", "--json").lines) == 2
-    monkeypatch.setattr(bulk, "MOST_ATOMIC", 1)
+    monkeypatch.setattr(bulk, "MAX_ATOMIC", 1)
     assert "at most 1" in duly("submit", "--file", file, "--atomic").err
 
 

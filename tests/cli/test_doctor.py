@@ -41,7 +41,7 @@ def test_doctor_warns_of_what_lies_open_to_others(duly: Run, tmp_path: Path, mon
     home.mkdir(mode=0o700)
     (key := home / "api.key").write_text(f"duly_local_{'0' * 64}\n")
     key.chmod(0o600)
-    assert told()["files"] == ("ok", f"{home} is this user's own")
+    assert told()["files"] == ("ok", f"only this user can write to {home}")
     key.chmod(0o644)
     assert told()["files"] == ("warn", f"{key} could be read by others (mode 644)")
     home.chmod(0o777)

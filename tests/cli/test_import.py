@@ -97,7 +97,7 @@ def test_a_line_that_cannot_be_carried_over_stops_it_unless_skipped(duly: Run, t
     table.write_text("@reboot start-it\n0 1 * * * fine\n")
     stopped = duly("import", "crontab", str(table), "--yes")
     assert stopped.code == 2
-    assert "line 1: cannot be carried over: @reboot" in stopped.err
+    assert "line 1: cannot be imported: @reboot" in stopped.err
     assert "nothing was submitted" in stopped.err
     assert duly("job", "list", "--json").lines == []
     assert duly("import", "crontab", str(table), "--dry-run").code == 2
@@ -143,7 +143,7 @@ def test_bad_files_and_zones_are_said_in_one_sentence(duly: Run, tmp_path: Path)
         assert ended.err.count("\n") == 1
     empty = duly("import", "crontab", "/dev/null", "--yes")
     assert (empty.code, empty.out) == (0, "")
-    assert "no line of it is a job" in empty.err
+    assert "no line is a job" in empty.err
 
 
 def test_the_zone_is_this_machines_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,8 @@ def test_each_outcome_has_its_word() -> None:
     ]
     words = [" ".join(text.split(" attempt ")[0].split()) for text in said]
     assert words == [
-        "succeeded", "retrying in 2.0 s", "snoozed for 5.0 s", "returned", "dead", "cancelled", "lost (another has it)",
+        "succeeded", "retrying in 2.0 s", "snoozed for 5.0 s", "returned", "dead", "cancelled",
+        "lost (another worker has it)",
     ]  # fmt: skip
 
 
@@ -72,12 +73,12 @@ async def test_more_lines_than_anybody_reads_are_counted_instead(
 ) -> None:
     monkeypatch.setattr("duly.cli.runlog.time.monotonic", lambda: 100.0)
     log, run = RunLog(), claimed()
-    for _ in range(runlog.LINES_PER_SECOND + 7):
+    for _ in range(runlog.MAX_LINES_PER_SECOND + 7):
         log(run, Succeeded(run, STARTED, FINISHED))
     log(run, None)
     log.flush()
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == runlog.LINES_PER_SECOND + 1
+    assert len(lines) == runlog.MAX_LINES_PER_SECOND + 1
     assert lines[-1].endswith("… and more: 7 succeeded, 1 lost")
     await asyncio.sleep(0)
 

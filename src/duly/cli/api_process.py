@@ -1,11 +1,11 @@
 """A process that serves the API: `duly api`, and the child that `duly up` keeps alive for it (`children.py`).
 
-The child is started first of all, imports what it needs while PostgreSQL starts, and then waits for its orders. They
-come over its standard input, a socket whose other end only its parent holds: however that one ends, the kernel closes
-it, and so ends this one. Its settings come that way too, because they hold a password, and so does the listening
-socket, which stays the parent's: whoever comes after this process serves on the same port.
+The child is started first of all, imports its modules while PostgreSQL starts, and then waits for its orders. Orders
+come over its standard input, a socket whose other end only the parent holds: however the parent ends, the kernel closes
+that end, and the child ends too. The settings come the same way, because they hold a password, and so does the
+listening socket, which stays the parent's, so that a restarted child serves on the same port.
 
-This file imports nothing that the child does not need: it is on the way to the first answer of `duly up`.
+This file imports nothing that the child does not need, because `duly up` waits for these imports.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.cli")
 
-# What the child's errors are raised as in its parent; the first that fits.
+# The types as which the child's errors are raised in its parent; the first that fits.
 _ERRORS: tuple[type[DulyError], ...] = (StoreUnusable, StoreUnavailable, StoreMismatch, ConfigError)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """Where the API is, and the file with the key of the user who started it, if it takes that."""
+    """The address of the API, and the file with the local key of the user who started it, if it accepts one."""
 
     address: str
     key_file: Path | None = None
 
     @property
     def link(self) -> str:
-        """The live page, which opens by itself where there is a local key. For people's eyes: never for a log."""
+        """The address of the live page, with the local key if there is one. Never logged, because it holds that key."""
         from duly.local_keys import link, read_key
 
         key = read_key(self.key_file) if self.key_file is not None else None
@@ -67,7 +67,7 @@ async def serve(
     listener: socket.socket | None = None,
     lifeline: int | None = None,
 ) -> int:
-    """Serve the API until a signal. `handlers`: tasks that are known before a worker has them."""
+    """Serve the API until a signal. `handlers`: tasks that may be submitted before a worker offers them."""
     from duly.local_keys import announced
     from duly.operations import Operations
     from duly.process import Signals
@@ -85,20 +85,20 @@ async def serve(
 
         def accepting(address: str) -> None:
             served = Served(address, local_key.path if local_key is not None else None)
-            if lifeline is None:  # else the listening socket is the parent's, and so is telling clients of it
+            if lifeline is None:  # else the parent owns the listening socket and announces it
                 stack.enter_context(announced(served.address, served.key_file))
-            # What is there by now stays: going through it with every search for garbage would only hold up answers.
+            # All objects made so far live as long as the process: scanning them in every collection delays answers.
             gc.freeze()
             started(served)
 
-        # The server lets requests that are under way finish; what follows closes the store behind them.
+        # The server lets requests in progress finish; the store is closed after that.
         app = server.create_app(operations, local_key=local_key)
         await server.serve(app, host=host, port=port, started=accepting, stop=signals.asked, listener=listener)
     return exit_code(signals)
 
 
 async def _local_key(operations: Operations, store: OpenStore, *, host: str, port: int) -> LocalKey | None:
-    """Made where the store has no keys; one that is there goes on beside them. Only for users of this machine."""
+    """Makes a local key if the store has no keys; an existing one stays valid beside them. Only on loopback."""
     from duly.api.binding import find_address
     from duly.homes import default_home
     from duly.local_keys import LocalKey, key_file, obtain_key
@@ -113,7 +113,9 @@ async def _local_key(operations: Operations, store: OpenStore, *, host: str, por
         if keyed:
             log.warning("the API is not open: the store has keys, so every call needs one")
         else:
-            log.warning("the API is open: everybody on this machine, and behind any proxy on it, may use it")
+            log.warning(
+                "the API is open: every user of this machine, and every caller behind a proxy on it, may use it"
+            )
         return None
     home = settings.home or default_home()
     path = key_file(home, None if store.embedded else (await stores.joining(store.pool, tenants=())).store_id)
@@ -125,14 +127,14 @@ async def _local_key(operations: Operations, store: OpenStore, *, host: str, por
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What the child is to do, with the socket to do it on."""
+    """The child's orders; the socket to serve on is sent beside them."""
 
     settings: Settings
     host: str
     handlers: Collection[str]
 
     def line(self) -> bytes:
-        """As it is sent."""
+        """The orders as one line of JSON."""
         said = {
             "settings": self.settings.model_dump(mode="json"),
             "host": self.host,
@@ -149,7 +151,7 @@ class Orders:
 
 
 def answered(line: bytes) -> Served:
-    """What the child serves, or the error that it ended with."""
+    """The address that the child serves; raises the error that it ended with."""
     said: dict[str, str] = json.loads(line)
     if "address" in said:
         return Served(said["address"], Path(said["key_file"]) if said["key_file"] else None)
@@ -157,14 +159,14 @@ def answered(line: bytes) -> Served:
 
 
 def main() -> int:
-    """The child's life."""
-    # Until there is an event loop that hears them, signals just end it: there is nothing yet to end in order.
+    """The child process, from start to end."""
+    # Until an event loop handles signals they simply end the process: there is nothing yet to close in order.
     conceal()
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    log_to_stderr()  # until the orders say how much is told
+    log_to_stderr()  # until the orders set the level
     lifeline = take_lifeline()
     try:
-        # All that takes long, before there are orders.
+        # The slow imports, before the orders come.
         for name in ("duly.api.server", "duly.operations", "duly.store.opening"):
             importlib.import_module(name)
         found = _orders(lifeline)
@@ -181,7 +183,7 @@ def main() -> int:
 
 
 def _orders(lifeline: int) -> tuple[Orders, socket.socket] | None:
-    """None if the parent has gone before it gave any."""
+    """None if the parent ended before it sent orders."""
     with socket.socket(fileno=os.dup(lifeline)) as channel:
         first, descriptors, _, _ = socket.recv_fds(channel, 1, 1)
         if not first or not descriptors:
@@ -213,7 +215,7 @@ def _tell(lifeline: int, **said: Any) -> None:
     try:
         os.write(lifeline, json.dumps(said).encode() + b"\n")
     except OSError:
-        log.debug("nobody is left to tell")
+        log.debug("the parent has ended")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What commands talk to: a store of one's own, or the same thing behind a REST API. They cannot tell which.
+"""The interface between commands and the store, which is either open in this process or behind a REST API.
 
 `Operations` is a `Backend` as it is; `Remote` is one over `duly.AsyncClient`.
 """

@@ -1,4 +1,4 @@
-"""`duly submit --file`: many jobs, one JSON object a line, as they are read."""
+"""`duly submit --file`: many jobs, one JSON object per line, submitted as they are read."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from duly.cli.backend import Backend
     from duly.model import JobRequest
 
-# One call's worth: large enough to be quick, small enough that progress is seen.
+# Jobs per call: large enough to be fast, small enough to show progress.
 CHUNK = 2_500
-# A whole file at once, if it must be all or nothing.
-MOST_ATOMIC = 10_000
+# Jobs in a file with --atomic, which is submitted in one call.
+MAX_ATOMIC = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What became of one line of the file."""
+    """The result of one line of the file."""
 
     number: int
     status: str
@@ -58,7 +58,7 @@ def submit_file(
     allow_unknown_handler: bool,
     as_json: bool,
 ) -> int:
-    """Submit every line; returns the exit code. A line that is refused keeps no other out, unless `atomic`."""
+    """Submit every line; returns the exit code. A refused line does not stop the others, unless `atomic`."""
     counts: Counter[str] = Counter()
     conflicts = 0
 
@@ -107,7 +107,7 @@ async def _submit(
     from duly.model import DEFAULT_TENANT
     from duly.operations import Refused
 
-    while chunk := list(islice(read, MOST_ATOMIC + 1 if atomic else CHUNK)):
+    while chunk := list(islice(read, MAX_ATOMIC + 1 if atomic else CHUNK)):
         if atomic:
             _check_atomic(chunk)
         good = [(number, request) for number, request in chunk if not isinstance(request, InvalidInput)]
@@ -134,22 +134,22 @@ async def _submit(
 
 
 def _check_atomic(chunk: list[tuple[int, JobRequest | InvalidInput]]) -> None:
-    if len(chunk) > MOST_ATOMIC:
-        raise InvalidInput("file", f"with --atomic must have at most {MOST_ATOMIC} jobs")
+    if len(chunk) > MAX_ATOMIC:
+        raise InvalidInput("file", f"with --atomic must have at most {MAX_ATOMIC} jobs")
     for number, request in chunk:
         if isinstance(request, InvalidInput):
             raise _at(number, request)
 
 
 def _at(number: int, error: DulyError) -> DulyError:
-    """The error that ends it all, with the line that it is about."""
+    """The error that refuses an atomic file, with the number of its line."""
     if isinstance(error, InvalidInput):
         return InvalidInput(f"line {number}: {error.field}", f"{error.message}; nothing was submitted")
     return Conflict(f"line {number}: {error}; nothing was submitted")
 
 
 class _Progress:
-    """How far it is, for somebody who watches."""
+    """Progress on the terminal."""
 
     def __init__(self) -> None:
         self._shown = False
@@ -178,7 +178,7 @@ def _opened(file: str) -> Iterator[IO[bytes]]:
 
 
 def _requests(stream: IO[bytes], application: Duly | None) -> Iterator[tuple[int, JobRequest | InvalidInput]]:
-    """Each line that is not blank, as it is read: a file may be longer than memory."""
+    """Every line that is not blank, read one at a time, because a file may be larger than memory."""
     from duly.app import Duly
 
     app = application or Duly()
@@ -199,8 +199,8 @@ def _request(app: Duly, line: bytes) -> JobRequest:
     except ValueError as error:
         raise InvalidInput("line", f"is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise InvalidInput("line", "must be a JSON object, the fields of a job")
-    # What is null was not chosen.
+        raise InvalidInput("line", "must be a JSON object with the fields of a job")
+    # A null field counts as not given.
     given = {name: value for name, value in document.items() if value is not None}
     handler = given.pop("handler", None)
     if not isinstance(handler, str | dict):
@@ -210,7 +210,7 @@ def _request(app: Duly, line: bytes) -> JobRequest:
             given[field] = _moment(field, given[field])
     for field in ("connection", "run_at", "task", "tenant"):
         if field in given:
-            raise InvalidInput(field, "is not a field that can be given here")
+            raise InvalidInput(field, "cannot be given in a file")
     return app.request(handler, given.pop("payload", None), schedule=given.pop("schedule", None), **given)
 
 

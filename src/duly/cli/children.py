@@ -29,15 +29,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.cli")
 
-# A worker that cannot even start is tried again less and less often; one that lived this long starts afresh.
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+# Pause before a child that ended is restarted: doubled each time, up to the maximum, and reset once a child has lived
+# for LIVED_SECONDS.
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
 LIVED_SECONDS = 30.0
-# Beyond the grace of the handlers and the lease that bounds its last writes, what a worker may need to end.
+# Time that a worker may need to end, beyond the grace of its handlers and the lease that bounds its last writes.
 STOP_MARGIN_SECONDS = 10.0
 
 
 class WorkerProcesses:
-    """So many times the same `duly worker`. The supervisor itself holds no connection to the store for them."""
+    """`count` processes of the same `duly worker`. The supervisor itself holds no connection to the store for them."""
 
     def __init__(
         self, count: int, arguments: Sequence[str], environment: Mapping[str, str], *, patience: float
@@ -64,12 +65,12 @@ class WorkerProcesses:
         environment = dict(os.environ)
         arguments = ["--log-level", settings.log_level]
         if home is not None:
-            # By its home, not by its address: so a worker is a user of the embedded PostgreSQL in its own right and
-            # stops it when it is the last one left, after a `kill -9` of this process.
+            # By its home, not by its address: a worker then counts as a user of the embedded PostgreSQL and, if it
+            # is the last one, stops it, even after a `kill -9` of this process.
             arguments += ["--home", str(home)]
         else:
             assert settings.database_url is not None
-            environment["DULY_DATABASE_URL"] = settings.database_url  # not as an argument: everybody can read those
+            environment["DULY_DATABASE_URL"] = settings.database_url  # not as an argument: every user can read those
         arguments += ["worker", "--app", app_name]
         for queue, weight in queues.items():
             arguments += ["--queue", f"{queue}={weight}"]
@@ -96,7 +97,7 @@ class WorkerProcesses:
         await asyncio.gather(*(worker.stop() for worker in self._workers))
 
     def hasten(self) -> None:
-        """What a second signal does: tell them once more, and kill those that still do not listen."""
+        """After a second signal: signals every worker again, and later kills those that are still running."""
         # Called twenty times a second, for INSISTED_SECONDS.
         self._insisted += 1
         for worker in self._workers:
@@ -107,7 +108,7 @@ class WorkerProcesses:
 
 
 class ChildProcess(ABC):
-    """A child that is started again when it ends by itself, less and less often if it does so soon."""
+    """A child process that is restarted when it ends by itself, after growing pauses if it ends soon."""
 
     def __init__(self, name: str, *, patience: float) -> None:
         self._name = name
@@ -117,22 +118,22 @@ class ChildProcess(ABC):
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Start the process anew."""
+        """Start a new process."""
 
     @abstractmethod
     async def _ended(self) -> int:
-        """Wait until the process has ended; its exit code."""
+        """Wait until the process has ended; returns its exit code."""
 
     @abstractmethod
     def _send(self, number: signal.Signals) -> None:
-        """A signal, if there is still somebody to hear it."""
+        """Send a signal, if the process still runs."""
 
     def _keep_alive(self) -> None:
-        """From now on."""
-        self._task = asyncio.create_task(self._begin_again_and_again(), name=f"duly-child-{self._name}")
+        """Restart the process from now on whenever it ends."""
+        self._task = asyncio.create_task(self._restart(), name=f"duly-child-{self._name}")
 
     async def stop(self) -> None:
-        """Ask it to end, and see to it that it does."""
+        """Ask the process to end, and kill it if it does not in time."""
         self._stopping.set()
         self._send(signal.SIGTERM)
         if self._task is not None:
@@ -145,34 +146,34 @@ class ChildProcess(ABC):
                 await self._task
 
     def stop_now(self) -> None:
-        """A second word: give everything back at once."""
+        """Send the second signal: the worker gives all its runs back at once."""
         self._stopping.set()
-        # Not the same signal again: two of one kind that come before it looks are one.
+        # Not SIGTERM again: two pending signals of the same kind are delivered as one.
         self._send(signal.SIGINT)
 
     def kill(self) -> None:
         self._stopping.set()
         self._send(signal.SIGKILL)
 
-    async def _begin_again_and_again(self) -> None:
+    async def _restart(self) -> None:
         loop = asyncio.get_running_loop()
-        pause = FIRST_PAUSE
+        pause = FIRST_PAUSE_SECONDS
         while True:
             started = loop.time()
             code = await self._ended()
             if self._stopping.is_set():
                 return
             if loop.time() - started >= LIVED_SECONDS:
-                pause = FIRST_PAUSE
+                pause = FIRST_PAUSE_SECONDS
             log.error("%s ended unexpectedly (%s); starting another in %g s", self._name, ending(code), pause)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
             if self._stopping.is_set():
                 return
-            pause = min(LONGEST_PAUSE, pause * 2)
+            pause = min(MAX_PAUSE_SECONDS, pause * 2)
             await self._begin()
-            if self._stopping.is_set():  # a stop that came while it was being made did not find it
+            if self._stopping.is_set():  # a stop that came while the process was being started has not reached it
                 self._send(signal.SIGTERM)
 
 
@@ -181,7 +182,7 @@ class WorkerProcess(ChildProcess):
 
     def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, patience: float) -> None:
         super().__init__(name, patience=patience)
-        # -P: a module of the user's that is called as one of ours or of the standard library must not replace it.
+        # -P: a user's module with the name of one of ours or of the standard library must not replace it.
         self._command = (sys.executable, "-P", "-m", "duly.cli", *arguments, "--supervised")
         self._environment = environment
         self._process: asyncio.subprocess.Process | None = None
@@ -196,8 +197,8 @@ class WorkerProcess(ChildProcess):
             env=dict(self._environment),
             # The lifeline: see ending.py. Nothing is ever written to it.
             stdin=asyncio.subprocess.PIPE,
-            # Ctrl-C reaches every process of the terminal's group. The worker hears of it from here instead, once:
-            # twice would mean "now".
+            # Ctrl-C reaches every process of the terminal's group. The worker must get the signal from here, once:
+            # a second one would mean "at once".
             start_new_session=True,
         )
 
@@ -212,9 +213,9 @@ class WorkerProcess(ChildProcess):
 
 
 class ApiProcess(ChildProcess):
-    """The API as a child process (`api_process.py`): whatever callers do to it, the scheduler goes on.
+    """The API as a child process (`api_process.py`), so that no caller of it can hold up the scheduler.
 
-    Made before there is an event loop, and ended by `with` if none ever comes.
+    Started before there is an event loop; leaving the `with` block ends it if none was ever started.
     """
 
     def __init__(self) -> None:
@@ -233,7 +234,7 @@ class ApiProcess(ChildProcess):
         self._close()
 
     async def serve(self, listener: socket.socket, orders: Orders) -> Served:
-        """Let it serve; returns where. Raises what it could not start for. From then on it is kept alive."""
+        """Start serving and return the address, or raise the error of the start. From then on it is kept alive."""
         self._listener, self._orders = listener, orders.line()
         served = await self._give_orders()
         self._keep_alive()
@@ -242,14 +243,14 @@ class ApiProcess(ChildProcess):
     async def stop(self) -> None:
         self._stopping.set()
         if self._listener is not None:
-            self._listener.close()  # who calls now is told that nobody is there, and need not wait for it
+            self._listener.close()  # new callers are refused at once instead of waiting
         if self._task is None:
             self._task = asyncio.create_task(self._seen_off())
         await super().stop()
         self._close()
 
     def hasten(self) -> None:
-        """What a second signal does. Called twenty times a second, for INSISTED_SECONDS."""
+        """After a second signal: signals the process again, then kills it. Called 20 times per second."""
         self._insisted += 1
         if self._insisted == 1:
             self.stop_now()
@@ -262,7 +263,7 @@ class ApiProcess(ChildProcess):
             self._process = subprocess.Popen(
                 (sys.executable, "-P", "-m", "duly.cli.api_process"),
                 stdin=theirs.fileno(),
-                # As with a worker: Ctrl-C is heard here, and passed on.
+                # As with a worker: Ctrl-C is handled here, and passed on.
                 start_new_session=True,
             )
         ours.setblocking(False)
@@ -280,9 +281,9 @@ class ApiProcess(ChildProcess):
             log.warning("the API is up again")
 
     async def _give_orders(self) -> Served:
-        """Tell the process what to do, and hear whether it could."""
+        """Send the process its orders and wait for its answer."""
         assert self._listener is not None
-        with suppress(OSError):  # it has ended already; what it has said until then comes below
+        with suppress(OSError):  # it has ended already; its last words are read below
             socket.send_fds(self._channel, [b"\n"], [self._listener.fileno()])
             await asyncio.get_running_loop().sock_sendall(self._channel, self._orders)
         line = b""
@@ -294,7 +295,7 @@ class ApiProcess(ChildProcess):
         return answered(line)
 
     async def _heard(self) -> bytes:
-        """Whatever it says next; nothing: it has ended."""
+        """The next bytes from the process; empty once it has ended."""
         try:
             return await asyncio.get_running_loop().sock_recv(self._channel, 65536)
         except OSError:
@@ -309,7 +310,7 @@ class ApiProcess(ChildProcess):
         await self._ended()
 
     def _send(self, number: signal.Signals) -> None:
-        self._process.send_signal(number)  # which looks first whether it is still there
+        self._process.send_signal(number)  # Popen checks first whether it still runs
 
     def _close(self) -> None:
         self._channel.close()

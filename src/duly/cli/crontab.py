@@ -1,11 +1,11 @@
-"""Reading a crontab: what each of its lines comes to as a command job, and what cannot be carried over and why.
+"""Reads a crontab: the command job that each line becomes, and the lines that cannot be imported, with the reason.
 
-Pure: text in, entries out. The meaning is that of Debian's cron and of cronie, which differ only where noted:
+Pure: text in, entries out. Lines mean what they mean to Debian's cron and cronie, which differ only where noted:
 
-- Environment lines hold for the lines below them. Nothing in them is expanded, quotes around a value are taken off.
+- Environment lines apply to the lines below them. Values are not expanded; quotes around a value are removed.
 - `CRON_TZ` is the zone of the schedules below it; `TZ` only reaches the commands.
 - A command runs through `SHELL` (`/bin/sh`), in `HOME` if the table sets it.
-- The first `%` that has no backslash ends the command; what follows is its standard input, each further `%` a new line.
+- The first `%` without a backslash ends the command; the rest is its standard input, each further `%` a line break.
 
 Cron's day rules and its daylight saving rules are those of Duly's own cron schedules, so the five fields are carried
 over as they are written.
@@ -25,8 +25,8 @@ from duly.timing import load_zone, parse_schedule
 
 MAX_BYTES = 1024 * 1024
 DEFAULT_SHELL = "/bin/sh"
-_LONGEST_NAME = 100
-# `$1` to the shell `$2` as the input of the command `$3`: nothing has to be quoted, whatever it holds.
+_MAX_NAME = 100
+# Pipes `$1` into command `$3` of the shell `$2`, so that nothing has to be quoted.
 _WITH_INPUT = 'printf %s "$1" | exec "$2" -c "$3"'
 
 _SETTING = re.compile(r"""(?:"([^"]*)"|'([^']*)'|([^\s="'#][^\s="']*))[ \t]*=[ \t]*(.*)""", re.DOTALL)
@@ -35,36 +35,36 @@ _UNUSABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 _SECRET = re.compile(r"PASS|SECRET|TOKEN|KEY|CREDENTIAL", re.IGNORECASE)
 _MAIL = frozenset({"MAILTO", "MAILFROM", "CONTENT_TYPE", "CONTENT_TRANSFER_ENCODING"})
-# What cron itself sets for the account, whatever the table says.
+# Cron sets these for the account and ignores the table.
 _FIXED = frozenset({"LOGNAME", "USER"})
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One line that can be carried over: a command and when it runs."""
+    """One line that can be imported: a command and its schedule."""
 
     line: int
     schedule: str
     timezone: str
     command: str
-    #: What cron would write to the command's standard input; None where the line has none.
+    #: The text that cron would write to the command's standard input; None if the line has none.
     stdin: str | None
-    #: In the system format: whose account cron runs it under.
+    #: The account that cron runs it under; only in the system format.
     user: str | None
     shell: str
     cwd: str | None
     env: Mapping[str, str]
     secret_env: Mapping[str, str]
     jitter_seconds: int
-    #: The same for the same line of the same table, however often it is read.
+    #: The dedupe key: equal whenever the same line is read again.
     key: str
-    #: What is different from cron, in whole sentences.
+    #: The differences from cron, as sentences.
     notes: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         flat = " ".join(_CONTROL.sub(" ", self.command).split()) or f"line {self.line}"
-        return flat if len(flat) <= _LONGEST_NAME else flat[: _LONGEST_NAME - 1] + "…"
+        return flat if len(flat) <= _MAX_NAME else flat[: _MAX_NAME - 1] + "…"
 
     @property
     def argv(self) -> list[str]:
@@ -87,7 +87,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """One line that cannot be carried over."""
+    """One line that cannot be imported."""
 
     line: int
     text: str
@@ -96,7 +96,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A crontab, read. `notes` are about the table as a whole, each with the line it is about."""
+    """A crontab that was read. `notes` are remarks about environment lines, with the line number."""
 
     entries: tuple[Entry, ...]
     refused: tuple[Refused, ...]
@@ -129,22 +129,22 @@ class _Reader:
     # Environment lines
 
     def _set(self, number: int, name: str, value: str) -> None:
-        text = f"{name}=…"  # a value may be a secret, so one that is refused is not repeated
+        text = f"{name}=…"  # the value may be a secret, so a refusal does not repeat it
         if name == "CRON_TZ":
             self._set_zone(number, value)
         elif name == "RANDOM_DELAY":
             self._set_delay(number, value)
         elif name in _MAIL:
             if name == "MAILTO" and value:
-                self.notes.append((number, "MAILTO: output is not mailed; the end of it is kept with each run"))
+                self.notes.append((number, "MAILTO: output is not mailed; its last part is kept with each run"))
         elif name in _FIXED:
-            self.notes.append((number, f"{name} is not carried over: cron does not let a table set it either"))
+            self.notes.append((number, f"{name} is ignored: cron does not let a table set it either"))
         elif not _VARIABLE.fullmatch(name):
             self._refuse(number, text, f"{name[:40]!r} is not the name of an environment variable")
         elif name.startswith("DULY_"):
             self._refuse(number, text, f"{name[:40]} is set by Duly itself")
         elif name == "SHELL" and not value.startswith("/"):
-            self._refuse(number, text, "SHELL must be the whole path of a program")
+            self._refuse(number, text, "SHELL must be the absolute path of a program")
         else:
             self.variables[name] = value
             if name == "TZ" and self.zone is None:
@@ -154,7 +154,7 @@ class _Reader:
                 self.notes.append((number, f"{name} looks like a secret: it is stored as one and not shown again"))
 
     def _set_zone(self, number: int, value: str) -> None:
-        # One that cannot be used stays, and refuses the lines below it: silently another one would be worse.
+        # An unknown zone is kept and refuses the lines below it: using another zone silently would be worse.
         self.zone = value or None
         try:
             load_zone(value or self.timezone)
@@ -182,16 +182,16 @@ class _Reader:
     def _entry(self, number: int, text: str) -> Entry:
         notes: list[str] = []
         if text.startswith("-") and not text[1:2].isspace():
-            text = text[1:]  # only keeps the line out of cron's own log
+            text = text[1:]  # the dash only keeps the line out of cron's log
         schedule, rest = _schedule(text)
         user = None
         if self.system:
             user, _, rest = _words(rest, 1)
             if not rest:
-                raise _Unreadable("in the system format a user stands before the command, and one of them is missing")
+                raise _Unreadable("in the system format the command follows a user, and one of them is missing")
             notes.append(f"runs under the worker's account, not as {user}")
         elif rest.startswith("root "):
-            notes.append("its command is `root …`: in the system format, which --system reads, that is the user")
+            notes.append("its command is `root …`: if that is the user of the system format, add --system")
         if not rest:
             raise _Unreadable("there is no command")
         timezone = self.zone or self.timezone
@@ -218,7 +218,7 @@ class _Reader:
         )
 
     def _key(self, schedule: str, timezone: str, user: str | None, command: str, stdin: str | None) -> str:
-        """By what the line says and not by where it stands, so that lines may move. Equal lines are told by count."""
+        """A hash of the line's content, not of its position, so that lines may move. Equal lines get a number."""
         content = "\0".join((schedule.upper(), timezone, user or "", command, "" if stdin is None else "%" + stdin))
         digest = hashlib.sha256(content.encode()).hexdigest()[:32]
         self.seen[digest] += 1
@@ -234,12 +234,12 @@ class _Unreadable(Exception):
 
 
 def read_crontab(text: str, *, timezone: str = "UTC", system: bool = False) -> Table:
-    """What a crontab says. `timezone` is the zone of its machine; `system`: with a user before each command."""
+    """Read a crontab. `timezone` is the zone of its machine; `system`: a user precedes each command."""
     load_zone(timezone)
     if len(text.encode(errors="surrogatepass")) > MAX_BYTES:
         raise InvalidInput("crontab", f"must be at most {MAX_BYTES} bytes")
     reader = _Reader(system, timezone)
-    # Only line feeds end a line for cron; `splitlines` knows a dozen others.
+    # Cron ends lines at line feeds only; `splitlines` would split at a dozen other characters.
     lines = text.removeprefix("\ufeff").split("\n")
     for number, line in enumerate(lines, 1):
         reader.read(number, line.removesuffix("\r"))
@@ -251,18 +251,20 @@ def _schedule(text: str) -> tuple[str, str]:
     if text.startswith("@"):
         name, _, rest = _words(text, 1)
         if name.lower() == "@reboot":
-            raise _Unreadable("@reboot has no time: start it with the machine, by systemd or the container's own means")
+            raise _Unreadable(
+                "@reboot has no time: start the program with the machine, by systemd or the container's own means"
+            )
         return name.lower(), rest
     joined, count, rest = _words(text, 5)
     if count < 5:
-        raise _Unreadable("it is neither five fields and a command, nor an environment line, nor a comment")
+        raise _Unreadable("it is not five fields and a command, an environment line or a comment")
     if "~" in joined:
-        raise _Unreadable("~ (a random time) is not known: choose a time, and spread jobs with jitter_seconds")
+        raise _Unreadable("~ (a random time) is not supported: choose a time, and spread jobs with jitter_seconds")
     return joined, rest
 
 
 def _words(text: str, count: int) -> tuple[str, int, str]:
-    """The first `count` words with one space between them, how many there were, and what follows."""
+    """The first `count` words joined by single spaces, the number of words found, and the rest."""
     words: list[str] = []
     while len(words) < count and text:
         word, text = [*re.split(r"[ \t]+", text, maxsplit=1), ""][:2]
@@ -278,7 +280,7 @@ def _check_schedule(schedule: str, timezone: str) -> None:
 
 
 def _split_input(text: str) -> tuple[str, str | None]:
-    """The command, and what stands after its first `%`."""
+    """The command, and its standard input after the first `%`."""
     pieces = re.split(r"(?<!\\)%", text)
     pieces = [piece.replace("\\%", "%") for piece in pieces]
     if len(pieces) == 1:

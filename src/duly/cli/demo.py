@@ -23,7 +23,7 @@ app = Duly()
 
 @app.task()
 async def hello(name: str = "world") -> str:
-    """The smallest task there is: its arguments are the payload's keys, its result is kept with the run."""
+    """The smallest task: its arguments are the payload's keys, its result is kept with the run."""
     return f"hello, {name}"
 
 
@@ -34,7 +34,7 @@ def heartbeat() -> None:
 
 @app.task()
 async def new_york_minute(ctx: Context) -> str:
-    """`ctx` says which occurrence this is."""
+    """`ctx` knows the occurrence."""
     return f"the occurrence of {ctx.scheduled_at:%H:%M} UTC"
 
 
@@ -45,7 +45,7 @@ def report(kind: str) -> str:
     return f"{kind} report written"
 
 
-# Delays that let somebody watch; real jobs start at 30 s.
+# Short delays, so that a viewer sees the retries; the default is 30 s.
 @app.task(max_retries=3, retry_backoff="linear", retry_delay_seconds=1)
 async def flaky(ctx: Context) -> str:
     """Fails twice and then succeeds, for every occurrence."""
@@ -64,7 +64,7 @@ async def doomed(ctx: Context) -> None:
 
 
 async def register_jobs(operations: Operations) -> list[str]:
-    """Declare the demo's jobs. The one-offs are planned anew at every start, so that there is something to see."""
+    """Declare the demo's jobs. The one-offs are planned anew at every start, so that every demo shows them."""
     now = operations.now()
     requests: dict[str, JobRequest] = {
         "hello": app.request(hello, {"name": "Duly"}, run_at=now + timedelta(seconds=0.5), dedupe_key="demo:hello"),

@@ -1,5 +1,5 @@
-"""How a process that runs until a signal ends: the first one asks it to, the second one makes it; so does a supervisor
-that is gone."""
+"""The end of a process that runs until a signal: the first signal asks it to end, the second one ends it at once, and
+so does the loss of its supervisor."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.cli")
 
-# After the second signal: long enough to give runs back to the queue, short enough to count as "now".
+# Time after the second signal: long enough to give runs back to the queue, short enough to count as "at once".
 INSISTED_SECONDS = 5.0
 INSISTED_EXIT_CODE = 130
-# Beyond the grace of handlers, what an orderly end may take before the process ends without one: a store that hangs
-# must not keep it.
+# Time that an orderly end may take beyond the grace of handlers. After it the process exits anyway: a store that hangs
+# must not keep it alive.
 ENDING_SECONDS = 10.0
 UNENDED_EXIT_CODE = 1
 
 
 @asynccontextmanager
 async def cancelled_by(signals: Signals) -> AsyncIterator[None]:
-    """While starting, the first signal cancels: there is nothing yet to end gracefully."""
+    """While the process starts, the first signal cancels it: there is nothing yet to end gracefully."""
     starting = asyncio.current_task()
     assert starting is not None
 
@@ -40,7 +40,7 @@ async def cancelled_by(signals: Signals) -> AsyncIterator[None]:
     try:
         yield
         if signals.asked.is_set():
-            # If it was cancelled this very moment, let that be heard here and not in the middle of an orderly end.
+            # A cancellation of this very moment must be raised here, not in the middle of an orderly end.
             await asyncio.sleep(0)
     finally:
         watcher.cancel()
@@ -50,9 +50,9 @@ async def cancelled_by(signals: Signals) -> AsyncIterator[None]:
 async def ending_at_once(
     signals: Signals, stop_now: Sequence[Callable[[], None]] = (), *, patience: float | None = None
 ) -> AsyncIterator[None]:
-    """Handle the signals around the whole life of a process; at the second one it ends, whatever else hangs.
+    """Handle the signals for the whole life of a process. The second signal ends it, even if something hangs.
 
-    `patience`: how many seconds after the first one it ends as well, if that is not over by then.
+    `patience`: seconds after the first signal at which the process is ended if it has not ended by itself.
     """
 
     async def watch() -> None:
@@ -61,12 +61,12 @@ async def ending_at_once(
             async with asyncio.timeout(patience):
                 await signals.insisted.wait()
         except TimeoutError:
-            log.error("something does not end (does PostgreSQL answer?); leaving without it")
+            log.error("shutdown takes too long (does PostgreSQL answer?); exiting without waiting for it")
             os._exit(UNENDED_EXIT_CODE)
         loop = asyncio.get_running_loop()
         until = loop.time() + INSISTED_SECONDS
         while loop.time() < until:
-            for stop in stop_now:  # again and again, for what a claim under way still brings in
+            for stop in stop_now:  # repeatedly, because a claim under way may still bring in runs
                 stop()
             await asyncio.sleep(0.05)
         os._exit(INSISTED_EXIT_CODE)
@@ -83,17 +83,17 @@ async def ending_at_once(
 
 
 def exit_code(signals: Signals) -> int:
-    """A graceful end at a signal is what was asked for; one that was cut short is not."""
+    """0 after a graceful end; 130 if a second signal cut it short."""
     return INSISTED_EXIT_CODE if signals.insisted.is_set() else 0
 
 
-# A worker must not outlive the supervisor that started it. Its standard input is a pipe whose other end only that one
-# holds: however that process ends, the kernel closes it, on every Unix alike.
+# A worker must not outlive the supervisor that started it. Its standard input is a pipe whose other end only the
+# supervisor holds: however the supervisor ends, the kernel closes that end, on every Unix.
 
 
 def take_lifeline() -> int:
-    """Move the pipe out of the way of handlers, which find standard input empty. Returns its descriptor."""
-    lifeline = os.dup(sys.stdin.fileno())  # not inherited by what handlers start
+    """Replace standard input by /dev/null, so that handlers find it empty. Returns the descriptor of the pipe."""
+    lifeline = os.dup(sys.stdin.fileno())  # not inherited by programs that handlers start
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
     os.close(nothing)
@@ -101,7 +101,7 @@ def take_lifeline() -> int:
 
 
 def watch_lifeline(lifeline: int, signals: Signals) -> None:
-    """End as at a second signal when the pipe closes. From a thread: a handler may block the event loop."""
+    """End as after a second signal when the pipe closes. In a thread, because a handler may block the event loop."""
     loop = asyncio.get_running_loop()
 
     def insist() -> None:
@@ -111,7 +111,7 @@ def watch_lifeline(lifeline: int, signals: Signals) -> None:
     def watch() -> None:
         while os.read(lifeline, 1):
             pass
-        with suppress(RuntimeError):  # the loop is closed: the end has come by itself
+        with suppress(RuntimeError):  # the loop is closed: the process is ending already
             loop.call_soon_threadsafe(insist)
         threading.Event().wait(2 * INSISTED_SECONDS)
         os._exit(INSISTED_EXIT_CODE)

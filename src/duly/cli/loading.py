@@ -1,4 +1,4 @@
-"""From `--app module:attribute` to the user's application, with one sentence for everything that can be wrong."""
+"""Loads the user's application from `--app module:attribute`. Every mistake is reported in one sentence."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _import(name: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return import_module(name)
-    except DulyError as error:  # such as a task with parameters that no payload can give: it says what is wrong
+    except DulyError as error:  # such as a task with parameters that no payload can provide
         raise ConfigError(f"--app: module {name} cannot be imported: {error}") from error
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(error.name + ".")):
@@ -56,9 +56,9 @@ def _import(name: str) -> ModuleType:
 
 
 def _where(error: BaseException) -> str:
-    """Where in the user's code it happened."""
+    """The place in the user's code at which the error happened."""
     if isinstance(error, SyntaxError):
-        return ""  # its own text says where
+        return ""  # its own message says where
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     frames = [frame for frame in frames if frame.filename != __file__]
     return f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""

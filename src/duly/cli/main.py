@@ -1,4 +1,4 @@
-"""The `duly` command: which commands there are, and how every error ends as one sentence and an exit code."""
+"""The `duly` command: its list of commands, and the one place where errors become a sentence and an exit code."""
 
 from __future__ import annotations
 
@@ -68,8 +68,8 @@ _EXIT_CODES: tuple[tuple[type[DulyError], int], ...] = (
     (Unauthorized, REFUSED),
     (Forbidden, REFUSED),
 )
-# The click inside typer is a package of its own in older versions and a private part in newer ones; what it raises
-# over a wrong command line is found in both as the bases of the one error that typer shows.
+# Older versions of typer depend on click, newer ones contain a private copy. In both, the base class of click's errors
+# about a wrong command line is reached through the bases of the one error that typer exports.
 _CommandLineError: type[Exception] = typer.BadParameter.__bases__[0].__bases__[0]
 
 app = typer.Typer(
@@ -108,9 +108,7 @@ def _global_options(
     context: typer.Context,
     database_url: Annotated[
         str | None,
-        typer.Option(
-            help="PostgreSQL address (DULY_DATABASE_URL). Without one: an embedded PostgreSQL.", metavar="URL"
-        ),
+        typer.Option(help="PostgreSQL address (DULY_DATABASE_URL). Default: an embedded PostgreSQL.", metavar="URL"),
     ] = None,
     home: Annotated[
         Path | None, typer.Option(help="Folder of the embedded PostgreSQL (DULY_HOME).", metavar="FOLDER")
@@ -118,7 +116,7 @@ def _global_options(
     url: Annotated[
         str | None,
         typer.Option(
-            help="Address of an API (DULY_URL; the key in DULY_API_KEY). Commands about jobs then go through it.",
+            help="Address of an API (DULY_URL; its key: DULY_API_KEY). Commands about jobs then use it.",
             metavar="URL",
         ),
     ] = None,
@@ -164,9 +162,9 @@ def main() -> None:
 
 
 def execute(arguments: Sequence[str]) -> int:
-    """Run one command line and say, by exit code and at most one sentence on stderr, how it ended."""
+    """Run one command line; returns its exit code. An error is at most one sentence on stderr."""
     for stream, errors in ((sys.stdout, "replace"), (sys.stderr, "backslashreplace")):
-        # A terminal that cannot show a character gets another one, not a crash.
+        # A character that the terminal cannot show is replaced; it must not raise.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=errors)
     try:
@@ -179,7 +177,7 @@ def execute(arguments: Sequence[str]) -> int:
     except _CommandLineError as error:
         return _explain_usage(error)
     except BrokenPipeError:
-        # Whoever read our output has seen enough. What is still buffered must not fail again when Python exits.
+        # The reader of our output is gone (`duly … | head`). The rest of the buffer must not fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return UNEXPECTED
     except (KeyboardInterrupt, typer.Abort):
@@ -208,11 +206,11 @@ def _explain_usage(error: Exception) -> int:
                     USAGE,
                 )
             return _fail(f"{option} goes before the command: duly {option} … {path.removeprefix('duly ')}", USAGE)
-    # An address in the wrong place is quoted, too.
+    # The message may quote an address in the wrong place.
     return _fail(f"{without_passwords(message.rstrip('.'))}; see: {path} --help", USAGE)
 
 
 def _fail(sentence: str, code: int) -> int:
-    # Lines beyond the first are quotations, such as the end of PostgreSQL's own log.
+    # Further lines are quotations, such as the end of PostgreSQL's log.
     say("duly: " + hanging(sentence.rstrip("\n"), "  "), err=True)
     return code

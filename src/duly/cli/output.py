@@ -1,7 +1,7 @@
-"""How results look: tables that fit the terminal for people, JSON for programs.
+"""All printing of commands: tables that fit the terminal for people, JSON for programs.
 
-All that a command prints goes through here (`say`, `print_…`), and what came from elsewhere leaves as text: control
-characters in it are spelt out. Only what `coloured` and `bold` made reaches a terminal as more than text.
+Every command prints through `say` and `print_…`, which spell out control characters, because text may come from
+elsewhere. Only the styles of `coloured` and `styled` reach a terminal as control sequences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from duly.model import Attempt, Run
 
-# Stands for "\x1b[" in a text on its way to `say`. Nobody else knows it, so no other text can bring a style along.
+# Stands for "\x1b[" in a string on its way to `say`. It is random, so no text from elsewhere can contain a style.
 _STYLE = f"\x1b{os.urandom(8).hex()}["
 _INDENT = "    "
 _BREAKS = re.compile(r"(?:\r\n|[ \t\n])+")
@@ -39,51 +39,51 @@ _COLOURS = {
 
 
 def examples(*commands: str, title: str = "Examples") -> str:
-    """An epilog of commands to copy, each on a line of its own."""
+    """An epilog of commands to copy, one per line."""
     # Typer joins lines within a paragraph, and reads square brackets as markup.
     return "\n\n".join([f"{title}:", *(command.replace("[", r"\[") for command in commands)])
 
 
 def say(text: str = "", *, err: bool = False) -> None:
-    """Print a text that may hold words from elsewhere. Its lines stay lines; all else that is not text is spelt out."""
+    """Print a string that may come from elsewhere. Line breaks stay; other control characters are spelt out."""
     typer.echo("\x1b[".join(visible_lines(part) for part in text.split(_STYLE)), err=err)
 
 
 def say_meanwhile(text: str = "") -> None:
-    """How far it is, for somebody who watches stderr: each takes the place of the last one. Empty: nothing more."""
+    """Show progress on stderr if that is a terminal. Each text replaces the last one; an empty one clears it."""
     if sys.stderr.isatty():
         typer.echo(f"\r\x1b[K{visible(text)}", err=True, nl=False)
 
 
 def one_line(text: str, longest: int = 200) -> str:
-    """Text from elsewhere, made safe to show within a line."""
+    """A string from elsewhere, made safe to show within a line."""
     flat = visible(" ".join(_BREAKS.split(text[: 4 * longest])).strip())
     return flat if len(flat) <= longest else flat[: longest - 1] + "…"
 
 
 def many_lines(text: str, indent: str = _INDENT) -> str:
-    """Text from elsewhere, made safe to show in lines of its own: none of them looks like one of ours."""
+    """A string from elsewhere, made safe to show on lines of its own: the indent tells them from Duly's own."""
     return "\n".join(indent + line for line in visible_lines(text).split("\n"))
 
 
 def hanging(text: str, indent: str = _INDENT) -> str:
-    """The same behind words of ours: lines from the second on are indented."""
+    """As `many_lines`, but the first line follows words of Duly's own and is not indented."""
     return many_lines(text, indent).removeprefix(indent)
 
 
 def coloured(word: str, *, like: str | None = None) -> str:
-    """A status word in its colour; `say` takes the colour out again where the output is not a terminal."""
+    """A status word in its colour, which `say` drops if the output is not a terminal."""
     colour = _COLOURS.get(like or word)
     return styled(word, fg=colour) if colour else one_line(word)
 
 
 def styled(text: str, **style: Any) -> str:
-    """A few words in a style of typer's, for `say`."""
+    """Words in one of typer's styles, for `say`."""
     return typer.style(visible(text), **style).replace("\x1b[", _STYLE)
 
 
 def span(seconds: float) -> str:
-    """A length of time in the unit that a person would use."""
+    """A duration in the unit that a person would use."""
     if seconds < 0:
         return "-" + span(-seconds)
     if seconds < 0.00995:
@@ -104,7 +104,7 @@ def moment(value: datetime | None) -> str:
 
 
 def away(value: datetime | None, now: datetime) -> str:
-    """How far a time is from now."""
+    """The distance of a time from now: `in 5 min`, `2 h ago`."""
     if value is None:
         return ""
     seconds = (value - now).total_seconds()
@@ -125,12 +125,12 @@ def note_text(run: Run) -> str:
 
 
 def print_json(document: object) -> None:
-    """One document, for people to read and programs to parse."""
+    """Print one document, indented."""
     typer.echo(_json_text(document, indent=2))
 
 
 def print_json_lines(documents: Iterable[object]) -> None:
-    """One document a line."""
+    """Print one document per line."""
     for document in documents:
         typer.echo(_json_text(document))
 
@@ -140,13 +140,13 @@ def _json_text(document: object, *, indent: int | None = None) -> str:
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:
-        # Where a letter cannot be written, another one in its place would be another document.
+        # A replacement character would make it another document, so everything beyond ASCII is escaped.
         return json.dumps(document, indent=indent)
     return text
 
 
 def print_fields(fields: Mapping[str, str]) -> None:
-    """Names and values, one pair a line; what is empty is left out. Further lines of a value stand below its first."""
+    """Print one name and value per line, without empty values. Further lines of a value stand below its first."""
     width = max((len(name) for name, value in fields.items() if value), default=0)
     for name, value in fields.items():
         if value:
@@ -158,7 +158,7 @@ def _below(value: str, width: int) -> str:
 
 
 def print_attempts(attempts: Sequence[Attempt], *, with_worker: bool = False) -> None:
-    """Each attempt of a run with its error."""
+    """Print each attempt of a run with its error."""
     for attempt in attempts:
         error = attempt.error
         said = "" if error is None else hanging(f"{error.type}: {error.message}")
@@ -169,7 +169,7 @@ def print_attempts(attempts: Sequence[Attempt], *, with_worker: bool = False) ->
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, whole: Sequence[str] = ()) -> None:
-    """A table as wide as the terminal allows, or as wide as it likes when it goes to a file or pipe.
+    """Print a table, cut to the width of the terminal, or uncut into a file or pipe.
 
     A column whose name is in `whole` is never cut; a cell that is a status word gets its colour.
     """
@@ -180,7 +180,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, whole:
     cells = [[one_line(text) for text in row] for row in rows]
     for position, column in enumerate(columns):
         least = max([len(column), *(len(row[position]) for row in cells)]) if column in whole else 4
-        # The column may shrink, its cells may not wrap: so they are cut.
+        # Columns may shrink but cells may not wrap, so rich cuts the cells.
         table.add_column(Text(column, no_wrap=True), no_wrap=column in whole, min_width=least)
     for row in cells:
         table.add_row(*(_cell(text) for text in row))
@@ -196,12 +196,12 @@ def _cell(text: str) -> Text:
 def _console() -> Console:
     from rich.console import Console
 
-    # rich takes a pipe for a terminal of 80 columns and would cut what a program is to read.
+    # rich takes a pipe for a terminal of 80 columns and would cut the output that a program is to read.
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=10_000)
 
 
 def policy_changes(policy: Any, default: Any) -> dict[str, str]:
-    """The policy fields of a job that are not what every job has."""
+    """The policy fields of a job that differ from the defaults."""
     return {
         name: ", ".join(value) if isinstance(value := getattr(policy, name), tuple) else str(value)
         for name in policy.__dataclass_fields__

@@ -1,4 +1,4 @@
-"""One readable line for each run that ends: what `duly up` and `duly worker` show while they work."""
+"""One readable line for each run that ends, printed by `duly up` and `duly worker`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from duly.cli.output import coloured, one_line, say, span
 from duly.model import Buried, ClaimedRun, Requeued, Succeeded, to_micros
 from duly.worker.executor import Outcome
 
-# More lines than this in a second nobody reads, and writing them would slow the runs down: the rest is counted.
-LINES_PER_SECOND = 50
+# Nobody reads more lines per second, and writing them would slow the runs down: further runs are only counted.
+MAX_LINES_PER_SECOND = 50
 
 
 class RunLog:
@@ -30,7 +30,7 @@ class RunLog:
             return
         now = int(time.monotonic())
         if now != self._second:
-            self._second, self._left = now, LINES_PER_SECOND
+            self._second, self._left = now, MAX_LINES_PER_SECOND
         if self._left > 0:
             self._left -= 1
             self._print(line(run, outcome))
@@ -52,7 +52,7 @@ class RunLog:
         try:
             say(text)
         except (OSError, ValueError):
-            # Nobody reads any more (`duly worker | head`); the runs matter more than their lines.
+            # The reader is gone (`duly worker | head`); the runs matter more than their lines.
             self._closed = True
 
 
@@ -70,7 +70,7 @@ def line(run: ClaimedRun, outcome: Outcome | None) -> str:
         if outcome.finished_us is not None:
             parts.append(span((outcome.finished_us - outcome.started_us) / 1e6))
         if run.attempt == 1:
-            # Of a retry the lag would mostly be the delay that its job asked for.
+            # The lag of a retry would mostly be the retry delay of its job.
             parts.append(f"lag {span(max(0, outcome.started_us - to_micros(run.scheduled_at)) / 1e6)}")
     if not isinstance(outcome, Succeeded) and outcome is not None and outcome.error is not None:
         parts.append(_short_error(outcome.error))
@@ -78,10 +78,10 @@ def line(run: ClaimedRun, outcome: Outcome | None) -> str:
 
 
 def _status(outcome: Outcome | None) -> tuple[str, str]:
-    """The word for what became of the run, and what belongs to it."""
+    """The word for the outcome, and its detail."""
     match outcome:
         case None:
-            return "lost", "(another has it)"
+            return "lost", "(another worker has it)"
         case Succeeded():
             return "succeeded", ""
         case Buried():

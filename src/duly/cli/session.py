@@ -1,6 +1,6 @@
-"""What every command begins with: the global options, the settings behind them, logging, and a store that is open.
+"""The start of every command: global options, settings, logging, and an open store or API.
 
-Nothing heavy is imported before a command needs it, so that `duly --help` answers at once.
+Heavy modules are imported only by the commands that need them, so that `duly --help` answers at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The global options of one invocation. None: not given, so the environment and `duly.toml` decide."""
+    """The global options of one invocation. None: not given; the environment and `duly.toml` decide."""
 
     database_url: str | None = field(default=None, repr=False)
     home: Path | None = None
@@ -36,7 +36,7 @@ class Session:
 
     @property
     def remote_url(self) -> str | None:
-        """Where the API is that commands go through, if they do. Whoever names a store by a flag means that one."""
+        """The address of the API to use; None for a store. A flag that names a store wins over DULY_URL."""
         if self.url is not None:
             if self.database_url is not None or self.home is not None:
                 raise ConfigError("--url names an API, and --database-url or --home a store: give one of them")
@@ -46,22 +46,22 @@ class Session:
         return os.environ.get("DULY_URL") or None
 
     def set_up_logging(self) -> None:
-        """Also for commands that need no store."""
+        """Set up logging; also for commands that need no store."""
         if self.remote_url is None:
             self.settings()
         else:
             set_up_logging(self.log_level or os.environ.get("DULY_LOG_LEVEL") or "INFO")
 
     def refuse_url(self) -> None:
-        """For commands that cannot go through an API. A DULY_URL is meant for the others."""
+        """For commands that cannot use an API. DULY_URL is ignored: it is meant for the other commands."""
         if self.url is not None:
             raise ConfigError(
-                "this command works on the store itself and not through an API: leave --url away, and name the store "
-                "by --database-url or DULY_DATABASE_URL"
+                "this command works on the store itself and not through an API: omit --url, and name the store by "
+                "--database-url or DULY_DATABASE_URL"
             )
 
     def settings(self) -> Settings:
-        """The settings of this invocation. Logging is set up with them, because one of them is how much to say."""
+        """The settings of this invocation. Also sets up logging, because the log level is one of them."""
         from duly.config import load_settings
 
         self.refuse_url()
@@ -71,20 +71,20 @@ class Session:
             )
         settings = load_settings(database_url=self.database_url, home=self.home, log_level=self.log_level)
         if self.home is not None:
-            # Whoever names a home means the PostgreSQL in it, whatever the environment says.
+            # --home means the PostgreSQL in that folder, even if the environment names another.
             settings = settings.model_copy(update={"database_url": None})
         set_up_logging(settings.log_level)
         return settings
 
     def settings_with(self, application: Duly | None) -> Settings:
-        """The settings for a command about an application, whose own code may say which store is its own."""
+        """The settings for a command about an application, whose code may name its own store."""
         settings = self.settings()
         if application is None or self.database_url is not None or self.home is not None:
             return settings
         return application.settings.model_copy(update={"log_level": settings.log_level})
 
     def export(self) -> None:
-        """Let the code of the user's application, which reads the environment, see the same store as this command."""
+        """Put the chosen store into the environment, so that the user's application uses the same one."""
         if self.home is not None:
             os.environ.pop("DULY_DATABASE_URL", None)
             os.environ["DULY_HOME"] = str(self.home)
@@ -99,7 +99,7 @@ def session_of(context: typer.Context) -> Session:
 def with_operations(
     context: typer.Context, work: Callable[[Backend], Awaitable[T]], *, application: Duly | None = None
 ) -> T:
-    """Run `work` on a store: through its API if there is an address of one, else on the store itself."""
+    """Run `work` through the API if its address is given, else on the store itself."""
     session = session_of(context)
     if session.remote_url is not None:
         return with_remote(context, work)
@@ -126,7 +126,7 @@ def with_remote(context: typer.Context, work: Callable[[Remote], Awaitable[T]]) 
 def with_store(
     context: typer.Context, work: Callable[[Operations], Awaitable[T]], *, application: Duly | None = None
 ) -> T:
-    """Run `work` on an open store that is of this version, and close it again."""
+    """Run `work` on the store, which is opened, checked for its version, and closed again."""
     settings = session_of(context).settings_with(application)
     tasks = application.tasks if application is not None else ()
 

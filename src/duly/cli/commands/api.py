@@ -1,4 +1,4 @@
-"""`duly api`: the REST API by itself, on a store that is there."""
+"""`duly api`: the REST API by itself."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def api(
 ) -> None:
     """Serve the REST API and the live page, and nothing else. Start as many as you like.
 
-    Every call needs a key. Without any in the store (duly key create) one is made for the user who starts this: the
-    printed link opens the page, and duly --url and the SDK find it. Only this machine is served then.
+    Every call needs a key (duly key create). While the store has none, this command makes a local key for its user: the
+    printed link opens the page with it, duly --url and the SDK find it, and only this machine is served.
     """
     from duly.cli.api_process import serve
     from duly.process import conceal, run

@@ -1,4 +1,4 @@
-"""`duly bench`: handed to `duly.bench` as it is typed, so that no other command has to load it."""
+"""`duly bench`: its arguments are passed on to `duly.bench` unread, so that no other command has to load that."""
 
 from __future__ import annotations
 

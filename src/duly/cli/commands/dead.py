@@ -31,21 +31,21 @@ if TYPE_CHECKING:
     from duly.model import DeadLetter, DeadLetterFilter, Swept
 
 OptionalRun = Annotated[
-    str | None, typer.Argument(help="One run's id. Without it: all that the options match.", metavar="[RUN]")
+    str | None, typer.Argument(help="Id of one run. Default: all dead letters that match the options.", metavar="[RUN]")
 ]
-JobOption = Annotated[str | None, typer.Option("--job", help="Only of this job: its id or name.", metavar="JOB")]
-NameOption = Annotated[str | None, typer.Option(help="Only of jobs with this name.")]
-QueueOption = Annotated[str | None, typer.Option(help="Only of this queue.")]
-HandlerOption = Annotated[str | None, typer.Option(help="Only of this task, or http, or command.")]
-ErrorTypeOption = Annotated[str | None, typer.Option(help="Only with this type of error.", metavar="TYPE")]
+JobOption = Annotated[str | None, typer.Option("--job", help="Only runs of this job: its id or name.", metavar="JOB")]
+NameOption = Annotated[str | None, typer.Option(help="Only runs of jobs with this name.")]
+QueueOption = Annotated[str | None, typer.Option(help="Only runs of this queue.")]
+HandlerOption = Annotated[str | None, typer.Option(help="Only runs of this task; or http, or command.")]
+ErrorTypeOption = Annotated[str | None, typer.Option(help="Only runs with this type of error.", metavar="TYPE")]
 SinceOption = Annotated[str | None, typer.Option(help="Only buried at this time or later.", metavar="TIME")]
 UntilOption = Annotated[str | None, typer.Option(help="Only buried before this time.", metavar="TIME")]
-AllOption = Annotated[bool, typer.Option("--all", help="All dead letters, where no option narrows them down.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All dead letters, if no option restricts them.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 PAGE = 200
 
 group = typer.Typer(
-    help="Look at dead letters, redrive them, purge them.",
+    help="List, show, redrive and purge dead letters.",
     epilog=examples(
         "duly dead list --queue reports --since 2026-03-08",
         "duly dead show RUN",
@@ -118,7 +118,7 @@ def list_(
 
 @group.command()
 def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
-    """Show one dead letter whole: payload, and every attempt with its error."""
+    """Show one dead letter in full: its payload, and every attempt with its error."""
     letter = with_operations(context, lambda operations: operations.dead_letter(run))
     if as_json:
         from duly.api.documents import dead_letter_document
@@ -155,7 +155,10 @@ def redrive(
     every: AllOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Send dead letters again: one, or all that the options match. Attempts start anew; the idempotency key stays."""
+    """Run dead letters again: one, or all that match the options.
+
+    Their attempts are counted from 1 again; the idempotency key stays the same.
+    """
     _sweep(context, "redrive", run, (job, name, queue, handler, error_type, since, until), every, as_json, yes=True)
 
 
@@ -174,7 +177,7 @@ def purge(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Forget dead letters for good; that their runs died stays in the history."""
+    """Delete dead letters for good. The history still says that their runs failed."""
     _sweep(context, "purge", run, (job, name, queue, handler, error_type, since, until), every, as_json, yes=yes)
 
 
@@ -190,9 +193,9 @@ def _sweep(
 ) -> None:
     narrowed = any(option is not None for option in options)
     if run is not None and (narrowed or every):
-        raise typer.BadParameter("give either one run or options that match many")
+        raise typer.BadParameter("give either one run or options, not both")
     if run is None and not narrowed and not every:
-        raise typer.BadParameter("name a run, narrow it down by an option, or say --all")
+        raise typer.BadParameter("name a run, restrict the runs by an option, or use --all")
     past = "redriven" if what == "redrive" else "purged"
 
     async def one(operations: Backend) -> tuple[int, int]:
@@ -224,7 +227,7 @@ def _sweep(
         return
     say(f"{done} {past}")
     if refused:
-        say(f"{refused} were not: their jobs are cancelled or gone", err=True)
+        say(f"{refused} were refused: their jobs are cancelled or deleted", err=True)
 
 
 async def _filter(

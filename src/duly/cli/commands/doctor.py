@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from duly.store.pool import Pool
     from duly.store.stores import Facts, OldTransaction
 
-# Zones with rules that differ in kind; a machine that knows them has its time-zone data.
+# Zones with rules of different kinds; a machine that knows them all has complete time-zone data.
 _ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo")
-# This machine's clock is never used to fire, but logs and people are read by it.
+# Maximum difference to the database's clock, in seconds. This machine's clock never fires jobs, but dates its logs.
 _CLOCK_SECONDS = 1.0
-# A transaction that is open for longer than this lets dead rows pile up.
+# Maximum age of a transaction, in seconds: an older one lets dead rows pile up.
 _TRANSACTION_SECONDS = 600.0
-# Of the newest jobs, so many are looked at to find queues that nobody serves.
+# Number of the newest jobs that are read to find queues without a worker.
 _JOBS_LOOKED_AT = 2_000
 
 
@@ -71,7 +71,7 @@ def doctor(
 def _check_settings(settings: Settings) -> list[Check]:
     beat, lease = settings.heartbeat_interval, settings.worker_lease_seconds
     return [
-        # Settings that break the rule do not load at all; what is left to say is how much room there is.
+        # Settings that break the rule do not load at all; this only shows the margin.
         Check("heartbeat", "ok", f"every {span(beat)} for a lease of {span(lease)}: {lease / beat:.0f} in a lease"),
         _check_zones(),
         _check_files(settings),
@@ -80,24 +80,22 @@ def _check_settings(settings: Settings) -> list[Check]:
 
 
 def _check_files(settings: Settings) -> Check:
-    """The home holds the embedded store and local keys: whoever can put files there is this user to Duly."""
+    """The home holds the embedded store and local keys: a user who can write there can act as this user."""
     from duly.homes import default_home
     from duly.local_keys import key_file, read_key
 
     try:
         home = settings.home or default_home()
         if not home.is_dir():
-            return Check("files", "ok", f"there is nothing in {home}")
+            return Check("files", "ok", f"{home} does not exist yet")
         mode = stat.S_IMODE(home.stat().st_mode)
         if mode & 0o022:
-            return Check(
-                "files", "warn", f"others can change what is in {home} (mode {mode:o}); run: chmod go-w {home}"
-            )
+            return Check("files", "warn", f"other users can write to {home} (mode {mode:o}); run: chmod go-w {home}")
         for path in [key_file(home), *sorted((home / "keys").glob("*.key"))]:
             read_key(path)
     except (ConfigError, OSError) as error:
         return Check("files", "warn", str(error))
-    return Check("files", "ok", f"{home} is this user's own")
+    return Check("files", "ok", f"only this user can write to {home}")
 
 
 def _check_commands(settings: Settings) -> Check:
@@ -105,7 +103,7 @@ def _check_commands(settings: Settings) -> Check:
         return Check(
             "commands",
             "warn",
-            "they are allowed here, and a worker of root's runs them as root; give them an account: --command-user",
+            "they are allowed here, and a worker run by root runs them as root; name an account: --command-user",
         )
     return Check("commands", "ok", f"they run as {settings.command_user or 'the account of their worker'}")
 
@@ -119,7 +117,7 @@ def _check_zones() -> Check:
         for name in _ZONES:
             load_zone(name)
     except InvalidInput as error:
-        return Check("zones", "fail", f"{error.message}; install it with: pip install tzdata")
+        return Check("zones", "fail", f"{error.message}; run: pip install tzdata")
     try:
         return Check("zones", "ok", f"time-zone data is there (tzdata {version('tzdata')})")
     except PackageNotFoundError:
@@ -195,7 +193,7 @@ def _check_partitions(facts: Facts, now: datetime) -> Check:
 
 
 def _check_vacuum(oldest: OldTransaction | None) -> Check:
-    """Duly's own looks stay short beside dead rows, but the disk fills, and others' queries slow down."""
+    """Dead rows do not slow Duly's own queries, but they fill the disk and slow others."""
     if oldest is None or (oldest.seconds is not None and oldest.seconds < _TRANSACTION_SECONDS):
         return Check("vacuum", "ok", "no old transaction keeps PostgreSQL from cleaning up")
     since = "" if oldest.seconds is None else f" for {span(oldest.seconds)}"
@@ -213,9 +211,11 @@ def _check_keys(settings: Settings, *, keyed: bool) -> Check:
         return Check(
             "keys",
             "warn",
-            "the API is open (DULY_OPEN_API): everybody who reaches its port may use it; duly key create",
+            "the API is open (DULY_OPEN_API) to everybody who reaches its port; to close it: duly key create",
         )
-    return Check("keys", "ok", "the store has none: the API knows whoever starts it by a local key (duly key link)")
+    return Check(
+        "keys", "ok", "the store has none: the API accepts the local key of the user who starts it (duly key link)"
+    )
 
 
 def _check_shards(status: ClusterStatus) -> Check:

@@ -33,7 +33,7 @@ _EXAMPLES = examples(
     "duly explain nightly-report 2026-03-08T02:30",
     "duly explain 0197c1f2 --from 2026-03-07 --to 2026-03-09 --json",
 )
-# How a verdict is coloured: as the status that means the same.
+# The status whose colour a verdict gets.
 _LIKE = {
     "fired": "succeeded", "triggered": "succeeded", "fired_late": "missed", "skipped": "skipped", "missed": "missed",
     "dst_dropped": "skipped", "paused": "paused", "parked": "dead", "cancelled": "cancelled", "overdue": "dead",
@@ -49,18 +49,18 @@ def explain(
     context: typer.Context,
     job: JobArgument,
     time: Annotated[
-        str | None, typer.Argument(help="ISO 8601; without an offset in the job's own zone.", metavar="TIME")
+        str | None, typer.Argument(help="ISO 8601; without an offset, in the job's own zone.", metavar="TIME")
     ] = None,
     from_: Annotated[
         str | None, typer.Option("--from", help="Every occurrence from this time …", metavar="TIME")
     ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="… to this one; now, if not given.", metavar="TIME")] = None,
-    limit: Annotated[int, typer.Option(help="With --from: at most this many.", metavar="N")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="A JSON document; with --from one a line.")] = False,
+    to: Annotated[str | None, typer.Option("--to", help="… to this time. Default: now.", metavar="TIME")] = None,
+    limit: Annotated[int, typer.Option(help="With --from: at most N occurrences.", metavar="N")] = 1000,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON document; with --from one per line.")] = False,
 ) -> None:
     """Say what became of an occurrence, and why.
 
-    Without a time: of the last one, and what is next.
+    Without a time, explains the last occurrence and says what comes next.
     """
     if time is not None and (from_ is not None or to is not None):
         raise InvalidInput("time", "cannot be given together with --from or --to")

@@ -1,4 +1,4 @@
-"""`duly forecast`: how many fires are coming."""
+"""`duly forecast`: the number of coming fires, by time, queue and handler."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def register(app: typer.Typer) -> None:
 
 def forecast(
     context: typer.Context,
-    minutes: Annotated[int, typer.Option(help="How far ahead, at most 1440.", metavar="N")] = 60,
-    by: Annotated[str, typer.Option(help="minute or hour: what one line stands for.", metavar="UNIT")] = "minute",
-    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
+    minutes: Annotated[int, typer.Option(help="How many minutes ahead, at most 1440.", metavar="N")] = 60,
+    by: Annotated[str, typer.Option(help="Length of the period per line: minute or hour.", metavar="UNIT")] = "minute",
+    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The document that the API answers with.")] = False,
 ) -> None:
-    """Show how many fires are coming, so that a herd is seen before it comes."""
+    """Show how many fires are coming, by minute, queue and handler."""
     if by not in ("minute", "hour"):
         raise InvalidInput("by", f"must be minute or hour, not {by[:40]!r}")
     found = with_operations(context, lambda operations: operations.forecast(minutes=minutes))
@@ -59,4 +59,4 @@ def forecast(
     total = sum(item.fires for item in items)
     say(f"{about}{total} fire{'' if total == 1 else 's'} until {moment(found.until)}", err=not sums)
     if found.cut:
-        say(f"there are too many to count: all are here up to {moment(found.complete_until)}", err=True)
+        say(f"too many to count: the list is complete up to {moment(found.complete_until)}", err=True)

@@ -1,4 +1,4 @@
-"""`duly import crontab`: what cron does today, as jobs."""
+"""`duly import crontab`: the lines of a crontab as jobs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from duly.cli.crontab import Entry, Table
     from duly.model import JobRequest, Occurrence
 
-# As long as this is looked ahead for a change of the clocks that touches a line.
+# Number of occurrences among which a line affected by DST is searched for.
 _OCCURRENCES = 400
 _SHOWN_NEXT = 3
-# Cron ends nothing that runs; a job must have some end.
+# Cron has no timeout, but a job must have one: a day, in seconds.
 _DAY = 86_400.0
 
-group = typer.Typer(help="Take over what another scheduler does.", no_args_is_help=True)
+group = typer.Typer(help="Import the jobs of another scheduler.", no_args_is_help=True)
 _EXAMPLES = examples(
     "crontab -l | duly import crontab - --dry-run",
     "duly import crontab my.crontab --timezone Europe/Berlin --queue cron",
@@ -42,31 +42,29 @@ def crontab(
     context: typer.Context,
     file: Annotated[str, typer.Argument(help="A crontab, or - for standard input.", metavar="FILE|-")],
     system: Annotated[
-        bool, typer.Option("--system", help="The format of /etc/crontab: a user stands before each command.")
+        bool, typer.Option("--system", help="Read the format of /etc/crontab, with a user before each command.")
     ] = False,
     timezone: Annotated[
-        str | None, typer.Option(help="Zone of lines without a CRON_TZ; this machine's if not given.", metavar="ZONE")
+        str | None, typer.Option(help="Zone of lines without a CRON_TZ. Default: this machine's.", metavar="ZONE")
     ] = None,
-    queue: Annotated[str, typer.Option(help="The queue of the jobs.")] = "default",
-    overlap: Annotated[
-        str, typer.Option(help="skip, queue or parallel, which is what cron does.", metavar="RULE")
-    ] = "parallel",
+    queue: Annotated[str, typer.Option(help="Queue of the jobs.")] = "default",
+    overlap: Annotated[str, typer.Option(help="skip, queue or parallel (as cron does).", metavar="RULE")] = "parallel",
     missed_window: Annotated[
-        str, typer.Option(help="SKIP, which is what cron does, RUN_ONCE or RUN_ALL.", metavar="RULE")
+        str, typer.Option(help="SKIP (as cron does), RUN_ONCE or RUN_ALL.", metavar="RULE")
     ] = "SKIP",
-    max_retries: Annotated[int, typer.Option(help="Cron has none.", metavar="N")] = 0,
-    timeout_seconds: Annotated[float, typer.Option(help="For one run; cron has none.", metavar="S")] = _DAY,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    max_retries: Annotated[int, typer.Option(help="Maximum number of retries; cron has none.", metavar="N")] = 0,
+    timeout_seconds: Annotated[float, typer.Option(help="Timeout of an attempt; cron has none.", metavar="S")] = _DAY,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be submitted.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     skip_unknown: Annotated[
-        bool, typer.Option("--skip-unknown", help="Import the rest although lines cannot be carried over.")
+        bool, typer.Option("--skip-unknown", help="Import the other lines if some cannot be imported.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="What was understood, as a JSON document.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The jobs and refused lines as a JSON document.")] = False,
 ) -> None:
-    """Submit a command job for each line of a crontab, after showing what was understood and when it runs next.
+    """Submit a command job for each line of a crontab, after showing each job and its next run.
 
-    Importing the same table again changes nothing. A line that was edited is another job: cancel the old one. Runs need
-    a worker that was started with --allow-commands.
+    Importing the same table again changes nothing. An edited line becomes another job: cancel the old one. The jobs
+    need a worker that was started with --allow-commands.
     """
     from duly.cli.crontab import read_crontab
     from duly.model import Policy
@@ -100,7 +98,7 @@ def crontab(
 
 
 def local_zone() -> tuple[str, bool]:
-    """This machine's zone by its name, and whether it is a guess: cron would use whatever the machine does."""
+    """The name of this machine's zone, and whether that is only a guess."""
     for name in (os.environ.get("TZ", "").removeprefix(":"), _zone_of_link(), _zone_of_file()):
         if name and _is_zone(name):
             return name, False
@@ -168,7 +166,7 @@ def _request(entry: Entry, queue: str, policy: Any) -> JobRequest:
 
 
 def _next(entry: Entry) -> list[Occurrence]:
-    """The next occurrences, and behind them the first that a change of the clocks touches."""
+    """The next occurrences, and after them the first that DST affects."""
     from duly.operations import preview
 
     found = preview(entry.schedule, timezone=entry.timezone, count=_OCCURRENCES).occurrences
@@ -177,7 +175,7 @@ def _next(entry: Entry) -> list[Occurrence]:
 
 
 async def _submit(operations: Backend, requests: list[JobRequest]) -> list[tuple[str | None, str]]:
-    """One by one: a line that conflicts must not keep the others out, and says so itself."""
+    """Submit one by one: a line that conflicts must not stop the others, and is reported by itself."""
     results: list[tuple[str | None, str]] = []
     for request in requests:
         try:
@@ -192,7 +190,9 @@ async def _submit(operations: Backend, requests: list[JobRequest]) -> list[tuple
 
 def _ask(file: str, count: int, as_json: bool) -> None:
     if file == "-" or as_json or not sys.stdin.isatty():
-        raise InvalidInput("yes", "nobody can be asked here: say --yes to submit, or --dry-run to look only")
+        raise InvalidInput(
+            "yes", "the input is not a terminal, so nobody can confirm: use --yes to submit, or --dry-run to look only"
+        )
     typer.confirm(f"submit {count} job{'s' if count != 1 else ''}?", abort=True)
 
 
@@ -214,17 +214,17 @@ def _show(table: Table, coming: list[list[Occurrence]], guessed_zone: str | None
             whole=("LINE", "NEXT LOCAL", "NEXT UTC"),
         )
     else:
-        say("no line of it is a job", err=True)
+        say("no line is a job", err=True)
     told = [*table.notes, *((entry.line, note) for entry in table.entries for note in entry.notes)]
     for entry, occurrences in zip(table.entries, coming, strict=True):
         told += [(entry.line, f"on {one.local:%Y-%m-%d}: {one.note}") for one in occurrences if one.note is not None]
     if guessed_zone is not None:
-        say(f"this machine does not say its zone; lines without one are in {guessed_zone} (--timezone)", err=True)
+        say(f"this machine has no time zone set; lines without one are in {guessed_zone} (--timezone)", err=True)
     for line, note in sorted(told):
         say(f"line {line}: {one_line(note)}", err=True)
     for refused in table.refused:
         say(
-            f"line {refused.line}: {coloured('cannot be carried over', like='fail')}: {one_line(refused.reason)}"
+            f"line {refused.line}: {coloured('cannot be imported', like='fail')}: {one_line(refused.reason)}"
             f"\n    {one_line(refused.text)}",
             err=True,
         )
@@ -237,7 +237,10 @@ def _tell(table: Table, results: list[tuple[str | None, str]], *, dry_run: bool,
     if short:
         count = len(table.refused)
         lines = "one line" if count == 1 else f"{count} lines"
-        say(f"duly: {lines} cannot be carried over, so nothing was submitted; --skip-unknown", err=True)
+        say(
+            f"duly: {lines} cannot be imported, so nothing was submitted; use --skip-unknown to import the others",
+            err=True,
+        )
     elif dry_run:
         say("nothing was submitted", err=True)
 

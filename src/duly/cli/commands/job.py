@@ -1,4 +1,4 @@
-"""`duly job …`: look at jobs and their runs, and change what jobs do."""
+"""`duly job …`: list, show and change jobs, and list their runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAGE = 200
 UPCOMING = 5
 
 group = typer.Typer(
-    help="Look at jobs and their runs; pause, resume, trigger or cancel them.",
+    help="List and show jobs and their runs; pause, resume, trigger or cancel jobs.",
     epilog=examples(
         "duly job list --status active --queue reports",
         "duly job runs nightly-report --json | head -3",
@@ -58,9 +58,11 @@ def register(app: typer.Typer) -> None:
 def list_(
     context: typer.Context,
     status: Annotated[str | None, typer.Option(help="active, paused, completed or cancelled.")] = None,
-    queue: Annotated[str | None, typer.Option(help="Only of this queue.")] = None,
-    name: Annotated[str | None, typer.Option(help="Only of this name.")] = None,
-    label: Annotated[list[str] | None, typer.Option(help="Only with key=value; repeat.", metavar="K=V")] = None,
+    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue.")] = None,
+    name: Annotated[str | None, typer.Option(help="Only jobs with this name.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="Only jobs with this label; repeat for several.", metavar="K=V")
+    ] = None,
     limit: LimitOption = 100,
     as_json: JsonLinesOption = False,
 ) -> None:
@@ -98,7 +100,7 @@ def list_(
                     str(job.job_id),
                     job.name,
                     job.status,
-                    "once" if job.kind == "once" else _schedule(job),  # when is in the last column
+                    "once" if job.kind == "once" else _schedule(job),  # its time is in the last column
                     job.queue,
                     away(job.next_run_at, now),
                 )
@@ -113,14 +115,14 @@ def list_(
 
 @group.command()
 def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) -> None:
-    """Show one job: what it is, what it does next."""
+    """Show one job with its next occurrences."""
 
     async def look(operations: Backend) -> tuple[Job, list[datetime], str, datetime]:
         found = await operations.find_job(job)
         try:
             coming = await operations.upcoming(str(found.job_id), count=UPCOMING)
         except (Conflict, InvalidInput) as error:
-            # Its zone has left the time-zone data. What the job is can be said all the same.
+            # The time-zone data has lost its zone. The job itself can still be shown.
             return found, [], str(error), operations.now()
         return found, [one.scheduled_at for one in coming if not one.dropped], "", operations.now()
 
@@ -204,16 +206,16 @@ async def _runs(operations: Backend, job_id: str, limit: int) -> AsyncIterator[R
 def pause(
     context: typer.Context,
     job: JobArgument,
-    reason: Annotated[str | None, typer.Option(help="Shown to whoever wonders.", metavar="TEXT")] = None,
+    reason: Annotated[str | None, typer.Option(help="Reason, shown by `duly job show`.", metavar="TEXT")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """No more fires until the job is resumed."""
+    """Pause a job: it does not fire until it is resumed."""
     _change(context, job, lambda operations, job_id: operations.pause(job_id, reason=reason), as_json)
 
 
 @group.command()
 def resume(context: typer.Context, job: JobArgument, as_json: JsonOption = False) -> None:
-    """Fire again, from the next future occurrence on."""
+    """Resume a paused job, from its next future occurrence on."""
     _change(context, job, lambda operations, job_id: operations.resume(job_id), as_json)
 
 
@@ -221,10 +223,10 @@ def resume(context: typer.Context, job: JobArgument, as_json: JsonOption = False
 def cancel(
     context: typer.Context,
     job: JobArgument,
-    running: Annotated[bool, typer.Option("--running", help="Tell runs that are under way to stop, too.")] = False,
+    running: Annotated[bool, typer.Option("--running", help="Also stop runs that are executing.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """No more fires, ever; runs that wait are cancelled."""
+    """Cancel a job for good: it never fires again, and its waiting runs are cancelled."""
     _change(context, job, lambda operations, job_id: operations.cancel(job_id, running=running), as_json)
 
 
@@ -234,7 +236,7 @@ def trigger(
     job: JobArgument,
     as_json: Annotated[bool, typer.Option("--json", help="job_id and run_id as a JSON document.")] = False,
 ) -> None:
-    """Run the job once more, now. Its schedule does not move."""
+    """Run a job now, in addition to its schedule."""
 
     async def fire(operations: Backend) -> tuple[Job, str, str]:
         found = await operations.find_job(job)
@@ -245,7 +247,7 @@ def trigger(
     if as_json:
         print_json({"job_id": str(found.job_id), "run_id": run_id, "status": status})
     else:
-        behind = "  (until the run before it ends)" if status == "waiting" else ""
+        behind = "  (for the end of the run before it)" if status == "waiting" else ""
         say(f"{run_id}  {one_line(found.name)}  {coloured(status)}{behind}")
 
 
@@ -281,7 +283,7 @@ def _run_row(run: Run) -> tuple[str, ...]:
     lag = span((run.started_at - run.scheduled_at).total_seconds()) if run.started_at else ""
     took = span((run.finished_at - run.started_at).total_seconds()) if run.started_at and run.finished_at else ""
     if run.deduplicated:
-        said = "deduplicated: its idempotency key had been completed before"
+        said = "deduplicated: a run with its idempotency key had completed before"
     if run.status == "retrying" and run.next_attempt_at is not None:
         said = f"again at {moment(run.next_attempt_at)}; {said}"
     if run.missed and run.status != "missed":

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 
 group = typer.Typer(
-    help="Make, list and revoke the keys of the API.",
+    help="Create, list and revoke API keys.",
     epilog=examples(
         "duly key create --tenant acme --role write --name deploys --expires 90d",
         "duly key list",
@@ -41,25 +41,25 @@ def create(
     role: Annotated[
         str,
         typer.Option(
-            help="read: look. write: that, and submit and change jobs, but no commands. operator: commands too; they "
-            "have the rights of the worker that runs them. admin: that, and the whole store's figures; for whoever "
-            "runs it. monitor: those figures (/metrics, /stats) and nothing else, of no tenant.",
+            help="read: read jobs and runs. write: also submit and change jobs, but no commands. operator: also "
+            "commands, which have the rights of the worker that runs them. admin: also the figures of the whole store. "
+            "monitor: only those figures (/metrics, /stats), without a tenant.",
             metavar="read|write|operator|admin|monitor",
         ),
     ],
     tenant: Annotated[
-        str | None, typer.Option(help=f"Whose jobs it is for. [default: {DEFAULT_TENANT}]", metavar="T")
+        str | None, typer.Option(help=f"Tenant whose jobs it gives access to. [default: {DEFAULT_TENANT}]", metavar="T")
     ] = None,
-    name: Annotated[str | None, typer.Option(help="What it is for, so that you know it again.")] = None,
+    name: Annotated[str | None, typer.Option(help="Its purpose, shown by `duly key list`.")] = None,
     expires: Annotated[
-        str | None, typer.Option(help="How long it works: 90d, 12h, P30D. Default: until revoked.", metavar="DURATION")
+        str | None, typer.Option(help="Lifetime, such as 90d, 12h or P30D. Default: until revoked.", metavar="DURATION")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and show it, this one time.
+    """Create a key and show it once.
 
-    The key alone goes to stdout, so it can be piped to where it is kept. From the first key on, the API can be served
-    beyond this machine. The local key of whoever started it goes on until its file is deleted.
+    Only the key goes to stdout, so that it can be piped into a secret store. With a first key in the store, the API can
+    be served beyond this machine. The local key of the user who started it stays valid until its file is deleted.
     """
     life = None if expires is None else _duration(expires)
 
@@ -74,16 +74,16 @@ def create(
     say(text)
     until = "until it is revoked" if made.expires_at is None else f"until {moment(made.expires_at)}"
     whose = one_line(_whose(made))
-    say(f"key {made.key_id} of {whose}, role {made.role}, good {until}; it is not shown again", err=True)
+    say(f"key {made.key_id} of {whose}, role {made.role}, valid {until}; it is not shown again", err=True)
 
 
 @group.command("list")
 def list_(
     context: typer.Context,
-    tenant: Annotated[str | None, typer.Option(help="Only of this tenant.", metavar="T")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only keys of this tenant.", metavar="T")] = None,
     as_json: JsonLinesOption = False,
 ) -> None:
-    """List keys, newest first, also those that were revoked or have expired."""
+    """List keys, newest first, including revoked and expired ones."""
 
     async def look(operations: Operations) -> tuple[list[Key], datetime]:
         return await operations.list_keys(tenant=tenant), operations.now()
@@ -112,8 +112,8 @@ def list_(
         )
     else:
         say(
-            "no keys in the store; until there is one, the API serves this machine only, and whoever started it by a "
-            "local key: see duly key link",
+            "no keys in the store; until there is one, the API serves this machine only, to the user who started it, "
+            "by a local key: see duly key link",
             err=True,
         )
 
@@ -121,10 +121,12 @@ def list_(
 @group.command()
 def revoke(
     context: typer.Context,
-    key_id: Annotated[str, typer.Argument(help="The key's id, as the list shows it, or the key.", metavar="KEY")],
+    key_id: Annotated[
+        str, typer.Argument(help="The key's id, as `duly key list` shows it, or the key itself.", metavar="KEY")
+    ],
     as_json: JsonOption = False,
 ) -> None:
-    """Revoke a key. Servers that are running refuse it within seconds."""
+    """Revoke a key. Running servers refuse it within seconds."""
     revoked = with_store(context, lambda operations: operations.revoke_key(key_id))
     if as_json:
         print_json(_key_document(revoked))
@@ -136,7 +138,7 @@ def revoke(
 def show_links(context: typer.Context) -> None:
     """Print the links to the live pages that you serve on this machine, each with its local key.
 
-    A link opens everything, so it is for you alone. To make links useless, delete the key's file and start again.
+    A link gives full access, so keep it to yourself. To revoke links, delete the key's file and restart the API.
     """
     from duly.local_keys import links
 
@@ -146,8 +148,8 @@ def show_links(context: typer.Context) -> None:
         say(one)
     if not found:
         raise NotFound(
-            "this user serves no API with a local key on this machine: start duly up or duly api, or make a key in the "
-            "store (duly key create) and give it to the page"
+            "this user serves no API with a local key on this machine: start duly up or duly api, or create a key "
+            "(duly key create) and enter it on the page"
         )
 
 
@@ -158,9 +160,7 @@ def _duration(text: str) -> timedelta:
     try:
         seconds, _ = read_interval(text if text.startswith("P") else f"every {text}")
     except InvalidSchedule as error:
-        raise InvalidInput(
-            "expires", f"{text[:40]!r} is not a length of time, use for example 90d, 12h or P30D"
-        ) from error
+        raise InvalidInput("expires", f"{text[:40]!r} is not a duration; use for example 90d, 12h or P30D") from error
     return timedelta(seconds=seconds)
 
 

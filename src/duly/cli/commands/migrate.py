@@ -20,17 +20,17 @@ def register(app: typer.Typer) -> None:
 
 def migrate(
     context: typer.Context,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be applied.")] = False,
 ) -> None:
-    """Create the store's schema, or bring it up to this version. Safe to run many times and while others work.
+    """Create the store's schema, or update it to this version. Safe to repeat, and while processes run.
 
-    The embedded PostgreSQL needs none of this: it is brought up to date whenever it is opened.
+    The embedded PostgreSQL does not need it: it is updated whenever it is opened.
     """
     from duly.process import run
 
     settings = session_of(context).settings()
     if dry_run and settings.database_url is None:
-        say("nothing to do: the embedded store is brought up to date whenever it is opened")
+        say("nothing to do: the embedded store is updated whenever it is opened")
         return
     done = run(lambda: _migrate(settings, dry_run=dry_run))
     if not done:

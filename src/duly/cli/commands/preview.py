@@ -30,18 +30,18 @@ def preview(
     ],
     timezone: Annotated[str, typer.Option(help="IANA zone of the schedule.")] = "UTC",
     after: Annotated[
-        str | None, typer.Option(help="ISO 8601; without an offset in that zone. Now, if not given.", metavar="TIME")
+        str | None, typer.Option(help="ISO 8601; without an offset, in that zone. Default: now.", metavar="TIME")
     ] = None,
-    count: Annotated[int, typer.Option(help="How many, at most 1000.", metavar="N")] = 10,
-    dst_gap: Annotated[str, typer.Option(help="A local time that never is: shift or skip.")] = "shift",
-    dst_fold: Annotated[str, typer.Option(help="A local time that is twice: first, second or both.")] = "first",
+    count: Annotated[int, typer.Option(help="Number of occurrences, at most 1000.", metavar="N")] = 10,
+    dst_gap: Annotated[str, typer.Option(help="If DST skips the local time: shift or skip.")] = "shift",
+    dst_fold: Annotated[str, typer.Option(help="If DST repeats the local time: first, second or both.")] = "first",
     start_at: Annotated[
-        str | None, typer.Option(help="Not before this time; intervals count from it.", metavar="TIME")
+        str | None, typer.Option(help="No occurrence before this time; intervals count from it.", metavar="TIME")
     ] = None,
-    end_at: Annotated[str | None, typer.Option(help="Not after this time.", metavar="TIME")] = None,
+    end_at: Annotated[str | None, typer.Option(help="No occurrence after this time.", metavar="TIME")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The document that the API answers with.")] = False,
 ) -> None:
-    """Show when a schedule occurs next. Nothing is stored, and no store is needed."""
+    """Show the next occurrences of a schedule. Nothing is stored, and no store is needed."""
     from duly.checks import read_moment
 
     times: dict[str, Any] = {
@@ -53,7 +53,7 @@ def preview(
     text = schedule.replace("\\n", "\n")
     options = {"timezone": timezone, "count": count, **times, **policies}
     if session_of(context).remote_url is not None:
-        # What that machine makes of it, with its own time-zone data.
+        # Evaluated there, with that machine's time-zone data.
         found = with_remote(context, lambda remote: remote.preview(text, **options))
     else:
         from duly.operations import preview as look

@@ -1,4 +1,4 @@
-"""`duly run …`: one run."""
+"""`duly run …`: show or cancel one run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 
 group = typer.Typer(
-    help="Look at one run, or cancel it.",
+    help="Show or cancel one run.",
     epilog=examples("duly run show RUN", "duly run cancel RUN"),
     no_args_is_help=True,
 )
@@ -29,13 +29,13 @@ def register(app: typer.Typer) -> None:
 
 @group.command()
 def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
-    """Show one run: where it is, how far, and every attempt."""
+    """Show one run: its status, its progress and every attempt."""
     _print_run(with_operations(context, lambda operations: operations.get_run(run)), as_json)
 
 
 @group.command()
 def cancel(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
-    """Cancel one run: one that waits ends at once, a running one is told to stop."""
+    """Cancel one run: a waiting run ends at once, a running one is told to stop."""
     _print_run(with_operations(context, lambda operations: operations.cancel_run(run)), as_json, cancelling=True)
 
 
@@ -51,8 +51,11 @@ def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:
         {
             "run": run.run_id,
             "job": run.job_name or str(run.job_id),
-            "status": status + (" (deduplicated: its key had been completed before)" if run.deduplicated else ""),
-            "missed": "it runs late on purpose, as missed_window says" if run.missed and run.status != "missed" else "",
+            "status": status
+            + (" (deduplicated: a run with its idempotency key had completed before)" if run.deduplicated else ""),
+            "missed": "it runs late because of its missed_window policy"
+            if run.missed and run.status != "missed"
+            else "",
             "attempt": str(run.attempt),
             "scheduled": moment(run.scheduled_at),
             "started": moment(run.started_at),

@@ -22,7 +22,7 @@ def register(app: typer.Typer) -> None:
 
 
 def scheduler(context: typer.Context) -> None:
-    """Run a scheduler node: it leads its share of the shards and fires what is due. Start as many as you like."""
+    """Run a scheduler, which leads its share of the shards and fires due jobs. Start as many as you like."""
     from duly.process import conceal, run
 
     conceal()
@@ -42,5 +42,5 @@ async def _schedule(settings: Settings) -> int:
             await stack.enter_async_context(running_scheduler(store.pool, settings))
             log.info("scheduler %s is running", node_name())
         await signals.asked.wait()
-        log.info("stopping: the shards go to other schedulers")
+        log.info("stopping: other schedulers take over the shards")
     return exit_code(signals)

@@ -24,11 +24,13 @@ def register(app: typer.Typer) -> None:
 
 def status(
     context: typer.Context,
-    everyone: Annotated[bool, typer.Option("--all", help="Also nodes that stopped within the last hour.")] = False,
-    shards: Annotated[bool, typer.Option("--shards", help="Also who leads which shard, and since when.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Include nodes that stopped within the last hour.")] = False,
+    shards: Annotated[
+        bool, typer.Option("--shards", help="Show the leader of each shard, and since when it leads.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Nodes, shards and counts as a JSON document.")] = False,
 ) -> None:
-    """Show the cluster: schedulers with their shards, workers with their runs, what waits and how late firing is."""
+    """Show the cluster: schedulers with their shards, workers with their runs, queued work, and the lag of firing."""
 
     async def look(operations: Backend) -> tuple[ClusterStatus, datetime]:
         return await operations.status(), operations.now()
@@ -125,7 +127,7 @@ def _serves(node: NodeStatus) -> str:
 
 
 def _running(node: NodeStatus) -> str:
-    """How many runs a worker holds, how many it would hold at most, and how many of its threads hang."""
+    """The number of runs that a worker holds, its maximum, and the number of its threads that hang."""
     if node.kind != "worker":
         return ""
     most = node.info.get("concurrency")
@@ -135,7 +137,7 @@ def _running(node: NodeStatus) -> str:
 
 
 def _epochs(status: ClusterStatus) -> dict[UUID, str]:
-    """The epochs of the terms each node leads: `3` if they are alike, else `1 to 7`."""
+    """The epochs of each node's terms: `3` if they are equal, else `1 to 7`."""
     epochs: dict[UUID, Counter[int]] = {}
     for shard in status.shards:
         if shard.node_id is not None:

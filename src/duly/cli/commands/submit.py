@@ -1,4 +1,4 @@
-"""`duly submit`: a job from the command line."""
+"""`duly submit`: submit a job, or a file of jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`duly submitter …`: which roles of PostgreSQL's may submit by SQL, and for which tenant."""
+"""`duly submitter …`: the PostgreSQL roles that may submit by SQL, each for one tenant."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from duly.store.submitters import Submitter
 
 group = typer.Typer(
-    help="Say which roles of PostgreSQL may call duly.submit, and for which tenant.",
+    help="Let PostgreSQL roles call duly.submit, each for one tenant.",
     epilog=examples(
         "duly submitter add shop --tenant shop",
         "duly submitter list",
@@ -25,7 +25,7 @@ group = typer.Typer(
     no_args_is_help=True,
 )
 
-RoleArgument = Annotated[str, typer.Argument(help="A role of PostgreSQL's, by its name.", metavar="ROLE")]
+RoleArgument = Annotated[str, typer.Argument(help="Name of a PostgreSQL role.", metavar="ROLE")]
 
 
 def register(app: typer.Typer) -> None:
@@ -36,19 +36,21 @@ def register(app: typer.Typer) -> None:
 def add(
     context: typer.Context,
     role: RoleArgument,
-    tenant: Annotated[str, typer.Option(help="The tenant it submits for. Asking for another is refused.", metavar="T")],
+    tenant: Annotated[
+        str, typer.Option(help="Tenant that the role submits for; a submit for another tenant is refused.", metavar="T")
+    ],
     commands: Annotated[
         bool,
         typer.Option(
-            "--commands", help="Commands too. They have the rights of the worker that runs them. Default: refused."
+            "--commands", help="Allow commands, which have the rights of the worker that runs them. Default: refused."
         ),
     ] = False,
 ) -> None:
     """Let a role submit jobs by SQL, for one tenant, and do nothing else in the store.
 
-    It is granted the use of the schema and of the function duly.submit. A role that may write the store's tables is
-    refused, because it could submit for anybody; the message says what to revoke. Members of the role may submit too.
-    Given again, the tenant and the right to commands are changed.
+    The role is granted usage of the schema and the function duly.submit. A role that may write the store's tables is
+    refused, because it could submit for any tenant; the message says what to revoke. Members of the role may submit
+    too. For a role that is there already, the tenant and the permission for commands are changed.
     """
     with_store(context, lambda operations: operations.add_submitter(role, tenant=tenant, commands=commands))
     say(f"role {one_line(role)} submits for tenant {one_line(tenant)}{', commands too' if commands else ''}")
@@ -56,9 +58,9 @@ def add(
 
 @group.command()
 def remove(context: typer.Context, role: RoleArgument) -> None:
-    """Take that right back. Jobs that were submitted stay."""
+    """Take the permission back. Submitted jobs stay."""
     with_store(context, lambda operations: operations.remove_submitter(role))
-    say(f"role {one_line(role)} submits no longer")
+    say(f"role {one_line(role)} may no longer submit")
 
 
 @group.command("list")
@@ -66,7 +68,7 @@ def list_(
     context: typer.Context,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
 ) -> None:
-    """List the roles that are bound to a tenant. (Those that may write the store's tables are bound to none.)"""
+    """List the roles that are bound to a tenant. (Roles that may write the store's tables are bound to none.)"""
 
     async def look(operations: Operations) -> tuple[list[Submitter], datetime]:
         return await operations.list_submitters(), operations.now()

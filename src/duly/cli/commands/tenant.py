@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 
 group = typer.Typer(
-    help="Say how much each tenant may have and ask, and which tasks and queues it may use.",
+    help="Set per-tenant limits (jobs, request rate) and the tasks and queues that a tenant may use.",
     epilog=examples(
         "duly tenant set acme --max-jobs 10000 --requests-per-second 50",
         "duly tenant set acme --tasks 'reports.*,send_mail' --queues acme --no-commands",
@@ -36,36 +36,37 @@ def set_(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The tenant.", metavar="NAME")],
     max_jobs: Annotated[
-        str | None, typer.Option(help="Active and paused jobs it may have; 'default': as set up.", metavar="N")
+        str | None,
+        typer.Option(help="Maximum number of active and paused jobs; 'default': as configured.", metavar="N"),
     ] = None,
     requests_per_second: Annotated[
-        str | None, typer.Option(help="API requests a second and key; 'default': as set up.", metavar="N")
+        str | None, typer.Option(help="API requests per second, per key; 'default': as configured.", metavar="N")
     ] = None,
     tasks: Annotated[
         str | None,
         typer.Option(
-            help="The tasks that it may submit, by commas, and no others; reports.* are all whose names begin so.",
+            help="Only tasks that it may submit, separated by commas; reports.* means all that begin with reports.",
             metavar="A,B",
         ),
     ] = None,
-    any_task: Annotated[bool, typer.Option("--any-task", help="It may submit any task again.")] = False,
+    any_task: Annotated[bool, typer.Option("--any-task", help="Let it submit any task again.")] = False,
     queues: Annotated[
         str | None,
-        typer.Option(help="The queues that its jobs may use, by commas, and no others.", metavar="Q,R"),
+        typer.Option(help="Only queues that its jobs may use, separated by commas.", metavar="Q,R"),
     ] = None,
-    any_queue: Annotated[bool, typer.Option("--any-queue", help="It may use any queue again.")] = False,
+    any_queue: Annotated[bool, typer.Option("--any-queue", help="Let it use any queue again.")] = False,
     commands: Annotated[
         bool | None,
         typer.Option(
             "--commands/--no-commands",
-            help="Whether it may submit commands. Its keys need the role operator for that as well.",
+            help="Whether it may submit commands, with keys of the role operator.",
         ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Set what a tenant may have and do. What is not given stays as it is; running processes follow within seconds.
+    """Set a tenant's limits and permissions. Options that are not given stay as they are.
 
-    Jobs that it has already go on as they are, whatever they use.
+    Running processes follow within seconds. Existing jobs are not affected.
     """
     changes: dict[str, Any] = {}
     if tasks is not None or any_task:
@@ -83,7 +84,7 @@ def set_(
     if not changes:
         raise InvalidInput(
             "--max-jobs",
-            "--requests-per-second, --tasks, --queues or --commands must be given: there is nothing to set",
+            "--requests-per-second, --tasks, --queues or --commands is required: there is nothing to set",
         )
     _show_tenant(with_store(context, lambda operations: operations.set_tenant(name, **changes)), as_json=as_json)
 
@@ -94,7 +95,7 @@ def show(
     name: Annotated[str, typer.Argument(help="The tenant.", metavar="NAME")],
     as_json: JsonOption = False,
 ) -> None:
-    """Show what a tenant may have and do."""
+    """Show a tenant's limits and permissions."""
     _show_tenant(with_store(context, lambda operations: operations.get_tenant(name)), as_json=as_json)
 
 
@@ -103,7 +104,7 @@ def _show_tenant(shown: Tenant, *, as_json: bool) -> None:
         print_json(_tenant_document(shown))
         return
     rate = _limit(shown.requests_per_second)
-    say(f"{one_line(shown.tenant)}: {_limit(shown.max_jobs)} jobs, {rate} requests a second")
+    say(f"{one_line(shown.tenant)}: {_limit(shown.max_jobs)} jobs, {rate} requests per second")
     if (shown.tasks, shown.queues, shown.commands) != (None, None, True):
         commands = "commands" if shown.commands else "no commands"
         say(f"tasks {_listed(shown.tasks)}; queues {_listed(shown.queues)}; {commands}")
@@ -111,7 +112,7 @@ def _show_tenant(shown: Tenant, *, as_json: bool) -> None:
 
 @group.command("list")
 def list_(context: typer.Context, as_json: JsonLinesOption = False) -> None:
-    """List the tenants that something was set for, each with what it may have and do."""
+    """List the tenants that have limits or permissions of their own."""
     found = with_store(context, lambda operations: operations.list_tenants())
     if as_json:
         print_json_lines(map(_tenant_document, found))
@@ -132,7 +133,7 @@ def list_(context: typer.Context, as_json: JsonLinesOption = False) -> None:
             whole=("TENANT",),
         )
     else:
-        say("no tenant has limits or bounds of its own; see: duly tenant set --help", err=True)
+        say("no tenant has limits or permissions of its own; see: duly tenant set --help", err=True)
 
 
 def _number(option: str, text: str, kind: type[int] | type[float]) -> float:
@@ -146,7 +147,7 @@ def _names(option: str, text: str | None, lifting: str, *, lifted: bool) -> list
     if text is None:
         return None
     if lifted:
-        raise InvalidInput(option, f"and {lifting} say the opposite: give one of them")
+        raise InvalidInput(option, f"and {lifting} contradict each other: give one of them")
     return [name.strip() for name in text.split(",")]
 
 

@@ -1,6 +1,6 @@
-"""`duly up`: everything with one command. The scheduler lives in this process, the API and the worker in children.
+"""`duly up`: everything with one command. The scheduler runs in this process, the API and the worker in children.
 
-Nothing that callers of the API or handlers do can then keep the scheduler from firing on time.
+Thus neither callers of the API nor handlers can keep the scheduler from firing on time.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ log = logging.getLogger("duly.cli")
 
 DEMO_APP = "duly.cli.demo:app"
 _STOPPING = "stopping; running handlers may finish (Ctrl-C again ends them)"
-# How many ports after a taken one are tried.
+# Number of ports that are tried if the usual one is taken.
 PORTS_TRIED = 50
 
 _EXAMPLES = examples(
@@ -64,7 +64,7 @@ def register(app: typer.Typer) -> None:
 
 def up(
     context: typer.Context,
-    demo: Annotated[bool, typer.Option("--demo", help="Run a few sample jobs, to see what Duly does.")] = False,
+    demo: Annotated[bool, typer.Option("--demo", help="Run a few sample jobs.")] = False,
     app: AppOption = None,
     host: HostOption = None,
     port: PortOption = None,
@@ -75,10 +75,10 @@ def up(
     pass_env: PassEnvOption = None,
     open_to_all: OpenOption = False,
 ) -> None:
-    """Run everything: PostgreSQL if you have none, a scheduler, the API and a worker for your application.
+    """Run everything: an embedded PostgreSQL unless you have one, a scheduler, the API and your application's worker.
 
-    The link that it prints opens the live page: it holds a key, which is for you alone. Shows each run as it ends.
-    Ctrl-C stops it all; a second Ctrl-C does so at once.
+    The printed link opens the live page; keep it to yourself, because it holds a key. Each run is shown as it ends.
+    Ctrl-C stops everything; a second Ctrl-C does so at once.
     """
     from duly.cli.children import ApiProcess
     from duly.process import conceal
@@ -88,7 +88,7 @@ def up(
         raise ConfigError("--demo brings an application of its own: give --demo or --app, not both")
     session = session_of(context)
     session.refuse_url()
-    # First of all: the web framework takes half a second to import. All else is loaded and started meanwhile.
+    # Started first, because importing the web framework takes half a second; the rest is loaded meanwhile.
     with ApiProcess() as api:
         plan = _planned(
             session,
@@ -119,9 +119,9 @@ def _planned(
     from duly.cli.loading import load_app
 
     session.export()
-    session.settings()  # logging first: an import may want to say something
+    session.settings()  # sets up logging first, because an import may log
     name = DEMO_APP if demo else app
-    # Here as well as in the worker: a mistake is told at once, and submits through the API know the tasks.
+    # Here as well as in the worker: a mistake is reported at once, and the API knows the tasks.
     application = load_app(name) if name is not None else None
     settings = with_flags(session.settings_with(application))
     return _Plan(
@@ -142,16 +142,16 @@ def _run(plan: _Plan, api: ApiProcess) -> int:
 
     settings = plan.settings
     if plan.demo and settings.database_url is None and settings.home is None and "DULY_HOME" not in os.environ:
-        # The sample jobs must not be found by whoever runs an application of their own next.
-        with _passing_home() as home:
+        # The user's own application must not find the sample jobs in the default home later.
+        with _temporary_home() as home:
             plan = dataclasses.replace(plan, settings=settings.model_copy(update={"home": home}))
             return run(lambda: _up(plan, api))
     return run(lambda: _up(plan, api))
 
 
 @contextmanager
-def _passing_home() -> Iterator[Path]:
-    """A home for one demo, gone with it."""
+def _temporary_home() -> Iterator[Path]:
+    """A home for one demo, removed at its end."""
     home = Path(tempfile.mkdtemp(prefix="duly-demo-"))
     try:
         yield home
@@ -161,7 +161,7 @@ def _passing_home() -> Iterator[Path]:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What the command line and the settings came to."""
+    """The command line and the settings, combined."""
 
     settings: Settings
     application: Duly | None
@@ -188,13 +188,13 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
     signals = Signals()
     hasten: list[Callable[[], None]] = [api.hasten]
     async with ending_at_once(signals, hasten), AsyncExitStack() as stack:
-        async with _telling_of_the_end(signals), cancelled_by(signals):
+        async with _saying_that_it_stops(signals), cancelled_by(signals):
             listener = stack.enter_context(await _listen(plan))
             if home is not None:
                 log.info("opening the embedded PostgreSQL in %s", home)
             store = await stack.enter_async_context(open_store(settings, migrating=True))
             handlers = plan.application.tasks if plan.application is not None else {}
-            # Like a worker the API is a user of the embedded PostgreSQL in its own right.
+            # By its home: the API, like a worker, counts as a user of the embedded PostgreSQL.
             orders = Orders(settings.model_copy(update={"home": home}), plan.host, list(handlers))
             serving = asyncio.create_task(api.serve(listener, orders))
             stack.push_async_callback(_end, api, serving)
@@ -209,7 +209,7 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
             await stack.enter_async_context(running_scheduler(store.pool, settings))
             served = await asyncio.shield(serving)
             stack.enter_context(announced(served.address, served.key_file))
-            # The API is the first to end: it takes nothing more, and what it was asked is answered.
+            # The API ends first: it accepts no more requests and answers those in progress.
             stack.push_async_callback(api.stop)
             _greet(plan, served, home)
             if plan.demo:
@@ -223,16 +223,16 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
 
 
 async def _end(api: ApiProcess, serving: asyncio.Task[Served]) -> None:
-    """However far it has come."""
+    """Stop the API, whether it is still starting or already serving."""
     serving.cancel()
     await asyncio.wait([serving])
-    _ = serving.cancelled() or serving.exception()  # whoever wanted to know has been told
+    _ = serving.cancelled() or serving.exception()  # mark the exception as seen: it was reported already
     await api.stop()
 
 
 @asynccontextmanager
-async def _telling_of_the_end(signals: Signals) -> AsyncIterator[None]:
-    """The worker may be at work while the rest still starts, and then stopping takes a while."""
+async def _saying_that_it_stops(signals: Signals) -> AsyncIterator[None]:
+    """Say that it stops also if that happens during the start: the worker may have runs to finish by then."""
     try:
         yield
     except asyncio.CancelledError:
@@ -242,7 +242,7 @@ async def _telling_of_the_end(signals: Signals) -> AsyncIterator[None]:
 
 
 async def _listen(plan: _Plan) -> socket.socket:
-    """Where the API is to be. Before anything is started: a port that is taken is told at once."""
+    """Bind the API's port, before anything is started, so that a taken port is reported at once."""
     from duly.api.binding import bind_first_free
 
     listener = await bind_first_free(plan.host, plan.port, tries=1 if plan.port_is_chosen else PORTS_TRIED)
@@ -259,10 +259,10 @@ def _greet(plan: _Plan, served: Served, home: Path | None) -> None:
     store = f"embedded PostgreSQL in {home}" if home is not None else shown_postgres(plan.settings.database_url or "")
     say(f"  store: {store}")
     if plan.demo and home is not None:
-        say(f"  look at it from another terminal: duly --home {home} job list")
+        say(f"  from another terminal: duly --home {home} job list")
     if plan.application is not None:
         say(f"  worker: {len(plan.application.tasks)} tasks of {plan.app_name}, queues {shown_queues(plan.queues)}")
     else:
-        say("  worker: none; give --app module:app to run your tasks, or --demo to see some")
+        say("  worker: none; use --app module:app to run your tasks, or --demo for sample tasks")
     say("  Ctrl-C stops everything.")
     say()

@@ -1,4 +1,4 @@
-"""`duly webhook-secret`: what receivers of HTTP calls check signatures with."""
+"""`duly webhook-secret`: the secret with which receivers check the signatures of HTTP calls."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def register(app: typer.Typer) -> None:
 
 def webhook_secret(
     context: typer.Context,
-    tenant: Annotated[str, typer.Option(help="Whose calls it is for.", metavar="T")] = DEFAULT_TENANT,
+    tenant: Annotated[str, typer.Option(help="Tenant whose calls are signed with it.", metavar="T")] = DEFAULT_TENANT,
 ) -> None:
-    """Show the secret that a tenant's calls of HTTP endpoints are signed with.
+    """Show the secret that signs a tenant's calls of HTTP endpoints.
 
-    Give it to whoever receives the calls: with it, any Standard Webhooks library can tell that a call comes from this
-    tenant and is whole and new. Each tenant has its own, and none says anything about another's. They are derived from
-    a secret of the store, or from those in DULY_WEBHOOK_SECRET; then there is one for each of them, one a line.
+    Give it to the receiver of the calls: with it, any Standard Webhooks library can verify that a call comes from this
+    tenant, is unaltered and is recent. Each tenant has its own secret, which reveals nothing about another tenant's. It
+    is derived from a secret of the store, or from DULY_WEBHOOK_SECRET; if that holds several, one is printed for each.
     """
     from duly import checks
     from duly.process import run

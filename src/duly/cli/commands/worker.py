@@ -38,9 +38,9 @@ TenantOption = Annotated[
     list[str] | None,
     typer.Option(
         "--tenant",
-        help="A tenant to serve; repeat for several. The worker then takes no other tenant's run, whatever its queue. "
-        "Best with a queue that only they use (duly tenant set T --queues Q): others' runs need not be passed over. "
-        "Without it: everybody's (DULY_WORKER_TENANTS, by commas).",
+        help="Tenant to serve; repeat for several. The worker then takes no other tenant's runs, in any queue. "
+        "Fastest with a queue that only they use (duly tenant set T --queues Q): it holds no runs to skip. "
+        "Default: all tenants (DULY_WORKER_TENANTS, separated by commas).",
         metavar="T",
     ),
 ]
@@ -69,8 +69,8 @@ def worker(
     processes: Annotated[
         int | None,
         typer.Option(
-            help="Worker processes to run below this one, which starts one that crashes again. "
-            "Without it this process is the worker.",
+            help="Number of worker processes. This process supervises them and restarts those that crash. "
+            "Default: this process is the worker itself.",
             min=1,
             max=MAX_PROCESSES,
             metavar="N",
@@ -79,12 +79,12 @@ def worker(
     allow_commands: AllowCommandsOption = False,
     command_user: CommandUserOption = None,
     pass_env: PassEnvOption = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No line for each run that ends.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each run that ends.")] = False,
     supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
 ) -> None:
-    """Run a worker: it claims due runs and calls the application's tasks. Start as many as you like.
+    """Run a worker, which claims due runs and calls the application's tasks. Start as many as you like.
 
-    The jobs that the application declares (@app.cron) are registered, or brought up to date, first.
+    First it registers or updates the jobs that the application declares (@app.cron).
     """
     from duly.cli.loading import load_app
     from duly.process import conceal, run
@@ -96,7 +96,7 @@ def worker(
     settings = session.settings()
     application = load_app(app)
     if supervised:
-        # Which store it is has been looked up by whoever started this; all else is as the application says.
+        # The supervisor has chosen the store; all other settings are the application's.
         found = {"database_url": settings.database_url, "home": settings.home, "log_level": settings.log_level}
         settings = application.settings.model_copy(update=found)
     else:
@@ -112,7 +112,7 @@ def worker(
 
 
 def with_commands(settings: Settings, *, allowed: bool, user: str | None, passed: Sequence[str] | None) -> Settings:
-    """The settings with what the flags say of commands. A mistake is told here, before anything is started."""
+    """The settings with the flags about commands. A mistake is reported here, before anything is started."""
     from duly.worker.targets.making import check_commands
 
     said: dict[str, object] = {"allow_commands": True} if allowed else {}
@@ -126,19 +126,19 @@ def with_commands(settings: Settings, *, allowed: bool, user: str | None, passed
 
 
 def queues_of(application: Duly, chosen: Sequence[str] | None) -> dict[str, int]:
-    """The queues a worker of this application serves, with their weights: those asked for, else all its tasks use."""
+    """The queues that a worker of this application serves, with weights: the chosen ones, else all of its tasks."""
     if not chosen:
         return dict.fromkeys(["default", *sorted(task.queue for task in application.tasks.values())], 1)
     queues: dict[str, int] = {}
     for text in chosen:
         name, weight = _queue(text)
         if queues.setdefault(name, weight) != weight:
-            raise ConfigError(f"--queue {text}: {name} has been given another weight already")
+            raise ConfigError(f"--queue {text}: {name} was already given another weight")
     return queues
 
 
 def tenants_of(settings: Settings, chosen: Sequence[str] | None) -> list[str]:
-    """Whose runs a worker takes; none: everybody's."""
+    """The tenants whose runs a worker takes; empty: all tenants."""
     from duly.checks import check_text
 
     tenants = list(chosen) if chosen else [name.strip() for name in settings.worker_tenants.split(",") if name.strip()]
@@ -156,11 +156,11 @@ def _queue(text: str) -> tuple[str, int]:
     if not equals:
         name, weight = text, "1"
     if not name:
-        raise ConfigError(f"--queue {text!r}: a queue has a name")
+        raise ConfigError(f"--queue {text!r}: the name of the queue is missing")
     if not (weight.isascii() and weight.isdigit() and 1 <= int(weight[:9]) <= MAX_WEIGHT):
         raise ConfigError(
             f"--queue {text}: the weight after = must be a whole number from 1 to {MAX_WEIGHT} "
-            f"(for a queue that is called so, add its weight: {text}=1)"
+            f"(if that is the queue's whole name, add a weight: {text}=1)"
         )
     return name, int(weight)
 
@@ -179,7 +179,7 @@ def _workers(
     from duly.cli.children import WorkerProcesses
     from duly.worker.processes.children import check_isolated
 
-    check_isolated(application.tasks)  # here as well as in each of them: a mistake is told once, at once
+    check_isolated(application.tasks)  # here too: a mistake is then reported once, before any process starts
     return WorkerProcesses.of(
         settings,
         app_name,
@@ -193,7 +193,7 @@ def _workers(
 
 
 def home_of(settings: Settings) -> Path | None:
-    """The folder of the embedded PostgreSQL, if that is the one in use."""
+    """The folder of the embedded PostgreSQL, if that is the store."""
     from duly.homes import default_home
 
     return None if settings.database_url is not None else settings.home or default_home()
@@ -262,7 +262,7 @@ async def _work(
                 f", for {', '.join(map(repr, tenants))} only" if tenants else "",
             )
         await signals.asked.wait()
-        if lifeline is None:  # else its supervisor has said so
+        if lifeline is None:  # else its supervisor has logged it
             log.info("stopping: running handlers may finish (a second signal ends them)")
     if observer is not None:
         observer.flush()
@@ -270,12 +270,12 @@ async def _work(
 
 
 def _leave_threads_behind(code: int) -> None:
-    """Python waits at exit for the threads of handlers; those that were given up would keep the process for ever."""
-    deadline = time.monotonic() + 0.5  # idle ones end by themselves
+    """Exit without the threads of abandoned handlers: Python would wait for them at exit, perhaps for ever."""
+    deadline = time.monotonic() + 0.5  # idle threads end by themselves
     for thread in threading.enumerate():
         if thread.name.startswith("duly-handler"):
             thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.name.startswith("duly-handler") for thread in threading.enumerate()):
-        log.warning("a handler still runs in a thread, which cannot be stopped; leaving without it")
+        log.warning("a handler still runs in a thread, which cannot be stopped; exiting without it")
         sys.stdout.flush()
         os._exit(code)
