@@ -44,7 +44,7 @@ def submit(
     words: Annotated[
         list[str] | None,
         typer.Argument(
-            help="The name of a task; with --command, after --, a program and its arguments.",
+            help="Name of a task; with --command: a program and its arguments, after --.",
             metavar="HANDLER",
             show_default=False,
         ),
@@ -55,15 +55,15 @@ def submit(
     ] = None,
     method: Annotated[
         str | None,
-        typer.Option(help="POST (if not given), PUT, PATCH, GET or DELETE.", rich_help_panel=_TARGET),
+        typer.Option(help="POST (the default), PUT, PATCH, GET or DELETE.", rich_help_panel=_TARGET),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(help="Sent along; repeat for several.", metavar="'NAME: VALUE'", rich_help_panel=_TARGET),
+        typer.Option(help="Header of the call; repeat for several.", metavar="'NAME: VALUE'", rich_help_panel=_TARGET),
     ] = None,
     secret_header: Annotated[
         list[str] | None,
-        typer.Option(help="The same, and never shown again.", metavar="'NAME: VALUE'", rich_help_panel=_TARGET),
+        typer.Option(help="Header whose value is never shown.", metavar="'NAME: VALUE'", rich_help_panel=_TARGET),
     ] = None,
     command: Annotated[
         bool,
@@ -75,42 +75,44 @@ def submit(
     ] = False,
     env: Annotated[
         list[str] | None,
-        typer.Option(help="For the program; repeat for several.", metavar="NAME=VALUE", rich_help_panel=_TARGET),
+        typer.Option(
+            help="Variable of the program; repeat for several.", metavar="NAME=VALUE", rich_help_panel=_TARGET
+        ),
     ] = None,
     secret_env: Annotated[
         list[str] | None,
-        typer.Option(help="The same, and never shown again.", metavar="NAME=VALUE", rich_help_panel=_TARGET),
+        typer.Option(help="Variable whose value is never shown.", metavar="NAME=VALUE", rich_help_panel=_TARGET),
     ] = None,
     cwd: Annotated[
-        str | None, typer.Option(help="The folder it runs in.", metavar="FOLDER", rich_help_panel=_TARGET)
+        str | None, typer.Option(help="Folder that the program runs in.", metavar="FOLDER", rich_help_panel=_TARGET)
     ] = None,
     payload: Annotated[
         str | None, typer.Option(help="JSON, @file, or - for standard input.", metavar="JSON|@FILE|-")
     ] = None,
     run_at: Annotated[
-        str | None, typer.Option(help="Once, at this ISO 8601 time.", metavar="TIME", rich_help_panel="When")
+        str | None, typer.Option(help="Run once, at this ISO 8601 time.", metavar="TIME", rich_help_panel="When")
     ] = None,
     file: Annotated[
         str | None,
         typer.Option(
-            help="Many jobs instead of one: a JSON object a line, with a job's fields.",
+            help="Submit many jobs: one JSON object with a job's fields per line.",
             metavar="FILE|-",
             rich_help_panel=_MANY,
         ),
     ] = None,
     atomic: Annotated[
-        bool, typer.Option("--atomic", help="All of the file, or nothing.", rich_help_panel=_MANY)
+        bool, typer.Option("--atomic", help="Submit the whole file, or nothing.", rich_help_panel=_MANY)
     ] = False,
     app: AppOption = None,
     allow_unknown_handler: Annotated[
-        bool, typer.Option("--allow-unknown-handler", help="Even if no worker has offered that task.")
+        bool, typer.Option("--allow-unknown-handler", help="Accept a task that no worker has offered yet.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The job as a JSON document.")] = False,
     **fields: Any,
 ) -> None:
-    """Register a job, and show its id and next occurrence. What it calls is a task, an endpoint or a program.
+    """Submit a job that calls a task, an HTTP endpoint or a program, and show its id and next occurrence.
 
-    With --app the task's own defaults (queue, priority, retries) apply, and a misspelt task is refused at once.
+    With --app, the task's own defaults (queue, priority, retries) apply, and a misspelt task is refused at once.
     """
     from duly.app import Duly
     from duly.cli.loading import load_app
@@ -120,7 +122,7 @@ def submit(
     elif atomic:
         raise InvalidInput("--atomic", "is for --file")
 
-    session_of(context).set_up_logging()  # first: an import may want to say something
+    session_of(context).set_up_logging()  # first, because an import may log
     application = load_app(app) if app is not None else None
     if file is not None:
         from duly.cli.bulk import submit_file
@@ -170,7 +172,7 @@ def submit(
 
 
 def _refuse_all_but(context: typer.Context, *allowed: str) -> None:
-    """A file holds whole jobs: an option beside it would seem to hold for all of them."""
+    """A file holds whole jobs: an option beside it would seem to apply to all of them."""
     for parameter in context.command.params:
         if parameter.name not in allowed and parameter.name and context.params.get(parameter.name):
             raise InvalidInput("--file", f"cannot be given together with {parameter.opts[0]}: it holds whole jobs")
@@ -179,7 +181,7 @@ def _refuse_all_but(context: typer.Context, *allowed: str) -> None:
 def read_handler(
     words: Sequence[str], *, url: str | None, http: Mapping[str, Any], is_command: bool, command: Mapping[str, Any]
 ) -> str | dict[str, Any]:
-    """What the job calls, from the options that were given: exactly one of a task, a URL and a command."""
+    """The job's handler, from the given options: exactly one of a task, a URL and a command."""
     if url is not None and is_command:
         raise InvalidInput("handler", "give --call or --command, not both")
     for options, owner, is_owner in ((http, "--call", url is not None), (command, "--command", is_command)):
@@ -219,7 +221,7 @@ def read_headers(lines: Sequence[str], option: str) -> dict[str, str]:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name.strip():
-            # What was given may be a secret, so it is not repeated.
+            # The value may be a secret, so the message does not repeat it.
             raise InvalidInput(option, "must be 'Name: value'")
         headers[name.strip()] = value.strip()
     return headers
@@ -253,5 +255,5 @@ def read_payload(text: str | None) -> Any:
     except RecursionError as error:
         raise InvalidInput("payload", "is nested too deeply") from error
     except ValueError as error:
-        hint = "" if text.strip()[:1] in ("{", "[", '"') else "; a text needs quotes of its own: '\"text\"'"
+        hint = "" if text.strip()[:1] in ("{", "[", '"') else "; a string needs quotes of its own: '\"text\"'"
         raise InvalidInput("payload", f"is not JSON: {error}{hint}") from error
