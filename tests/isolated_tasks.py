@@ -30,6 +30,11 @@ def look(ctx: Context, **payload: Any) -> dict[str, Any]:
     return fields | {"scheduled_at": ctx.scheduled_at.isoformat(), "pid": os.getpid(), "payload": payload}
 
 
+@app.task(isolation="process")
+def loaded() -> list[str]:
+    return sorted(sys.modules)
+
+
 @app.task()
 def look_here(ctx: Context) -> dict[str, Any]:
     return look(ctx)

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import cached_property
-from typing import Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
@@ -28,17 +28,19 @@ from duly.model import (
     each_request,
     policy_with,
 )
-from duly.operations import Operations
-from duly.operations.joining import Joining
-from duly.store.opening import open_store
 from duly.worker.handler.task import Handler, Isolation, Task
+
+if TYPE_CHECKING:
+    # Imported when the store is first needed: a child process that only runs tasks loads no database driver.
+    from duly.operations import Operations
+    from duly.operations.joining import Joining
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 #: What a job calls: a task, its name, or an object that names an HTTP endpoint or a command.
 Callee = str | Callable[..., Any] | Mapping[str, Any]
 #: How an app gets at its store; closed with the connections of the event loop that needed it.
-Opening = Callable[["Duly"], AbstractAsyncContextManager[Operations]]
+Opening = Callable[["Duly"], AbstractAsyncContextManager["Operations"]]
 
 
 class Duly:
@@ -231,6 +233,8 @@ class Duly:
 
     @cached_property
     def _joining(self) -> Joining:
+        from duly.operations.joining import Joining
+
         return Joining(self.settings, self.tasks.keys())
 
     async def declare(self) -> list[UUID]:
@@ -289,6 +293,9 @@ class Duly:
 
 @asynccontextmanager
 async def _open_operations(app: Duly) -> AsyncIterator[Operations]:
+    from duly.operations import Operations
+    from duly.store.opening import open_store
+
     async with open_store(app.settings) as store:
         yield await Operations.open(store.pool, app.settings, local_handlers=app.tasks.keys())
 

@@ -49,6 +49,13 @@ async def test_a_handler_in_a_child_finds_what_one_in_a_thread_does(bench: Workb
     assert (there["job_name"], there["attempt"], there["missed"]) == ("looking", 1, False)
 
 
+async def test_a_child_loads_neither_a_database_driver_nor_the_store(bench: Workbench) -> None:
+    async with bench.working():
+        loaded = await result_of(bench, "loaded")
+    assert {"isolated_tasks", "duly.app", "duly.worker.execution"} <= set(loaded)
+    assert [name for name in loaded if name.startswith(("asyncpg", "duly.store", "duly.operations"))] == []
+
+
 async def test_children_are_used_again_and_async_handlers_keep_their_loop(bench: Workbench) -> None:
     async with bench.working():
         first, second = [await result_of(bench, "look_async") for _ in range(2)]
@@ -94,7 +101,7 @@ async def told(pool: Pool, note: str) -> bool:
         ("die", ("dead", 2), "ProcessDied", "exit code 7"),
         ("crash", ("dead", 2), "ProcessDied", "killed by SIGSEGV"),
         ("nonsense", ("dead", 2), "ProcessDied", "wrote into the pipe"),
-        ("transaction", ("dead", 2), "RuntimeError", "ctx.transaction() cannot be had in a child process"),
+        ("transaction", ("dead", 2), "RuntimeError", "ctx.transaction() does not work in a child process"),
     ],
 )
 async def test_errors_of_children_mean_what_they_mean_elsewhere(
