@@ -22,7 +22,7 @@ from duly.masking import (
     shown_url,
     target_secrets,
 )
-from duly.worker.handler.errors import ERROR_LIMIT, RESULT_LIMIT, error_text, exception_text, result_text
+from duly.worker.handler.errors import MAX_ERROR_BYTES, MAX_RESULT_CHARACTERS, error_text, exception_text, result_text
 
 SECRET = 'hunter2-"ü"-0123'
 
@@ -98,7 +98,7 @@ def test_results_stay_what_they_are_but_for_the_secret() -> None:
     assert json.loads(text) == {
         f"a {HIDDEN}": [f"x {HIDDEN} y", HIDDEN, 14711, 2.5, None, True], "n": {"deep": HIDDEN}
     }  # fmt: skip
-    long = result_text(["x" * 2000, "s3cret!" * (RESULT_LIMIT // 7), "y" * RESULT_LIMIT], mask)
+    long = result_text(["x" * 2000, "s3cret!" * (MAX_RESULT_CHARACTERS // 7), "y" * MAX_RESULT_CHARACTERS], mask)
     assert long is not None
     assert json.loads(long)["truncated"] is True
     assert "s3c" not in long
@@ -107,8 +107,8 @@ def test_results_stay_what_they_are_but_for_the_secret() -> None:
 @pytest.mark.parametrize("shift", range(8))
 def test_no_part_of_a_secret_is_left_where_an_error_is_cut(shift: int) -> None:
     mask = Mask(["S3CRET!"])
-    for limit in (ERROR_LIMIT // 8, ERROR_LIMIT // 4, 2 * ERROR_LIMIT, 4 * ERROR_LIMIT):
-        said = "x" * (limit - shift) + "S3CRET!" + "y" * 5 * ERROR_LIMIT
+    for limit in (MAX_ERROR_BYTES // 8, MAX_ERROR_BYTES // 4, 2 * MAX_ERROR_BYTES, 4 * MAX_ERROR_BYTES):
+        said = "x" * (limit - shift) + "S3CRET!" + "y" * 5 * MAX_ERROR_BYTES
         for text in (
             exception_text(ValueError(said), mask),
             exception_text(ValueError(said[::-1].replace("S3CRET!"[::-1], "S3CRET!")), mask),

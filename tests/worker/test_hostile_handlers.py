@@ -21,7 +21,7 @@ from duly.clock import DatabaseClock
 from duly.errors import Permanent, RetryAfter, Snooze, Unable
 from duly.model import Buried, ClaimedRun, Policy, Requeued, Succeeded
 from duly.worker.executor import Executor, Outcome
-from duly.worker.handler.errors import ERROR_LIMIT, exception_text, result_text
+from duly.worker.handler.errors import MAX_ERROR_BYTES, exception_text, result_text
 from duly.worker.handler.task import Task
 from duly.worker.processes.child import _signal_of
 
@@ -197,7 +197,7 @@ def assert_storable(text: str) -> Mapping[str, Any]:
     assert "\x00" not in text
     assert "\\u0000" not in text
     text.encode()
-    assert len(text.encode()) < 2 * ERROR_LIMIT
+    assert len(text.encode()) < 2 * MAX_ERROR_BYTES
     found: Mapping[str, Any] = json.loads(text)
     assert set(found) == {"type", "message", "traceback"}
     return found

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from duly.errors import InvalidInput, Permanent, RetryAfter
 from duly.model import Policy
-from duly.worker.handler.errors import ERROR_LIMIT, error_text, exception_text, result_text
+from duly.worker.handler.errors import MAX_ERROR_BYTES, error_text, exception_text, result_text
 from duly.worker.handler.task import Task
 from duly.worker.retry import next_attempt_in, retry_delay
 
@@ -65,7 +65,7 @@ def test_any_error_text_becomes_json_that_postgresql_takes(kind: str, message: s
 
 def test_a_huge_error_is_cut_at_16_kib_and_keeps_both_ends() -> None:
     stored = error_text("E", "x" * 50_000_000, "begin " + "y" * 50_000_000 + " end")
-    assert len(stored.encode()) <= ERROR_LIMIT
+    assert len(stored.encode()) <= MAX_ERROR_BYTES
     trace = json.loads(stored)["traceback"]
     assert trace.startswith("begin")
     assert trace.endswith("end")

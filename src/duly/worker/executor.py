@@ -1,4 +1,4 @@
-"""Runs handlers. The executor decides what became of a run, as a value; the completer writes it."""
+"""Runs handlers and decides the outcome of each run, as a value; the completer writes it."""
 
 from __future__ import annotations
 
@@ -33,17 +33,18 @@ log = logging.getLogger("duly.worker")
 Outcome = Succeeded | Requeued | Buried
 Report = Callable[[ClaimedRun, Outcome | None], None]
 
-# How late a timeout may be noticed. One timer looks after all running handlers; one per run would cost more than
-# many handlers do.
+# Pause between checks for timeouts. One timer serves all running handlers; one per run would cost more than many
+# handlers do.
 _WATCH_SECONDS = 0.1
-# A handler that was told to stop and goes on all the same is left to itself after this long: its run must not wait.
+# How long a handler may ignore its stop before it is abandoned: its run must not wait for it.
 ABANDON_SECONDS = 5.0
-# A run that this worker cannot run comes back to the queue after a quarter of its age, within these bounds.
-_UNABLE_SECONDS = (1.0, 60.0)
-# And after this, where another worker can run it.
+# A run that this worker cannot execute starts again after a quarter of its age, within these bounds.
+_MIN_UNABLE_SECONDS = 1.0
+_MAX_UNABLE_SECONDS = 60.0
+# Delay of a run that another worker can execute.
 _ELSEWHERE_SECONDS = 0.5
 
-#: Whether a run's idempotency key is one that a run has already completed with.
+#: Asks whether a run has already completed with this idempotency key.
 Ledger = Callable[[ClaimedRun, str], Awaitable[bool]]
 
 
@@ -75,7 +76,7 @@ class Executor:
         threads_changed: Callable[[], None] = lambda: None,
         blocking: Blocking | None = None,
     ) -> None:
-        """`offers`: who else may have a task; without, there is no other worker, and a task that is not here fails."""
+        """`offers` decides about runs of missing tasks; without it there is no other worker, and such a run fails."""
         self._tasks = tasks
         self._offers = offers
         self._blocking = blocking
@@ -86,7 +87,7 @@ class Executor:
         self._clock = clock
         self._report = report
         self.threads = Threads(threads, threads_changed)
-        # All that were started and have not been reported, whether their handler has begun or not.
+        # Executions that were started and not reported yet, whether their handler has been called or not.
         self._running: set[Execution] = set()
         self._drivers = Drivers(self._take_turn)
         self._watch: asyncio.TimerHandle | None = None
@@ -128,7 +129,7 @@ class Executor:
     def _stop(self, execution: Execution, why: Stop) -> None:
         if execution.stop is None:
             execution.stop = why
-            if execution.task is not None:  # else it stands in line, and finds this when its turn comes
+            if execution.task is not None:  # else it is queued, and its stop is seen when its turn comes
                 execution.task.cancel()
             asyncio.get_running_loop().call_later(ABANDON_SECONDS, self._abandon, execution)
 
@@ -144,7 +145,7 @@ class Executor:
         if execution.stop is None:
             await self._execute(execution)
         elif not execution.abandoned:
-            # It was told to stop while it stood in line.
+            # The run was stopped before its turn came.
             self._end(execution, self._stopped(execution, asyncio.CancelledError()))
 
     async def _execute(self, execution: Execution) -> None:
@@ -269,14 +270,14 @@ class Executor:
             "a run of %s goes back to the queue for another worker: %s", run.name, message_of(error, execution.mask)
         )
         age = (self._clock.now_us() - to_micros(run.scheduled_at)) / 1e6
-        shortest, longest = _UNABLE_SECONDS
-        return Requeued(run, "queued", min(longest, max(shortest, age / 4)), None, None, refund=1)
+        delay = min(_MAX_UNABLE_SECONDS, max(_MIN_UNABLE_SECONDS, age / 4))
+        return Requeued(run, "queued", delay, None, None, refund=1)
 
     def _failed(self, execution: Execution, error: BaseException) -> Outcome:
         run = execution.run
         text = exception_text(error, execution.mask)
         if execution.stop is Stop.CANCELLED:
-            # It was told to stop and did, with an error of its own: nobody wants it tried again.
+            # The handler stopped as it was told, with an error of its own: the run is not retried.
             return self._cancelled(execution, text)
         try:
             delay = next_attempt_in(run.policy, run.attempt, error)
@@ -313,7 +314,7 @@ class Executor:
                 return self._failed(execution, error)
 
     def _check_deadlines(self) -> None:
-        """One timer looks after all running handlers."""
+        """Stops handlers whose time is up, and sets the timer again."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for execution in [execution for execution in self._running if execution.deadline <= now]:
@@ -349,10 +350,10 @@ def _is_running(execution: Execution) -> bool:
 
 
 def _waitable(seconds: float) -> float:
-    """Seconds that somebody can wait for."""
+    """A delay as a non-negative number of seconds, at most `LONGEST_DELAY`."""
     seconds = float(seconds)
     if not seconds <= LONGEST_DELAY:
-        raise ValueError(f"{seconds} s are no delay")
+        raise ValueError(f"{seconds} s is not a valid delay")
     return max(0.0, seconds)
 
 
@@ -361,7 +362,7 @@ class _AlreadyDone(Exception):
 
 
 def _check_policy(run: ClaimedRun) -> None:
-    """A run whose policy somebody has made unreadable ends, and says so."""
+    """Ends a run whose stored policy is unreadable, with the reason."""
     try:
         policy_from_stored(run.policy_text)
     except InvalidInput as error:

@@ -1,4 +1,4 @@
-"""Turning exceptions and results into text that PostgreSQL will always take.
+"""Turns exceptions and results into text that PostgreSQL always accepts.
 
 The failure path must not fail: NUL characters, lone surrogates and huge tracebacks are cleaned and cut here.
 """
@@ -18,19 +18,19 @@ from typing import Any, TypeGuard, TypeVar
 from duly.errors import Permanent, RetryAfter, Unable
 from duly.masking import Mask
 
-ERROR_LIMIT = 16 * 1024
-RESULT_LIMIT = 256 * 1024
+MAX_ERROR_BYTES = 16 * 1024
+MAX_RESULT_CHARACTERS = 256 * 1024
 
 Error = TypeVar("Error", bound=BaseException)
 
 
 def clean(text: str) -> str:
-    """Without NUL characters and lone surrogates, which PostgreSQL cannot hold."""
+    """Replaces NUL characters and lone surrogates, which PostgreSQL cannot store."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
 def cut(text: str, limit: int) -> str:
-    """At most `limit` bytes; the middle is left out, because the ends of a traceback say most."""
+    """Cuts a text to `limit` bytes by leaving out the middle: the ends of a traceback say most."""
     raw = text.encode("utf-8", "replace")
     if len(raw) <= limit:
         return text
@@ -41,30 +41,33 @@ def cut(text: str, limit: int) -> str:
 
 def error_text(kind: str, message: str, trace: str | None = None, *, mask: Mask | None = None) -> str:
     """An error as the store keeps it: JSON with type, message and traceback, cut at 16 KiB."""
-    if mask is not None:  # before it is cut: of half a secret it would know nothing
+    if mask is not None:  # before cutting: the mask does not recognise half a secret
         kind, message, trace = mask.text(kind), mask.text(message), None if trace is None else mask.text(trace)
-    # Bounded before it is cleaned: a 50 MB message costs no more than a short one.
-    message = cut(clean(message[: 4 * ERROR_LIMIT]), ERROR_LIMIT // 4)
+    # Cut before it is cleaned, so that a 50 MB message costs no more than a short one.
+    message = cut(clean(message[: 4 * MAX_ERROR_BYTES]), MAX_ERROR_BYTES // 4)
     if trace is not None:
-        trace = cut(clean(trace[: 2 * ERROR_LIMIT] + trace[2 * ERROR_LIMIT :][-2 * ERROR_LIMIT :]), ERROR_LIMIT // 2)
+        trace = cut(
+            clean(trace[: 2 * MAX_ERROR_BYTES] + trace[2 * MAX_ERROR_BYTES :][-2 * MAX_ERROR_BYTES :]),
+            MAX_ERROR_BYTES // 2,
+        )
     return json.dumps({"type": clean(kind[:200]), "message": message, "traceback": trace}, ensure_ascii=False)
 
 
 class RemoteError(Exception):
-    """An error of another process, in that process's own words: exceptions do not travel, their texts do."""
+    """An error of another process, as that process described it: exceptions do not travel, their texts do."""
 
     def __init__(self, kind: str, message: str, trace: str | None = None) -> None:
-        Exception.__init__(self, message)  # by name: beside it there may be a signal with other arguments
+        Exception.__init__(self, message)  # by name: a subclass may also inherit a signal that takes other arguments
         self.kind = kind
         self.trace = trace
 
 
 class RemotePermanent(RemoteError, Permanent):
-    """It was a `Permanent` there, and is one here."""
+    """A `Permanent` error of another process."""
 
 
 class RemoteRetryAfter(RemoteError, RetryAfter):
-    """It was a `RetryAfter` there, and is one here."""
+    """A `RetryAfter` of another process."""
 
     def __init__(self, seconds: float, kind: str, message: str, trace: str | None = None) -> None:
         RemoteError.__init__(self, kind, message, trace)
@@ -72,21 +75,21 @@ class RemoteRetryAfter(RemoteError, RetryAfter):
 
 
 class Elsewhere(Unable):
-    """This worker cannot run it now, but another can, or this one in a moment: the run must not wait for long."""
+    """This worker cannot execute the run now, but another can, or this one in a moment: the delay is short."""
 
 
 def message_of(error: BaseException, mask: Mask | None = None) -> str:
-    """What an error says of itself, whatever its class does when it is asked; whole, where a part of it is secret."""
+    """An error's message, whatever its class does when asked. A mask reads it whole, so that no secret is cut."""
     try:
-        # Of the exact type: a subclass of str may do anything when it is cut.
-        said = str.__getitem__(str(error), slice(None, 4 * ERROR_LIMIT if mask is None else None))
+        # By the method of `str` itself: a subclass may do anything when it is cut.
+        said = str.__getitem__(str(error), slice(None, 4 * MAX_ERROR_BYTES if mask is None else None))
         return said if mask is None else mask.text(said)
-    except BaseException as broken:  # noqa: BLE001 - a __str__ that raises is somebody's bug, not a reason to lose the run
+    except BaseException as broken:  # noqa: BLE001 - a __str__ that raises is a bug of the handler, not a reason to lose the run
         return f"(its message could not be shown: {kind_of(broken)})"
 
 
 def kind_of(error: BaseException) -> str:
-    """The name of an error's class: with its module, unless everybody knows it."""
+    """The name of an error's class, with its module unless it is a builtin or `Permanent`."""
     kind = type(error)
     try:
         module: object = kind.__module__
@@ -98,7 +101,7 @@ def kind_of(error: BaseException) -> str:
         return "an exception"
 
 
-# Not by asking the error, whose class may do anything when it is asked.
+# Read without asking the error, whose class may override attribute access.
 _TRACEBACK = BaseException.__dict__["__traceback__"]
 
 
@@ -108,7 +111,7 @@ def exception_text(error: BaseException, mask: Mask | None = None) -> str:
         return error_text(error.kind, message_of(error, mask), error.trace, mask=mask)
     first = _first_of_handler(_TRACEBACK.__get__(error))
     if type(error) is Permanent and _is_ours_alone(first):
-        # A payload that does not fit says all in one sentence; where the check stands is of no interest.
+        # A payload that does not fit its task: the message says all, the traceback would show our own check.
         return error_text("Permanent", message_of(error, mask))
     try:
         trace = "".join(traceback.format_exception(type(error), error, first, limit=-40))
@@ -118,12 +121,12 @@ def exception_text(error: BaseException, mask: Mask | None = None) -> str:
 
 
 def isinstance_of(error: BaseException, kind: type[Error]) -> TypeGuard[Error]:
-    """As `isinstance`, by the class alone: a class may lie about itself, or raise when it is asked."""
+    """As `isinstance`, but by the class alone: an object may lie about its class, or raise when asked."""
     return issubclass(type(error), kind)
 
 
 def _plain_trace(error: BaseException, first: TracebackType | None, broken: BaseException) -> str:
-    """Where it was raised, and no more."""
+    """A traceback of the places alone, for an error that cannot be formatted."""
     try:
         places = "".join(traceback.format_tb(first, limit=-40))
     except BaseException:  # noqa: BLE001 - source files may be odd, too
@@ -132,7 +135,7 @@ def _plain_trace(error: BaseException, first: TracebackType | None, broken: Base
     return f"Traceback (most recent call last):\n{places}{kind_of(error)}: {message_of(error)}\n{told}\n"
 
 
-# Between a worker and a handler lie these; nobody who reads a handler's traceback looks for them.
+# Files between the worker and a handler: their frames are left out of a handler's traceback.
 _WORKER = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _ON_THE_WAY = frozenset(
     {_WORKER + name for name in ("executor.py", "threads.py", os.path.join("processes", "child.py"))}
@@ -141,7 +144,7 @@ _ON_THE_WAY = frozenset(
 
 
 def _first_of_handler(trace: TracebackType | None) -> TracebackType | None:
-    """A traceback without the frames before the handler; whole, where there are no others."""
+    """A traceback without the frames before the handler's; the whole traceback if it has no others."""
     first = trace
     while first is not None and first.tb_frame.f_code.co_filename in _ON_THE_WAY:
         first = first.tb_next
@@ -157,7 +160,7 @@ def _is_ours_alone(trace: TracebackType | None) -> bool:
 
 
 def result_text(result: Any, mask: Mask | None = None) -> str | None:
-    """A handler's result as JSON; what JSON cannot say is kept as its text. Never raises: the handler has succeeded."""
+    """A handler's result as JSON; values without a JSON form become their `repr`. Never raises: the run succeeded."""
     try:
         return _result_text(result, mask)
     except BaseException as broken:  # noqa: BLE001 - a __repr__ may raise anything
@@ -175,7 +178,7 @@ def _result_text(result: Any, mask: Mask | None) -> str | None:
         text = json.dumps(_plain(result, 0), ensure_ascii=False)
     if mask is not None:
         text = mask.json(text)
-    if len(text) > RESULT_LIMIT:
+    if len(text) > MAX_RESULT_CHARACTERS:
         return json.dumps({"truncated": True, "size": len(text), "head": cut(clean(text[:4096]), 2048)})
     return text
 

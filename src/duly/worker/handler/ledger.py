@@ -1,4 +1,4 @@
-"""Asking the ledger: the questions of many runs that start together are one statement."""
+"""Asks the ledger for runs that start together, in one statement."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from duly.store.pool import Pool
 
 
 class Ledger:
+    """The idempotency keys of completed runs, as the store keeps them."""
+
     def __init__(self, pool: Pool, *, retention_seconds: float) -> None:
         self._pool = pool
         self._retention = retention_seconds
@@ -21,7 +23,7 @@ class Ledger:
         """Whether a run has already completed with this key."""
         if (answer := self._asked.get((run.job_id, key))) is None:
             if not self._asked:
-                # Runs of one claim start in the same turn of the loop: the question is sent when all have asked.
+                # Runs of one claim start in the same turn of the loop: the statement is sent when all have asked.
                 asking = asyncio.create_task(self._ask())
                 self._asking.add(asking)
                 asking.add_done_callback(self._asking.discard)
@@ -32,10 +34,10 @@ class Ledger:
         asked, self._asked = self._asked, {}
         try:
             found = await store.known(self._pool, list(asked), retention_seconds=self._retention)
-        except Exception as error:  # noqa: BLE001 - whoever asked must hear of it
+        except Exception as error:  # noqa: BLE001 - every run that asked gets it
             for answer in asked.values():
                 answer.set_exception(error)
-                answer.exception()  # one whose asker is gone is not an error that nobody saw
+                answer.exception()  # marks it as seen: the run that asked may have been cancelled
         else:
             for pair, answer in asked.items():
                 answer.set_result(pair in found)

@@ -1,4 +1,4 @@
-"""Makes what handlers say of their progress visible: at most once a second, all runs in one statement."""
+"""Writes what handlers report of their progress: at most twice a second, all runs in one statement."""
 
 from __future__ import annotations
 
@@ -16,41 +16,44 @@ from duly.worker.handler.errors import clean
 
 log = logging.getLogger("duly.worker")
 
-NOTE_LIMIT = 500
-_PAUSE = 0.5
+MAX_NOTE_CHARACTERS = 500
+# Pause between two writes.
+_PAUSE_SECONDS = 0.5
 
 
 class Progress(Service):
+    """Keeps the latest report of each run until it is written."""
+
     interval = 3600.0
 
     def __init__(self, pool: Pool) -> None:
         super().__init__()
         self._pool = pool
         self._home = asyncio.get_running_loop()
-        # Handlers say it from their threads, too.
+        # Handlers in threads report as well.
         self._lock = threading.Lock()
-        self._said: dict[tuple[UUID, int], tuple[float, str]] = {}
+        self._reports: dict[tuple[UUID, int], tuple[float, str]] = {}
 
     def say(self, run: ClaimedRun, fraction: float, note: str) -> None:
         with self._lock:
-            first = not self._said
-            self._said[run.claim_id, run.ordinal] = (float(fraction), clean(str(note)[:NOTE_LIMIT]))
+            first = not self._reports
+            self._reports[run.claim_id, run.ordinal] = (float(fraction), clean(str(note)[:MAX_NOTE_CHARACTERS]))
         if first and not self._home.is_closed():
             self._home.call_soon_threadsafe(self.wake)
 
     async def run_once(self) -> float | None:
         with self._lock:
-            said, self._said = self._said, {}
+            said, self._reports = self._reports, {}
         if not said:
             return None
         try:
             await store.write(self._pool, [(*run, *what) for run, what in sorted(said.items())])
         except DataRefused as error:
-            # Whoever goes on says more soon. To send the same again would be refused again, for all.
+            # Sending these again would be refused again, for all runs; a handler that goes on reports again soon.
             log.warning("what %d runs said of their progress could not be stored: %s", len(said), error)
         except Exception:
             with self._lock:
-                self._said = said | self._said
+                self._reports = said | self._reports
             raise
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(_PAUSE_SECONDS)
         return 0.0

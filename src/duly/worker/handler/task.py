@@ -1,4 +1,4 @@
-"""Tasks: the Python functions a worker can call, and how a payload becomes their arguments."""
+"""Tasks: the Python functions that a worker can call. A payload's keys become their keyword arguments."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Task:
         set_field(self, "allowed", None if open_ended else frozenset(parameter.name for parameter in named))
 
     def check_payload(self, payload: Any) -> Mapping[str, Any]:
-        """The payload as keyword arguments; a payload that does not fit is a permanent failure that says so."""
+        """The payload as keyword arguments. Raises `Permanent` with the reason if it does not fit the function."""
         if not isinstance(payload, dict):
             raise Permanent(f"the payload of task {self.name} must be an object, not {type(payload).__name__}")
         if missing := self.required - payload.keys():

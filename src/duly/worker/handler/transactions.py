@@ -1,4 +1,4 @@
-"""`ctx.transaction()`: the handler's writes and the run's success, in one commit."""
+"""`ctx.transaction()`: commits the handler's writes and the run's success together."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Transactions:
-    """Connections of the handlers' own: they may hold one for long, and claims and outcomes must not wait for them."""
+    """A connection pool for handlers: they may hold a connection for long, and claims and outcomes must not wait."""
 
     def __init__(self, url: str, clock: Clock, *, size: int, pgbouncer: bool) -> None:
         self._url = url
@@ -47,12 +47,12 @@ class Transactions:
                     execution.run, execution.started_us, self._clock.now_us(), key=execution.ledger_key
                 )  # fmt: skip
                 recorded = True
-                # The fence: a claim that is gone records nothing. From here to the commit, rescue cannot take it.
+                # The fence: a claim that is gone records nothing. From here to the commit, rescue cannot take the run.
                 if execution.stop is not None or await store.complete(within, [success]) == 0:
                     raise LeaseLost("this worker no longer holds the run: the transaction is rolled back")
         except Exception as error:
-            # From the record on it is not the handler that failed. Whether the commit went through is for history to
-            # say: the run goes back only if it did not, and no attempt counts.
+            # After the record, an error of the store is not the handler's failure. History decides whether the commit
+            # went through: the run is returned only if it did not, and no attempt counts.
             if recorded and store_cannot_now(error):
                 raise Unable(f"the end of its transaction was not confirmed: {error}") from error
             raise

@@ -1,11 +1,13 @@
 """A child process that runs handlers for `duly.worker.processes.children`: `python -m duly.worker.processes.child`.
 
-Frames come in by standard input and go out by standard output. Both are moved out of the way before any code of the
-user's is imported: handlers find an empty input, and what they print goes to the worker's standard error.
+Frames come in by standard input and go out by standard output. Both descriptors are replaced before any of the user's
+code is imported: handlers find an empty input, and their prints go to the worker's standard error.
 
-The main thread runs handlers, one after the other. Another reads the frames, so that a handler hears of a cancel while
-it runs, and so that the process ends when the worker does: the kernel then closes the pipe. (A handler that holds the
-interpreter's lock for ever keeps that thread from it; the worker's guard, which has no handlers, ends it all the same.)
+The main thread runs handlers, one after the other. Another thread reads the frames, so that a running handler hears of
+a cancel, and so that the process ends when the worker does: the kernel then closes the pipe. (A handler that holds the
+interpreter's lock forever blocks that thread; the worker's guard, which runs no handlers, ends the process then.)
+
+A child has no connection to the store and imports no database driver.
 """
 
 from __future__ import annotations
@@ -38,9 +40,9 @@ from duly.worker.processes.children import LENGTH, resolve
 if TYPE_CHECKING:
     from duly.store.pool import Connection
 
-# What a handler says of its progress travels at most this often; the last word always does.
+# Shortest pause between two progress reports to the worker; the last report is always sent.
 PROGRESS_SECONDS = 0.1
-# An idle child whose worker has let it go ends in the usual way, atexit and all, within this.
+# How long an idle child may take to end in the usual way, with atexit handlers, once its worker has let it go.
 LEAVE_SECONDS = 2.0
 
 
@@ -77,10 +79,10 @@ class Child:
             call.cancelled_by(asyncio.get_running_loop(), asyncio.current_task())
             return await function()
 
-        # One loop for all calls: what a module keeps for later, such as connections, belongs to a loop.
+        # One loop for all calls: connections and the like that a module keeps belong to a loop.
         return self._runner.run(main())
 
-    # The other thread
+    # In the thread that reads frames
 
     def _listen(self) -> None:
         while True:
@@ -109,17 +111,17 @@ class Child:
         return bytes(data)
 
     def _leave(self) -> NoReturn:
-        """The worker is gone, or has let this child go."""
+        """Ends this process: the worker is gone, or has let the child go."""
         if self._call is None:
             self._calls.put(None)
             time.sleep(LEAVE_SECONDS)
         if os.getpgid(0) == os.getpid():
-            os.killpg(0, signal.SIGKILL)  # with whatever the handler has started
+            os.killpg(0, signal.SIGKILL)  # with all processes that the handler has started
         os._exit(1)
 
 
 class _Call:
-    """One call of a handler, and the host of its context."""
+    """One call of a handler, and the host of its execution."""
 
     def __init__(self, child: Child, number: int, request: Mapping[str, Any]) -> None:
         self._child = child
@@ -151,16 +153,16 @@ class _Call:
             return self._child.run_async(lambda: function(*given, **self._arguments), self)
         return function(*given, **self._arguments)
 
-    # What the handler asks for through its context.
+    # The host: what the handler calls through its context.
 
     def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]:
         raise RuntimeError(
-            "ctx.transaction() cannot be had in a child process, which has no connection to the store; "
+            "ctx.transaction() does not work in a child process, which has no connection to the store; "
             "use isolation='thread' for this task"
         )
 
     def holds(self, run: ClaimedRun) -> bool:
-        return True  # the worker has looked before it sent this
+        return True  # the worker has checked the lease before it sent the call
 
     def progress(self, run: ClaimedRun, fraction: float, note: str) -> None:
         with self._lock:
@@ -175,14 +177,14 @@ class _Call:
             timer.start()
 
     def _say_progress(self, *, over: bool = False) -> None:
-        with self._lock:  # while it is sent, too: not after the answer, when the next call's words are expected
+        with self._lock:  # held while sending: a report after the answer would be taken for the next call's
             said, self._progress = self._progress, None
             self._said_at = time.monotonic()
             if said is not None and not self._over:
                 self._child.send({"progress": said})
             self._over = self._over or over
 
-    # Cancelling: called by the other thread.
+    # Cancelling, from the thread that reads frames
 
     def cancelled_by(self, loop: asyncio.AbstractEventLoop, task: asyncio.Task[Any] | None) -> None:
         assert task is not None
@@ -200,7 +202,7 @@ class _Call:
 
 
 def _signal_of(error: BaseException) -> list[Any]:
-    """What the error means for the run, whatever its class is called."""
+    """The error's meaning for the run: the signal it is, or none."""
     try:
         if isinstance_of(error, Permanent):
             return ["permanent"]
@@ -216,7 +218,7 @@ def _signal_of(error: BaseException) -> list[Any]:
 
 
 def _run_from(told: Mapping[str, Any]) -> ClaimedRun:
-    """The run as the worker told it. What it would take to claim or complete it stays there."""
+    """The run as the worker described it. The parts needed to claim or complete it stay in the worker."""
     run = ClaimedRun()
     for name, value in told.items():
         setattr(run, name, value)
@@ -228,7 +230,7 @@ def _run_from(told: Mapping[str, Any]) -> ClaimedRun:
 
 def main() -> None:
     conceal()
-    requests, answers = os.dup(0), os.dup(1)  # not inherited by what handlers start
+    requests, answers = os.dup(0), os.dup(1)  # not inherited by processes that handlers start
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
@@ -236,8 +238,8 @@ def main() -> None:
     if sys.stdout is not None:
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     for number in (signal.SIGINT, signal.SIGTERM):
-        # Whoever ends a whole group of services means the worker, which lets its handlers finish. Not SIG_IGN, which
-        # programs that a handler starts would inherit.
+        # A signal to a whole group of processes is meant for the worker, which lets its handlers finish. Not SIG_IGN,
+        # which programs that a handler starts would inherit.
         signal.signal(number, lambda *_: None)
     log_to_stderr()
     faulthandler.enable()  # a crash leaves its traceback in the worker's log

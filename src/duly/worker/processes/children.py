@@ -1,10 +1,10 @@
 """Calls tasks with `isolation="process"` in child processes, which can be killed where a thread cannot.
 
-Children stay for the next call: a new one costs a Python start and the import of the user's code, a call in a warm one
-about a millisecond. The worker's guard (`duly.worker.processes.guard`) starts and kills them: none outlives the worker.
+Children are reused: a new one costs a Python start and the import of the user's code, a call in a warm one about a
+millisecond. The worker's guard (`duly.worker.processes.guard`) starts and kills them: none outlives the worker.
 
-Worker and child exchange frames: four bytes of length, then JSON. Nothing is ever pickled: the child imports the
-function by its module and name, and errors come back as texts.
+Worker and child exchange frames: four bytes of length, then JSON. Nothing is pickled: the child imports the function by
+its module and name, and errors come back as text.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.worker")
 
 LENGTH = struct.Struct(">I")
-# Above every result and error there can be; a longer frame is not one of ours.
-FRAME_LIMIT = 4 * 1024 * 1024
-# Between telling a handler to stop and killing its process. With the kill, well inside what the executor waits.
+# More than any result or error can take; a longer frame was not written by Duly.
+MAX_FRAME_BYTES = 4 * 1024 * 1024
+# From telling a handler to stop to killing its process. With the kill, well within the executor's ABANDON_SECONDS.
 CANCEL_SECONDS = 1.0
-# A run that finds every child busy waits for this long at most, for it waits on its own timeout's account; then it
-# goes back to the queue, where another worker may have a child free.
+# Longest wait for a free child, because the wait counts against the run's own timeout; then the run goes back to the
+# queue, where another worker may have a free child.
 SLOT_SECONDS = 5.0
-# A child that nobody needed for this long ends.
+# A child that was idle for this long ends.
 IDLE_SECONDS = 300.0
+# How long an idle child may take to end by itself.
 _CLOSE_SECONDS = 1.0
-# Between the end of a child and that of its pipe, which says what it last said.
+# How long to wait for a dead child's remaining output.
 _LAST_WORDS_SECONDS = 0.5
 
 
@@ -50,7 +51,7 @@ class Children:
     """A pool of child processes. Each runs one handler at a time."""
 
     def __init__(self, slots: int | None = None) -> None:
-        """`slots`: how many handlers run at once; by default one a core."""
+        """`slots`: number of handlers that run at once; by default one per core."""
         self._slots = slots or os.cpu_count() or 1
         self._free = asyncio.Semaphore(self._slots)
         self._guard = Guard()
@@ -60,7 +61,7 @@ class Children:
 
     async def call(self, task: Task, execution: Execution, arguments: Mapping[str, Any]) -> Any:
         try:
-            where = find_again(task)
+            where = locate(task)
         except InvalidInput as error:
             raise Permanent(str(error)) from None
         run = execution.run
@@ -72,7 +73,7 @@ class Children:
         try:
             child = await self._take()
             try:
-                return await child.call({"task": where, "run": as_told(run), "arguments": dict(arguments)}, execution)
+                return await child.call({"task": where, "run": described(run), "arguments": dict(arguments)}, execution)
             finally:
                 self._give_back(child)
         except (Refused, GuardLost) as error:
@@ -91,7 +92,7 @@ class Children:
 
     async def _take(self) -> _Child:
         while self._idle:
-            child = self._idle.pop()  # the one used last: the others may become idle enough to end
+            child = self._idle.pop()  # the one used last, so that the others become idle long enough to end
             if child.usable:
                 return child
             await child.kill()
@@ -171,7 +172,7 @@ class _Child(asyncio.Protocol):
         answer = self._answer = asyncio.get_running_loop().create_future()
         self._context = Context(execution)
         try:
-            execution.ensure_held()  # it may have waited for a child
+            execution.ensure_held()  # the run may have waited for a child
             self._calls += 1
             self._send({"call": request, "number": self._calls})
             try:
@@ -182,7 +183,7 @@ class _Child(asyncio.Protocol):
                 await self._cancel(answer)
                 raise
             if answer.done() and answer.exception() is None:
-                return _made_of(answer.result())
+                return _result_of(answer.result())
             await self.kill()
             if answer.done():
                 answer.result()
@@ -191,7 +192,7 @@ class _Child(asyncio.Protocol):
             self._answer = self._context = None
 
     async def _cancel(self, answer: asyncio.Future[Mapping[str, Any]]) -> None:
-        """Tell the handler, which may end by itself in a moment; then kill its process, whatever it does."""
+        """Tells the handler to stop, and kills its process if it does not end in time."""
         try:
             self._send({"cancel": self._calls})
             await _first_of(answer, self._program.ended, seconds=CANCEL_SECONDS)
@@ -200,7 +201,7 @@ class _Child(asyncio.Protocol):
                 await self.kill()
 
     async def kill(self) -> None:
-        """The process and all of its group."""
+        """Kills the process and all of its group."""
         self._broken = True
         try:
             await self._program.stop(0)
@@ -208,7 +209,7 @@ class _Child(asyncio.Protocol):
             self._close_pipes()
 
     async def close(self) -> None:
-        """Let it end by itself; it has nothing to do."""
+        """Lets an idle child end by itself, and kills it if it does not."""
         self._broken = True
         self._requests.close()
         try:
@@ -232,17 +233,17 @@ class _Child(asyncio.Protocol):
         self._requests.write(LENGTH.pack(len(body)) + body)
 
     def _close_pipes(self) -> None:
-        if not self._requests.is_closing():  # asyncio's own loop does not take a second word
+        if not self._requests.is_closing():  # asyncio raises if it is closed twice
             self._requests.abort()
         self._answers.close()
 
-    # What the child says.
+    # Messages from the child
 
     def data_received(self, data: bytes) -> None:
         self._received += data
         while len(self._received) >= LENGTH.size:
             (length,) = LENGTH.unpack_from(self._received)
-            if length > FRAME_LIMIT:
+            if length > MAX_FRAME_BYTES:
                 self._spoke_nonsense(f"a frame of {length} bytes")
                 return
             end = LENGTH.size + length
@@ -283,8 +284,8 @@ async def _first_of(*futures: asyncio.Future[Any], seconds: float | None = None)
     await asyncio.wait(futures, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
 
-def _made_of(answer: Mapping[str, Any]) -> Any:
-    """The handler's result, or its error as one that means the same here."""
+def _result_of(answer: Mapping[str, Any]) -> Any:
+    """Returns the handler's result, or raises its error as one with the same meaning."""
     if "result" in answer:
         return answer["result"]
     kind, message, trace = answer["error"]["type"], answer["error"]["message"], answer["error"]["traceback"]
@@ -301,39 +302,39 @@ def _made_of(answer: Mapping[str, Any]) -> Any:
             raise RemoteError(kind, message, trace)
 
 
-# How a function and a run are told to another process
+# Describing a function and a run to another process
 
 
 def check_isolated(tasks: Mapping[str, Task]) -> bool:
-    """Whether any task wants a process; one that cannot have it is an error before the first run of it."""
+    """Whether any task runs in a child process. Raises `InvalidInput` for a task that a child could not find."""
     wanting = [task for task in tasks.values() if task.isolation == "process"]
     for task in wanting:
-        find_again(task)
+        locate(task)
     return bool(wanting)
 
 
-def find_again(task: Task) -> dict[str, Any]:
-    """How a child finds the task's function: its module, its name there, and how many wrappers lie around it."""
+def locate(task: Task) -> dict[str, Any]:
+    """Describes the task's function for a child: its module, its name there, and the number of wrappers around it."""
     function = task.function
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str):
-        raise _not_found_again(task, "only functions of a module can run in another process")
+        raise _not_locatable(task, "only functions of a module can run in another process")
     if module == "__main__":
-        raise _not_found_again(
+        raise _not_locatable(
             task, "it is in the script that was started, which a child process cannot import; move it to a module"
         )
     if "<" in name:
-        raise _not_found_again(task, f"{name} is made inside another function; move it to the top of its module")
+        raise _not_locatable(task, f"{name} is made inside another function; move it to the top of its module")
     try:
         found: Any = resolve(module, name)
     except (ImportError, AttributeError):
-        raise _not_found_again(task, f"{module} has no {name}") from None
+        raise _not_locatable(task, f"{module} has no {name}") from None
     for wrappers in range(20):
         if found == function:
             return {"module": module, "name": name, "wrappers": wrappers, "context": task.takes_context}
         if (found := getattr(found, "__wrapped__", None)) is None:
             break
-    raise _not_found_again(task, f"{module}.{name} is something else by now")
+    raise _not_locatable(task, f"{module}.{name} is something else by now")
 
 
 def resolve(module: str, name: str) -> Callable[..., Any]:
@@ -343,11 +344,11 @@ def resolve(module: str, name: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _not_found_again(task: Task, why: str) -> DulyError:
+def _not_locatable(task: Task, why: str) -> DulyError:
     return InvalidInput("isolation", f"task {task.name} cannot have 'process': {why}")
 
 
-def as_told(run: ClaimedRun) -> dict[str, Any]:
+def described(run: ClaimedRun) -> dict[str, Any]:
     return {
         "claim_id": str(run.claim_id),
         "ordinal": run.ordinal,

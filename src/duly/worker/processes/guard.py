@@ -1,7 +1,7 @@
-"""The worker's side of its guard: programs are started, waited for and ended through it. See `guard_process`.
+"""The worker's side of its guard: starts programs, waits for them and ends them. See `guard_process`.
 
-asyncio's own subprocesses will not do: when they count as ended depends, version by version, on who else holds their
-pipes; they cannot end with the worker; and starting them forks the whole worker.
+asyncio's own subprocesses do not suffice: depending on the version, they count as ended only when no other process
+holds their pipes; they cannot end with the worker; and starting them forks the whole worker.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from duly.worker.processes.guard_process import HEADER
 log = logging.getLogger("duly.worker")
 
 _PROGRAM = Path(__file__).with_name("guard_process.py")
-# Beyond the grace: the guard gives up on what SIGKILL does not end, and says so. Only a guard that hangs is late.
+# Added to the grace. The guard reports processes that SIGKILL does not end, so only a guard that hangs takes longer.
 _STOP_MARGIN_SECONDS = 1.5
 _CLOSE_SECONDS = 2.0
 
 
 class GuardLost(DulyError):
-    """The guard has died, and with it what it had started."""
+    """The guard has died, and with it the programs it had started."""
 
 
 class Refused(DulyError):
-    """A program could not be started. `what` is the part that was wrong: `argv`, `cwd`, `account` or `fork`."""
+    """A program could not be started. `what` names the part at fault: `argv`, `cwd`, `account` or `fork`."""
 
     def __init__(self, number: int, what: str, why: str) -> None:
         super().__init__(why)
@@ -63,14 +63,14 @@ class Program:
 
     @property
     def ended(self) -> asyncio.Future[int]:
-        """The program's exit code; negative: by that signal. What it left running is not waited for."""
+        """The program's exit code, negative if a signal ended it. Processes that it left running are not waited for."""
         return self._ended
 
     async def wait(self) -> int:
         return await asyncio.shield(self._ended)
 
     async def stop(self, grace: float) -> None:
-        """SIGTERM to the group, SIGKILL after the grace. Returns when nobody of it is left, cancelled or not."""
+        """Sends SIGTERM to the group, SIGKILL after the grace. Returns when the group is empty, even if cancelled."""
         self._guard.post({"id": self._number, "stop": grace})
         loop = asyncio.get_running_loop()
         until = loop.time() + grace + _STOP_MARGIN_SECONDS
@@ -83,20 +83,20 @@ class Program:
                 log.error("the guard does not answer; process group %s may still run", self._pid_or_unknown())
                 break
             except asyncio.CancelledError:
-                cancelled = True  # heard, and obeyed when this has ended
+                cancelled = True  # raised again when the group is empty
             except GuardLost:
                 break
         if cancelled:
             raise asyncio.CancelledError
 
     def forget(self) -> None:
-        """It has ended, and what it left running may go on."""
+        """Stops following a program that has ended; processes that it left running may go on."""
         self._guard.forget(self._number)
 
     def _pid_or_unknown(self) -> int | str:
         return self._started.result() if self._started.done() and not self._started.exception() else "unknown"
 
-    # What the guard says.
+    # Messages from the guard
 
     async def _until_started(self) -> None:
         try:
@@ -120,7 +120,7 @@ class Program:
             _settle(self._gone, None)
 
     def _lose(self) -> None:
-        # The kernel has killed the program with the guard; others of its group have only this worker to do it.
+        # The kernel has killed the program with the guard; the others of its group are killed here.
         if self._started.done() and not self._started.exception() and not self._gone.done():
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._started.result(), signal.SIGKILL)
@@ -130,7 +130,7 @@ class Program:
 
 
 def ending(code: int) -> str:
-    """How a process ended, for people."""
+    """Describes an exit code in words."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -140,7 +140,7 @@ def ending(code: int) -> str:
 
 
 class Guard:
-    """Starts programs. The process behind it is made when the first is wanted, and again after it was lost."""
+    """Starts programs. The guard process is started with the first program, and again after it was lost."""
 
     def __init__(self) -> None:
         self._connection: _Connection | None = None
@@ -156,9 +156,9 @@ class Guard:
         stderr: int,
         account: tuple[int, int] | None = None,
     ) -> Program:
-        """Start a program with these descriptors, which stay the caller's. Raises `Refused` or `GuardLost`.
+        """Starts a program with these descriptors, which stay the caller's. Raises `Refused` or `GuardLost`.
 
-        `account`: the user and the group that it runs as; None: as the worker.
+        `account`: the user id and group id that it runs as; None: the worker's.
         """
         if self._connection is None or self._connection.lost:
             self._connection = _Connection()
@@ -167,14 +167,14 @@ class Guard:
         )
 
     async def close(self) -> None:
-        """End the guard, and with it whatever still runs."""
+        """Ends the guard, and with it all programs that still run."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
 
 
 class _Connection:
-    """One guard process and the socket to it. Nothing here blocks or waits, so that a stop is always sent at once."""
+    """One guard process and the socket to it. Nothing here blocks, so that a stop is always sent at once."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -185,8 +185,8 @@ class _Connection:
         self.lost = False
         self._socket, theirs = socket.socketpair()
         with theirs:
-            # -I -S: nothing of the user's environment or site takes part. A session of its own: Ctrl-C is not for it.
-            # The environment is what its programs could read in /proc: of the worker's only what Python needs to start.
+            # -I -S: no code of the user's environment or site is loaded. Its own session: Ctrl-C does not reach it.
+            # Its programs could read its environment in /proc, so it gets only what Python needs to start.
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_PROGRAM), str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
@@ -200,7 +200,7 @@ class _Connection:
     async def start(self, message: dict[str, Any], descriptors: tuple[int, int, int]) -> Program:
         self._next += 1
         program = self._programs[self._next] = Program(self, self._next)
-        # Copies: the caller may close its own before they are sent.
+        # Duplicates: the caller may close its descriptors before these are sent.
         self.post({"id": self._next, **message}, tuple(os.dup(descriptor) for descriptor in descriptors))
         await program._until_started()
         return program
@@ -293,6 +293,6 @@ def _settle(future: asyncio.Future[Any], value: object) -> None:
 
 
 def _heard(future: asyncio.Future[Any]) -> None:
-    """An error that nobody waits for is no news."""
+    """Marks an error as seen, so that asyncio does not log one that is not awaited."""
     if not future.cancelled():
         future.exception()

@@ -1,27 +1,27 @@
-"""The guard: a small process beside a worker that starts programs for it and sees to it that they end.
+"""The guard: a small process beside a worker that starts programs for it and makes sure that they end.
 
-Run by its path (`python -I -S …/guard_process.py DESCRIPTOR WORKER`), with nothing but the standard library, so that
-no code of the user's lives in it. It has one thread and never blocks. That makes four things possible that a worker,
-with its threads and its handlers, cannot do:
+It is run by its path (`python -I -S …/guard_process.py DESCRIPTOR WORKER`) with the standard library alone, so that it
+holds no code of the user's. It has one thread and never blocks. That makes four things possible that a worker, with its
+threads and handlers, cannot do:
 
 - between fork and exec it can safely ask the kernel to kill the program when the guard dies;
-- it learns that the worker is gone, however that went: the kernel closes the worker's end of the socket. What was
-  started and has not ended is killed then, so that no run goes on while its lease is another's;
-- nothing of the worker's is in its memory or its environment, for the program to find in `/proc`;
+- it learns that the worker is gone, whatever the cause: the kernel closes the worker's end of the socket. Programs that
+  have not ended are killed then, so that no run goes on while another worker holds its lease;
+- its memory and environment hold nothing of the worker's that a program could find in `/proc`;
 - orphans of a program become its children (Linux), so it reaps them and knows when a whole process group has ended.
 
-A process that leaves its group on purpose (a daemon, `setsid`) is not followed, and what a program left running when
-it ended by itself is left alone, as cron does.
+A process that leaves its group on purpose (a daemon, `setsid`) is not followed, and processes that a program left
+running when it ended by itself are left alone, as cron does.
 
-The worker says, as length-prefixed JSON:
+The worker sends, as length-prefixed JSON:
     {"id", "start": [argv], "env": {…}, "cwd", "as": null | [uid, gid]}, with descriptors for standard input, output
                                                 and error
     {"id", "stop": seconds}                     SIGTERM to the group, SIGKILL when it is still there after that long
-    {"id", "forget": true}                      the program has ended; what it left running is nobody's concern
+    {"id", "forget": true}                      the program has ended; what it left running is not followed
 The guard answers, as lines of JSON:
     {"id", "started": pid} or {"id", "refused": errno, "what": "cwd" | "argv" | "fork" | "account", "why"}
-    {"id", "ended": code}                       the program itself; negative: by that signal
-    {"id", "gone": true}                        after a stop: nobody of the group is left
+    {"id", "ended": code}                       the program itself; negative: a signal ended it
+    {"id", "gone": true}                        after a stop: the group is empty
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ from typing import Any
 
 HEADER = struct.Struct(">IB")
 DESCRIPTORS = 3
-# How often it looks whether a group that was told to stop is empty: not every end in it is told to the guard.
+# Pause between checks whether a stopped group is empty: the guard is not told of every process that ends in it.
 LOOK_SECONDS = 0.02
-# After SIGKILL only a process that hangs inside the kernel is left. Nobody waits longer for that one.
+# After SIGKILL only a process that hangs inside the kernel is left; it is given up after this long.
 KILLED_SECONDS = 1.0
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
-# What Python ignores, or the guard does, a program should find as it would find it anywhere.
+# Signals that Python or the guard ignores; a program gets their default handling back.
 _RESTORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 
 
 class Group:
-    """One program and what it started: a process group of its own, named by the program's pid."""
+    """One program and the processes it started: a process group, named by the program's pid."""
 
     def __init__(self, number: int, pid: int, status: int) -> None:
         self.number = number
         self.pid = pid
-        #: A pipe that the exec closes; before that, what went wrong is written to it.
+        #: A pipe that a successful exec closes; before that, an error is written to it.
         self.status: int | None = status
         self.ended = False
         self.stopping = False
@@ -64,17 +64,17 @@ class Group:
         self.give_up_at: float | None = None
 
     def send(self, number: signal.Signals) -> None:
-        # The pid cannot be another's: this is called only while somebody of the group is known to be there.
+        # The pid cannot be reused: this is called only while a process of the group is known to exist.
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
-            if not self.ended:  # it has been forked and has not yet made its group
+            if not self.ended:  # forked, but its group is not made yet
                 os.kill(self.pid, number)
-        except PermissionError:  # a program of another user's is left in it
+        except PermissionError:  # a process of another user is left in the group
             pass
 
     def is_empty(self) -> bool:
-        """Once the program itself has been reaped, no zombie of ours counts as somebody."""
+        """Whether no process of the group is left. Asked after the program was reaped: a zombie would count as one."""
         if not self.ended:
             return False
         try:
@@ -91,7 +91,7 @@ class Guard:
         self._worker = worker
         self._worker_pid = worker_pid
         self._worker.setblocking(False)
-        self._worker.set_inheritable(False)  # a program that held it would hide the guard's end from the worker
+        self._worker.set_inheritable(False)  # if a program held it too, the worker would not see the guard end
         self._selector = selectors.DefaultSelector()
         self._received = bytearray()
         self._descriptors: list[int] = []
@@ -100,9 +100,10 @@ class Guard:
         self._prctl = _find_prctl()
 
     def run(self) -> None:
-        """Until the worker is gone; then nobody is left."""
+        """Serves the worker until it is gone, then kills every group that is left."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # Whoever ends a whole group of processes means the worker, which ends gracefully and needs its programs.
+            # A signal to a whole group of processes is meant for the worker, which ends gracefully and needs its
+            # programs.
             signal.signal(number, _ignore)
         woken, wake = os.pipe()
         os.set_blocking(woken, False)
@@ -110,10 +111,10 @@ class Guard:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, _ignore)
         if self._prctl is not None:
-            # What it was told holds other jobs' secrets. Its programs are like any others again: exec sees to that.
+            # The guard's memory holds secrets of jobs: no other process may read it. An exec resets this for programs.
             self._prctl(_PR_SET_DUMPABLE, 0)
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
-            # A handler that forked may hold the worker's end of the socket open; then a signal tells.
+            # A process forked by a handler may hold the worker's end of the socket open; then this signal tells.
             self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP))
         self._selector.register(woken, selectors.EVENT_READ, lambda: _drain(woken))
         self._selector.register(self._worker, selectors.EVENT_READ, self._receive)
@@ -127,7 +128,7 @@ class Guard:
         except EOFError:
             pass
         finally:
-            # Whatever happened to this process's own code: nothing may stay behind.
+            # Also after an error of the guard itself: no program may stay behind.
             for group in self._groups.values():
                 if not group.is_empty():
                     group.send(signal.SIGKILL)
@@ -168,7 +169,7 @@ class Guard:
         self._outbox += json.dumps({"id": number, **said}).encode() + b"\n"
 
     def _flush(self) -> None:
-        # A worker that is stopped for a while reads nothing; the guard must go on all the same.
+        # A worker that is stopped for a while reads nothing; the guard must go on regardless.
         try:
             while self._outbox:
                 del self._outbox[: self._worker.send(self._outbox)]
@@ -210,7 +211,7 @@ class Guard:
         given: list[int],
         told: int,
     ) -> None:
-        """In the child: turn into the program. Never returns."""
+        """Runs in the forked child and becomes the program. Never returns."""
         what = "argv"
         try:
             os.setsid()
@@ -218,9 +219,9 @@ class Guard:
                 what = "account"
                 _turn_into(account[0], account[1], given)
                 what = "argv"
-            if self._prctl is not None:  # after the account: the kernel forgets this when that changes
+            if self._prctl is not None:  # after the change of account, which resets it
                 self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
-                if os.getppid() != guard:  # it died before the kernel was asked
+                if os.getppid() != guard:  # the guard died before the kernel was asked
                     os._exit(1)
             signal.set_wakeup_fd(-1)
             for signal_number in _RESTORED:
@@ -233,10 +234,10 @@ class Guard:
                 what = "argv"
             elif account is not None:
                 _go_home(env.get("HOME", "/"))
-            os.execvpe(argv[0], argv, env)  # noqa: S606 - that is what a command is: a program and no shell
+            os.execvpe(argv[0], argv, env)  # noqa: S606 - a command is a program, without a shell
         except OSError as error:
             _say_refused(told, error.errno or 0, what, str(error.strerror))
-        except BaseException as error:  # noqa: BLE001 - whatever it is, there must not be a second guard
+        except BaseException as error:  # noqa: BLE001 - after any error: there must not be a second guard
             _say_refused(told, errno.EINVAL, what, str(error))
         finally:
             os._exit(127)
@@ -252,7 +253,7 @@ class Guard:
         os.close(group.status)
         group.status = None
         if said:
-            del self._groups[group.number]  # its process ends at once and is reaped with any other
+            del self._groups[group.number]  # its process ends at once and is reaped like any other
             self._tell(group.number, **json.loads(said))
             if group.stopping:
                 self._tell(group.number, gone=True)
@@ -273,7 +274,7 @@ class Guard:
 
     def _program_ended(self, group: Group, code: int) -> None:
         self._read_status(group)
-        if group.number not in self._groups:  # it never began
+        if group.number not in self._groups:  # the program never started
             return
         group.ended = True
         self._tell(group.number, ended=code)
@@ -309,9 +310,9 @@ class Guard:
 
 
 def _turn_into(uid: int, gid: int, given: list[int]) -> None:
-    """Be another account, for good."""
+    """Switches to another account, irrevocably."""
     for descriptor in given:
-        with suppress(OSError):  # so that `/dev/stderr` and its like, which are opened anew, are the program's own
+        with suppress(OSError):  # so that the program may open `/dev/stderr` and the like
             os.fchown(descriptor, uid, gid)
     os.setgroups([])
     os.setresgid(gid, gid, gid)
@@ -319,7 +320,7 @@ def _turn_into(uid: int, gid: int, given: list[int]) -> None:
 
 
 def _go_home(home: str) -> None:
-    """Not where the worker is: from there a program could reach what lies below a folder that is closed to it."""
+    """Enters the home folder: from the worker's folder a program could reach files below one that is closed to it."""
     try:
         os.chdir(home)
     except OSError:
@@ -332,7 +333,7 @@ def _say_refused(told: int, number: int, what: str, why: str) -> None:
 
 
 def _ignore(*_: object) -> None:
-    """Not SIG_IGN: this one still wakes the guard up."""
+    """A handler instead of SIG_IGN, so that the signal still wakes the guard."""
 
 
 def _drain(descriptor: int) -> None:
@@ -342,7 +343,7 @@ def _drain(descriptor: int) -> None:
 
 
 def _find_prctl() -> Callable[[int, int], object] | None:
-    """Linux has it. Elsewhere the socket's end is what ends the programs, and it takes a living guard to see it."""
+    """prctl, on Linux. Elsewhere only a living guard can end the programs, when it sees the socket closed."""
     if not sys.platform.startswith("linux"):
         return None
     try:
