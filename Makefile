@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format docs bench bench-peers torture mutants clean
+.PHONY: help demo test test-fast check format columns docs bench bench-peers torture mutants clean
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -36,6 +36,9 @@ format: $(VENV)/.ready ## put the code into its one format
 
 docs: $(VENV)/.ready ## write docs/settings.md from the code
 	$(BIN)/python scripts/settings_table.py > docs/settings.md
+
+columns: $(VENV)/.ready ## write the lists of a job's columns into the SQL statements
+	@$(BIN)/python scripts/columns
 
 bench: $(VENV)/.ready ## measure, beside a raw-SQL loop of the same statements
 	$(BIN)/duly bench

@@ -35,13 +35,9 @@ _RESERVED = frozenset(
 def check_handler(handler: Mapping[str, Any]) -> tuple[str, str, str]:
     """The kind of target, the object as the store keeps it, and the name that a job of it gets by default."""
     kind = handler.get("type")
-    checks: dict[object, Callable[[Mapping[str, Any]], tuple[dict[str, Any], str]]] = {
-        "http": _check_http,
-        "command": _check_command,
-    }
-    if not isinstance(kind, str) or kind not in checks:
-        raise InvalidInput("handler.type", f"must be http or command, not {str(kind)[:40]!r}")
-    target, name = checks[kind](handler)
+    if not isinstance(kind, str) or kind not in _CHECKS:
+        raise InvalidInput("handler.type", f"must be {' or '.join(KINDS)}, not {str(kind)[:40]!r}")
+    target, name = _CHECKS[kind](handler)
     text = json.dumps(target, ensure_ascii=False)
     if len(text.encode()) > MAX_TARGET_BYTES:
         raise InvalidInput("handler", f"must be at most {MAX_TARGET_BYTES} bytes as JSON")
@@ -158,3 +154,10 @@ def _text(value: object, field: str, *, longest: int, shortest: int = 1) -> str:
     if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):
         raise InvalidInput(field, "must not contain NUL characters or lone surrogates")
     return value
+
+
+_CHECKS: dict[str, Callable[[Mapping[str, Any]], tuple[dict[str, Any], str]]] = {
+    "http": _check_http,
+    "command": _check_command,
+}
+KINDS = tuple(_CHECKS)

@@ -176,6 +176,10 @@ def _changed(
         lost_first=first,
         lost_last=last,
         lost_count=count,
+        what="changed",
+        handler=None,
+        target=None,
+        fingerprint=None,
     )
 
 

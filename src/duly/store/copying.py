@@ -11,19 +11,21 @@ again: `jobs.submit` with the same rows finds out what is there.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from duly.model import to_micros
 from duly.store.jobs import OWN_FIELDS, NewJob
 from duly.store.pool import LARGE, Querier
 
+# The columns of the same name as a field of `NewJob` that all jobs of a shape share.
+_SHAPE_COLUMNS = tuple(name for name in NewJob._fields[OWN_FIELDS:] if name != "immediate")
 JOB_COLUMNS = (
     "job_id", "shard", "payload", "name", "payload_ref", "next_run_at", "schedule",
     # From here on the same for all jobs of a shape.
-    "tenant", "handler", "target", "kind", "timezone", "start_at", "end_at", "max_runs", "queue", "priority", "policy",
-    "labels", "last_run_at", "run_count", "status", "created_at", "updated_at",
+    *_SHAPE_COLUMNS, "last_run_at", "run_count", "status", "created_at", "updated_at",
 )  # fmt: skip
 RUN_COLUMNS = ("job_id", "shard", "scheduled_at", "run_at", "fired_at", "priority", "flags", "state", "queue")
 
@@ -127,20 +129,9 @@ def _shape_bytes(job: NewJob, created_at: datetime, now: datetime) -> bytes:
     created = _moment(created_at)
     return b"".join(
         (
-            _text(job.tenant),
-            _text(job.handler),
-            _json(job.target),
-            _text(job.kind),
-            _text(job.timezone),
-            _moment(job.start_at),
-            _moment(job.end_at),
-            _NULL if job.max_runs is None else _integer(4, job.max_runs),
-            _text(job.queue),
-            _smallint(2, job.priority),
-            _json(job.policy),
-            _json(job.labels),
+            *(_ENCODERS.get(name, _text)(getattr(job, name)) for name in _SHAPE_COLUMNS),
             _moment(now if job.immediate else None),
-            _integer(4, int(job.immediate)),
+            _number(int(job.immediate)),
             _text("ended" if job.immediate else "active"),
             created,
             created,
@@ -189,3 +180,19 @@ def _json(value: str | None) -> bytes:
 
 def _moment(value: datetime | None) -> bytes:
     return _NULL if value is None else _timestamp(8, to_micros(value) - _EPOCH_US)
+
+
+def _number(value: int | None) -> bytes:
+    return _NULL if value is None else _integer(4, value)
+
+
+# For the columns of a shape that are not strings. `tests/test_recipes.py` compares them with the types of the table.
+_ENCODERS: dict[str, Callable[[Any], bytes]] = {
+    "target": _json,
+    "start_at": _moment,
+    "end_at": _moment,
+    "max_runs": _number,
+    "priority": lambda value: _smallint(2, value),
+    "policy": _json,
+    "labels": _json,
+}

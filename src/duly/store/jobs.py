@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -240,11 +240,23 @@ async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str 
 
 
 class ChangedJob(NamedTuple):
-    """What a job is to be. Field order is the parameter order of `jobs/change.sql`."""
+    """A job's new columns. Field order is the parameter order of `jobs/change.sql`."""
 
     job_id: UUID
     tenant: str
     version: int
+    planned_anew: bool
+    expected: datetime | None
+    next_run_at: datetime | None
+    old: str
+    lost_first: datetime | None
+    lost_last: datetime | None
+    lost_count: int
+    what: str
+    handler: str | None
+    target: str | None
+    fingerprint: bytes | None
+    # The columns that a change writes: the last fields, so that a new one is the last parameter.
     name: str
     payload: str
     payload_ref: str | None
@@ -258,17 +270,6 @@ class ChangedJob(NamedTuple):
     priority: int
     policy: str | None
     labels: str | None
-    planned_anew: bool
-    expected: datetime | None
-    next_run_at: datetime | None
-    old: str
-    lost_first: datetime | None
-    lost_last: datetime | None
-    lost_count: int
-    what: str = "changed"
-    handler: str | None = None
-    target: str | None = None
-    fingerprint: bytes | None = None
 
 
 async def change(store: Querier, changed: ChangedJob) -> Job | None:
@@ -374,31 +375,20 @@ def to_job(row: Any) -> Job:
     if reading.said is not None and "secret_fields" in (row["policy"] or ""):
         payload = None  # what of it is secret may be what cannot be read
     return Job(
-        job_id=row["job_id"],
-        shard=row["shard"],
-        tenant=row["tenant"],
-        name=row["name"],
+        **{name: row[name] for name in _PLAIN_COLUMNS},
         handler=handler,
         payload=payload,
-        payload_ref=row["payload_ref"],
-        kind=row["kind"],
-        schedule=row["schedule"],
-        timezone=row["timezone"],
-        start_at=row["start_at"],
-        end_at=row["end_at"],
-        max_runs=row["max_runs"],
-        queue=row["queue"],
-        priority=row["priority"],
         policy=policy,
-        dedupe_key=row["dedupe_key"],
         labels=labels,
         status=row.get("shown_status") or row["status"],
         status_reason=row["status_reason"] or reading.said,
-        next_run_at=row["next_run_at"],
-        last_run_at=row["last_run_at"],
-        run_count=row["run_count"],
-        created_at=row["created_at"],
-        updated_at=row["updated_at"],
-        version=row["version"],
         unreadable=reading.said,
     )
+
+
+# The columns that are the job's fields as they stand in the row.
+_PLAIN_COLUMNS = tuple(
+    field.name
+    for field in fields(Job)
+    if field.name not in ("handler", "payload", "policy", "labels", "status", "status_reason", "unreadable")
+)

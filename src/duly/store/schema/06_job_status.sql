@@ -4,9 +4,9 @@
 -- more row version per run on the hottest path. Readers derive it: an ended job is active while it has a run, a claimed
 -- run, a run out of schedule order, or late occurrences to come.
 create view duly.job_status as
-select j.job_id, j.next_run_at, j.last_run_at, j.created_at, j.updated_at, j.start_at, j.end_at, j.max_runs,
-    j.run_count, j.version, j.shard, j.priority, j.status, j.kind, j.tenant, j.name, j.queue, j.handler, j.target,
-    j.schedule, j.timezone, j.payload, j.payload_ref, j.policy, j.labels, j.dedupe_key, j.fingerprint, j.status_reason,
+select j.job_id, j.shard, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref, j.kind, j.schedule,
+    j.timezone, j.start_at, j.end_at, j.max_runs, j.queue, j.priority, j.policy, j.dedupe_key, j.labels, j.status,
+    j.status_reason, j.next_run_at, j.last_run_at, j.run_count, j.created_at, j.updated_at, j.version, j.fingerprint,
     case
         when j.status <> 'ended' then j.status
         when exists (select from duly.catch_ups c where c.job_id = j.job_id) then 'active'

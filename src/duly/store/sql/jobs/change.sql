@@ -1,12 +1,12 @@
 -- Change a job: the caller read it, worked out what it is to be, and writes it whole, unless somebody else was faster.
 -- The same for a client's edit and for an application whose code declares the job otherwise than before.
 --   $1 job_id  $2 tenant  $3 version it was read with
---   $4 name  $5 payload  $6 payload_ref  $7 kind  $8 schedule  $9 timezone  $10 start_at  $11 end_at  $12 max_runs
---   $13 queue  $14 priority  $15 policy  $16 labels
---   $17 planned anew?  if so: $18 next_run_at it was read with  $19 its new one
---   $20 the old values of what changes, as JSON
---   $21, $22, $23 first, last and count of overdue occurrences that the change gives up; count 0: there are none
---   $24 what it is, for the log: 'changed', or 'redefined' by the code; then also $25 handler  $26 target  $27 fingerprint
+--   $4 planned anew?  if so: $5 next_run_at it was read with  $6 its new one
+--   $7 the old values of what changes, as JSON
+--   $8, $9, $10 first, last and count of overdue occurrences that the change gives up; count 0: there are none
+--   $11 what it is, for the log: 'changed', or 'redefined' by the code; then also $12 handler  $13 target  $14 fingerprint
+--   $15 name  $16 payload  $17 payload_ref  $18 kind  $19 schedule  $20 timezone  $21 start_at  $22 end_at
+--   $23 max_runs  $24 queue  $25 priority  $26 policy  $27 labels
 -- A fire does not raise the version, so a new plan also names the next_run_at it was made from: an occurrence that
 -- fires in between is neither lost nor repeated.
 with clock as materialized (
@@ -18,20 +18,21 @@ before as materialized (
         'dst_fold', policy -> 'dst_fold', 'jitter_seconds', policy -> 'jitter_seconds') as timing
     from duly.jobs
     where job_id = $1 and tenant = $2 and version = $3 and status <> 'cancelled'
-        and (not $17::boolean or next_run_at is not distinct from $18::timestamptz)
+        and (not $4::boolean or next_run_at is not distinct from $5::timestamptz)
     for no key update
 ),
 changed as (
     update duly.jobs j
-    set name = $4, payload = $5::jsonb, payload_ref = $6, kind = $7, schedule = $8, timezone = $9, start_at = $10,
-        end_at = $11, max_runs = $12, queue = $13, priority = $14, policy = $15::jsonb, labels = $16::jsonb,
-        handler = case when $24::text = 'redefined' then $25 else j.handler end,
-        target = case when $24::text = 'redefined' then $26::jsonb else j.target end,
-        fingerprint = case when $24::text = 'redefined' then $27 else j.fingerprint end,
-        next_run_at = case when $17::boolean then $19::timestamptz else j.next_run_at end,
+    set name = $15, payload = $16::jsonb, payload_ref = $17, kind = $18, schedule = $19, timezone = $20,
+        start_at = $21, end_at = $22, max_runs = $23, queue = $24, priority = $25, policy = $26::jsonb,
+        labels = $27::jsonb,
+        handler = case when $11::text = 'redefined' then $12 else j.handler end,
+        target = case when $11::text = 'redefined' then $13::jsonb else j.target end,
+        fingerprint = case when $11::text = 'redefined' then $14 else j.fingerprint end,
+        next_run_at = case when $4::boolean then $6::timestamptz else j.next_run_at end,
         status = case
             -- Code may give a job that was over more to do, and one that was not nothing more.
-            when not $17::boolean or j.status = 'paused' then j.status when $19::timestamptz is null then 'ended' else 'active'
+            when not $4::boolean or j.status = 'paused' then j.status when $6::timestamptz is null then 'ended' else 'active'
         end,
         -- Not before what began while runs were allowed to overlap, whichever way the clock has gone: a fire compares.
         updated_at = case
@@ -44,16 +45,16 @@ changed as (
 ),
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
-    select changed.job_id, changed.updated_at, $24::text,
-        jsonb_build_object('old', $20::jsonb, 'next_run_at', before.next_run_at)
-        || case when $17::boolean then jsonb_build_object('before', before.timing) else '{}' end
+    select changed.job_id, changed.updated_at, $11::text,
+        jsonb_build_object('old', $7::jsonb, 'next_run_at', before.next_run_at)
+        || case when $4::boolean then jsonb_build_object('before', before.timing) else '{}' end
     from changed join before using (job_id)
 ),
 given_up as (
     -- Late ones that still waited for their turn are of the old schedule too.
     delete from duly.catch_ups c
     using changed
-    where c.job_id = changed.job_id and $17::boolean
+    where c.job_id = changed.job_id and $4::boolean
     returning c.job_id, c.first_at, c.last_at, c.count
 ),
 missed as (
@@ -63,7 +64,7 @@ missed as (
     from (
         select job_id, first_at, last_at, count from given_up
         union all
-        select job_id, $21::timestamptz, $22::timestamptz, $23::int from changed where $23::int > 0
+        select job_id, $8::timestamptz, $9::timestamptz, $10::int from changed where $10::int > 0
     ) as lost (job_id, first, last, count)
     cross join clock
     on conflict do nothing
@@ -90,9 +91,9 @@ told as (
     select count(pg_notify('duly_work', queue)::text) as work from (select distinct queue from followed) q
 ),
 announced as (
-    select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from changed where $17::boolean
+    select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from changed where $4::boolean
 )
-select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
-    end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,
-    run_count, created_at, updated_at, version
+select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at, end_at,
+    max_runs, queue, priority, policy, dedupe_key, labels, status, status_reason, next_run_at, last_run_at, run_count,
+    created_at, updated_at, version
 from changed cross join told cross join announced

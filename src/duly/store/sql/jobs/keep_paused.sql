@@ -13,7 +13,7 @@ noted as (
     insert into duly.job_changes (job_id, at, what, detail)
     select job_id, updated_at, 'paused', jsonb_build_object('reason', $3::text) from kept
 )
-select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
-    end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,
-    run_count, created_at, updated_at, version
+select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at, end_at,
+    max_runs, queue, priority, policy, dedupe_key, labels, status, status_reason, next_run_at, last_run_at, run_count,
+    created_at, updated_at, version
 from kept

@@ -18,7 +18,7 @@ noted as (
         jsonb_build_object('reason', $3::text, 'next_run_at', before.next_run_at)
     from paused join before using (job_id)
 )
-select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
-    end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,
-    run_count, created_at, updated_at, version
+select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at, end_at,
+    max_runs, queue, priority, policy, dedupe_key, labels, status, status_reason, next_run_at, last_run_at, run_count,
+    created_at, updated_at, version
 from paused

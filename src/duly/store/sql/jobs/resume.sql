@@ -14,7 +14,7 @@ noted as (
 announced as (
     select duly.announce_due(array_agg(shard), array_agg(job_id), array_agg(next_run_at)) from resumed
 )
-select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at,
-    end_at, max_runs, queue, priority, policy, labels, dedupe_key, status, status_reason, next_run_at, last_run_at,
-    run_count, created_at, updated_at, version
+select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at, end_at,
+    max_runs, queue, priority, policy, dedupe_key, labels, status, status_reason, next_run_at, last_run_at, run_count,
+    created_at, updated_at, version
 from resumed cross join announced

@@ -20,12 +20,12 @@ item as materialized (
         on common.number operator(pg_catalog.=) own.shape
 ),
 stored as (
-    insert into duly.jobs (job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule,
-        timezone, start_at, end_at, max_runs, queue, priority, policy, labels, dedupe_key, fingerprint, next_run_at,
+    insert into duly.jobs (job_id, shard, name, payload, payload_ref, dedupe_key, fingerprint, next_run_at, schedule,
+        tenant, handler, target, kind, timezone, start_at, end_at, max_runs, queue, priority, policy, labels,
         last_run_at, run_count, status, created_at, updated_at)
-    select job_id, shard, tenant, name, handler, target::jsonb, payload::jsonb, payload_ref, kind, schedule,
-        timezone, start_at, end_at, max_runs, queue, priority, policy::jsonb, labels::jsonb, dedupe_key, fingerprint,
-        next_run_at, case when immediate then clock.now end, case when immediate then 1 else 0 end,
+    select job_id, shard, name, payload::jsonb, payload_ref, dedupe_key, fingerprint, next_run_at, schedule, tenant,
+        handler, target::jsonb, kind, timezone, start_at, end_at, max_runs, queue, priority, policy::jsonb,
+        labels::jsonb, case when immediate then clock.now end, case when immediate then 1 else 0 end,
         case when immediate then 'ended' else 'active' end, $24, $24
     from item cross join clock
     on conflict do nothing
