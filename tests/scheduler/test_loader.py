@@ -147,8 +147,8 @@ async def test_a_bulk_submit_is_read_by_its_range_of_ids_alone(
 async def test_a_range_that_is_no_bulk_submit_is_not_read_to_its_end(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "PAGE", 10)
-    monkeypatch.setattr(loader_module, "_RANGE_PAGES", 2)
+    monkeypatch.setattr(loader_module, "MAX_PAGE", 10)
+    monkeypatch.setattr(loader_module, "_MAX_RANGE_PAGES", 2)
     jobs = same_shard(pool, 100, START + 30 * SECOND, start_at=START)
     await scheduler.lead(*jobs)
     await scheduler.loader.run_once()
@@ -178,7 +178,7 @@ async def test_more_bulk_submits_than_can_be_read_are_found_by_when_they_are_due
 async def test_more_shards_than_fit_one_statement_are_all_read(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "TOGETHER", 5)
+    monkeypatch.setattr(loader_module, "MAX_SLICES", 5)
     jobs = spread(pool, 300, START + MINUTE, start_at=START)
     await scheduler.put(*jobs)
     await scheduler.lead(*jobs)
@@ -189,7 +189,7 @@ async def test_more_shards_than_fit_one_statement_are_all_read(
 async def test_firing_begins_with_the_first_page_of_every_shard(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "PAGE", 1280)
+    monkeypatch.setattr(loader_module, "MAX_PAGE", 1280)
     far = spread(pool, 6400, START, start_at=START)
     far = [job._replace(next_run_at=START + MINUTE + n * timedelta(milliseconds=50)) for n, job in enumerate(far)]
     soon = [due_job(pool, START + (n + 1) * SECOND, start_at=START) for n in range(20)]
@@ -212,7 +212,7 @@ async def test_firing_begins_with_the_first_page_of_every_shard(
 async def test_after_an_outage_what_is_coming_is_not_read_after_all_that_is_overdue(
     scheduler: FrozenScheduler, pool: Pool, reads: Reads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "PAGE", 20)
+    monkeypatch.setattr(loader_module, "MAX_PAGE", 20)
     jobs = [job._replace(next_run_at=START - 60 * MINUTE + n * SECOND) for n, job in enumerate(each_second(pool, 500))]
     coming = due_job(pool, START + 5 * SECOND, start_at=START, shard=jobs[0].shard)
     await scheduler.put(*jobs, coming)
@@ -228,7 +228,7 @@ async def test_after_an_outage_what_is_coming_is_not_read_after_all_that_is_over
 async def test_jobs_of_one_and_the_same_moment_are_all_read(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "PAGE", 10)
+    monkeypatch.setattr(loader_module, "MAX_PAGE", 10)
     jobs = same_shard(pool, 95, START + MINUTE, start_at=START)
     later = same_shard(pool, 5, START + 2 * MINUTE, start_at=START)
     await scheduler.put(*jobs, *[job._replace(shard=jobs[0].shard) for job in later])
@@ -254,7 +254,7 @@ async def test_a_new_term_is_rebuilt_and_not_merged(scheduler: FrozenScheduler, 
 async def test_a_term_that_begins_while_the_last_one_is_still_read_is_read_from_its_start(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader_module, "PAGE", 100)
+    monkeypatch.setattr(loader_module, "MAX_PAGE", 100)
     jobs = each_second(pool, 500)
     await scheduler.put(*jobs)
     await scheduler.lead(*jobs)

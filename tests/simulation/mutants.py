@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 import duly.store.fires
-from duly.cluster.member import TRUSTED, MemberCoordinator
+from duly.cluster.member import TRUSTED_FRACTION, MemberCoordinator
 from duly.worker.completer import Completer
 from duly.worker.leases import LeaseKeeper
 from simulation.loop import VirtualTime
@@ -133,7 +133,7 @@ Patch = tuple[Any, str, Callable[[Any], Any]]
 
 def _term_from_answer(original: Any) -> Any:
     def trust_until(self: MemberCoordinator, _moment: float) -> None:
-        original(self, VirtualTime.monotonic() + self._lease * TRUSTED)
+        original(self, VirtualTime.monotonic() + self._lease * TRUSTED_FRACTION)
 
     return trust_until
 

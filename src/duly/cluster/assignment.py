@@ -1,7 +1,7 @@
-"""Who should lead which shard: a pure function that every node computes alike.
+"""Which node should lead which shard: a pure function that every node computes alike.
 
-Rendezvous hashing with a bounded load: each shard goes to the live node with the highest score for it that still has
-room. Even to within one shard, and a node that joins or leaves moves little more than its own share.
+Rendezvous hashing with a bounded load: each shard goes to the live node with the highest score for it that may still
+take one. The load is even to within one shard, and a node that joins or leaves moves little more than its own share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _score(node: UUID, shard: int) -> bytes:
 
 
 def assign(nodes: Sequence[UUID], shard_count: int) -> list[UUID | None]:
-    """The leader that each shard should have, given the live nodes."""
+    """The leader that each shard should have, given the live nodes; None without nodes."""
     if not nodes:
         return [None] * shard_count
     # `extra` nodes take one shard more than the others.

@@ -1,11 +1,11 @@
-"""What a coordinator promises to the rest of a node.
+"""The contract of a coordinator with the rest of a node.
 
 A coordinator decides which shards this node leads. Leadership is a `Term`: a shard and an epoch that was raised in
-PostgreSQL before the term began. Terms are pushed to a `TermListener`; nobody polls for them.
+PostgreSQL before the term began. Terms are pushed to a `TermListener`; nothing polls for them.
 
-The promise is weak on purpose. A term is a hint that this node should do the work; that nothing fires twice is the
-fire transaction's own doing, which compares the epoch. So a coordinator errs by stepping down: when it cannot be sure
-that its lease still stands, it ends its terms.
+The promise is weak on purpose. A term is a hint that this node should do the work; the fire transaction, which compares
+the epoch, is what keeps an occurrence from firing twice. So a coordinator errs on the side of stepping down: when it
+cannot be sure that its lease still stands, it ends its terms.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Term:
 
 
 class TermListener(Protocol):
-    """Told of terms as they begin and end, on the event loop, in order."""
+    """Receives terms as they begin and end, on the event loop, in order."""
 
     def term_began(self, term: Term) -> None: ...
 
@@ -32,7 +32,7 @@ class TermListener(Protocol):
 
 
 class Coordinator(Service):
-    """Keeps this node's lease and its terms. `terms` is what it leads right now."""
+    """Keeps this node's lease and its terms. `terms`: the present ones, by shard."""
 
     def __init__(self, listener: TermListener) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class Coordinator(Service):
 
     @abstractmethod
     async def leave(self) -> None:
-        """Hand everything over at once: the graceful end."""
+        """Hands all shards over at once: the graceful end."""
 
     def _begin(self, term: Term) -> None:
         self.terms[term.shard] = term

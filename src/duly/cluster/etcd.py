@@ -1,12 +1,12 @@
 """etcd: members are keys under a lease, changes are watched.
 
 `etcd://host:2379,host2:2379?prefix=/duly` (`etcds://` for TLS; `user:password@` before the hosts). A node's entry is
-`<prefix>/nodes/<node id>`, bound to an etcd lease that every pass keeps alive. What follows when etcd, PostgreSQL or a
-node is away stands in `registry.py`.
+`<prefix>/nodes/<node id>`, bound to an etcd lease that every pass keeps alive. `registry.py` says what follows when
+etcd, PostgreSQL or a node is away.
 
-etcd's lease counts whole seconds, its minimum depends on the server (1.5 election timeouts), and it looks for expired
-ones twice a second. None of that delays a takeover: the lease in `duly.nodes` ends no later. An etcd that restarts or
-elects a new leader gives every lease its full time again; that only keeps an entry longer.
+etcd's leases count whole seconds, their minimum depends on the server (1.5 election timeouts), and etcd looks for
+expired ones twice per second. None of that delays a takeover: the lease in `duly.nodes` ends no later. An etcd that
+restarts or elects a new leader gives every lease its full time again; that only keeps an entry longer.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class EtcdCoordinator(RegistryCoordinator):
             await self._etcd.close()
 
     async def _watch_members(self) -> None:
-        """Makes a pass happen sooner; without it one happens every third of the lease."""
+        """Triggers a pass when the members change; without it a pass comes every third of the lease."""
         pause = self.backoff[0]
         while True:
             try:
                 await self._etcd.watch(self._prefix, self.wake)
                 pause = self.backoff[0]
             except CoordinatorUnavailable:
-                # The passes say so in the log.
+                # The passes log it.
                 pause = min(self.backoff[1], pause * 2)
             except DulyError as error:
                 log.warning("etcd does not let this node watch its members: %s", error)

@@ -1,4 +1,4 @@
-"""The few calls of etcd that Duly needs, through its JSON gateway (etcd 3.4 and newer): keys and values in base64."""
+"""The few etcd calls that Duly needs, through etcd's JSON gateway (3.4 and newer): keys and values are base64."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import Any
 import httpx
 
 from duly.addresses import ServerAddress
-from duly.cluster.registry import ENTRY_SECONDS
+from duly.cluster.registry import MIN_ENTRY_SECONDS
 from duly.errors import ConfigError, CoordinatorUnavailable
 
-# A watch that says nothing for this long is opened anew: a connection that died silently looks just like that.
+# A watch that is silent for this long is opened again: a connection that died silently looks the same.
 QUIET_SECONDS = 30.0
-# gRPC's codes for what no other endpoint will do either: not without a login, not for this user.
+# gRPC's codes for requests that every other endpoint refuses as well: without a login, or for this user.
 INVALID, DENIED, UNAUTHENTICATED = 3, 7, 16
 
 
 class EtcdRefused(Exception):
-    """etcd answered, and the answer is no."""
+    """An error that etcd answered."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -32,15 +32,15 @@ class EtcdRefused(Exception):
 
 
 class EtcdGateway:
-    """Calls go to one endpoint as long as it answers, then to the next."""
+    """Sends calls to one endpoint as long as it answers, then to the next."""
 
     def __init__(self, address: ServerAddress, *, patience: float) -> None:
-        """`patience`: how long all endpoints together may take to answer."""
+        """`patience`: seconds within which one of the endpoints must have answered."""
         self._address = address
         self._patience = patience
         secure = address.scheme == "etcds"
         self._endpoints = deque(f"{'https' if secure else 'http'}://{host}/v3" for host in address.host_texts())
-        # Nothing of the environment's: a proxy for the web is not the way to etcd.
+        # The environment is ignored: a web proxy does not lead to etcd.
         verify: ssl.SSLContext | bool = _tls(address) if secure else True
         self._client = httpx.AsyncClient(timeout=patience, verify=verify, trust_env=False)
         self._token: str | None = None
@@ -49,17 +49,17 @@ class EtcdGateway:
         await self._client.aclose()
 
     async def grant(self, seconds: int) -> tuple[str, float]:
-        """A new lease: its id, and the seconds that etcd really gives."""
+        """Makes a lease. Returns its id and the seconds that etcd actually grants."""
         answer = await self._call("/lease/grant", {"TTL": str(seconds)}, patience=self._unhurried)
         return str(answer["ID"]), float(answer["TTL"])
 
     async def keep_alive(self, lease_id: str) -> bool:
-        """False: this lease is no more."""
+        """Renews a lease. Returns False if it has expired."""
         answer = await self._call("/lease/keepalive", {"ID": lease_id})
         return int(answer.get("result", {}).get("TTL", 0)) > 0
 
     async def revoke(self, lease_id: str) -> None:
-        """The lease and its keys are gone at once."""
+        """Ends a lease at once, and its keys with it."""
         await self._call("/lease/revoke", {"ID": lease_id})
 
     async def put(self, key: str, value: str, *, lease_id: str) -> None:
@@ -72,7 +72,7 @@ class EtcdGateway:
         return [b64decode(one["key"]).decode(errors="replace") for one in answer.get("kvs", ())]
 
     async def watch(self, prefix: str, changed: Callable[[], None]) -> None:
-        """Call `changed` at the beginning and for every change, until the connection ends."""
+        """Calls `changed` at the beginning and for every change, until the connection ends."""
         timeout = httpx.Timeout(self._patience, read=QUIET_SECONDS)
         body = {"create_request": _range(prefix)}
         endpoint = self._endpoints[0]
@@ -98,13 +98,13 @@ class EtcdGateway:
 
     @property
     def _unhurried(self) -> float:
-        """Who is only entering holds nothing that could run out."""
-        return max(self._patience, ENTRY_SECONDS)
+        """A longer timeout for a node that enters: it holds no lease that could run out meanwhile."""
+        return max(self._patience, MIN_ENTRY_SECONDS)
 
     async def _call(self, path: str, body: dict[str, Any], *, patience: float | None = None) -> dict[str, Any]:
-        """Every call may be sent again: a lease granted twice is one that nobody keeps alive.
+        """Sends a call, again if necessary. That is always safe: of a lease granted twice, the first one expires.
 
-        Each endpoint is asked twice, as long as there is time: one that refuses at once takes none from the others.
+        Each endpoint is asked at most twice while there is time: one that refuses at once takes none from the others.
         """
         patience = self._patience if patience is None else patience
         deadline = time.monotonic() + patience
@@ -116,7 +116,7 @@ class EtcdGateway:
             try:
                 return await self._ask(path, body, share)
             except EtcdRefused as error:
-                # A token runs out, and an etcd that was restarted has forgotten it.
+                # A token expires, and an etcd that was restarted has forgotten it.
                 renewed = error.code == UNAUTHENTICATED and self._token is not None
                 self._token, troubles[self._endpoints[0]] = None, str(error)
                 if error.code in (INVALID, DENIED, UNAUTHENTICATED) and not renewed:
@@ -128,7 +128,7 @@ class EtcdGateway:
 
     async def _ask(self, path: str, body: dict[str, Any], seconds: float) -> dict[str, Any]:
         url = self._endpoints[0] + path
-        # httpx counts each step of a request; together they must not take longer either.
+        # httpx limits each step of a request; this limits all steps together.
         try:
             async with asyncio.timeout(seconds):
                 response = await self._client.post(url, json=body, headers=await self._headers(), timeout=seconds)
@@ -138,7 +138,7 @@ class EtcdGateway:
             return dict(json.loads(response.text))
         refusal = _refusal(response)
         if response.status_code >= 500:
-            # No leader, a timeout inside the cluster: another endpoint may do better.
+            # No leader, or a timeout inside the cluster: another endpoint may succeed.
             raise httpx.RemoteProtocolError(str(refusal))
         raise refusal
 
@@ -176,7 +176,7 @@ def _text(value: str) -> str:
 
 
 def _range(prefix: str) -> dict[str, str]:
-    """Everything that begins so: up to the first key that no longer does."""
+    """The range of all keys that begin with `prefix`: up to the first key that does not."""
     return {"key": _text(prefix), "range_end": _text(prefix[:-1] + chr(ord(prefix[-1]) + 1))}
 
 

@@ -16,14 +16,14 @@ from duly.store.pool import Pool
 def make_coordinator(
     listener: TermListener, pool: Pool, settings: Settings, *, node_id: UUID, name: str, version: str
 ) -> Coordinator:
-    """What is wrong with the setting was said when the settings were read; here only an extra can be missing."""
+    """Makes the coordinator. Reading the settings has checked them: only an extra can be missing here."""
     scheme = settings.coordinator.partition("://")[0]
     common: dict[str, Any] = {
         "node_id": node_id,
         "name": name,
         "version": version,
         "lease_seconds": settings.leader_lease_seconds,
-        # For people: all nodes of a store should say the same.
+        # For people: all nodes of a store should show the same.
         "info": {"coordinator": scheme},
     }
     if scheme == "postgres":

@@ -1,24 +1,25 @@
-"""What all coordinators have in common: keep this node a member, and move towards what the members imply.
+"""The part common to all coordinators: keep this node a member, and move towards the assignment of the members.
 
-A pass says that this node is alive, sees who else is, and moves towards the assignment that every node computes alike:
+A pass tells the others that this node is alive, reads which nodes are, and moves towards the assignment that every node
+computes alike:
 
-- a shard that the store says is ours and that should be another's is handed over (its row is set free, the others are
-  told), whether or not we still think that we lead it: a hand-over whose answer was lost is done again;
+- a shard that is ours in the store and should be another node's is handed over (its row is set free, the others are
+  notified), whether or not we still believe that we lead it: a hand-over whose answer was lost is repeated;
 - a shard that should be ours and is free, or whose leader is not alive, is taken by raising its epoch.
 
-So there is no election per shard anywhere, whoever coordinates. A registry of members is enough, because the epoch in
-PostgreSQL is the arbiter: of two nodes that see different members for a moment and want the same shard, one raises the
-epoch from the value that both saw. With 64 shards that is one key and one watch instead of 64.
+So no coordinator holds an election per shard. A registry of members is enough, because the epoch in PostgreSQL is the
+arbiter: of two nodes that see different members for a moment and want the same shard, only one can raise the epoch from
+the value that both saw. With 64 shards that is one key and one watch instead of 64.
 
-Every coordinator keeps the node's lease in `duly.nodes` as well. A node is alive if both say so, its registry and its
-row: one that reaches etcd but not PostgreSQL can fire nothing and must not keep its shards.
+Every coordinator keeps the node's lease in `duly.nodes` as well. A node is alive if both its registry and its row say
+so: a node that reaches etcd but not PostgreSQL can fire nothing and must not keep its shards.
 
 | what happens | what this node does |
 | --- | --- |
 | no pass comes through | ends its terms when its lease, counted from when the last good pass *began*, is nearly up |
-| its row or its place in the registry is gone | ends its terms, joins again, owns nothing |
+| its row or its entry in the registry is gone | ends its terms, joins again, leads nothing |
 | another node raised the epoch | ends that term; a fire that was on its way finds the epoch changed |
-| it was stopped and wakes up | the first thing it looks at is the time: its terms are over |
+| it was stopped and wakes up | checks the time first: its terms are over |
 | it was stopped while it took shards, and wakes up | does not begin those terms; the next pass takes them anew |
 """
 
@@ -41,12 +42,12 @@ from duly.store.pool import Pool
 
 log = logging.getLogger("duly.cluster")
 
-# The part of a lease in which a leader trusts itself: the rest covers the time a fire needs to reach the database.
-TRUSTED = 0.8
-# How long after another's lease ran out we look: the clocks of two machines do not run equally fast.
-AFTER_EXPIRY = 0.01
-# A goodbye only saves the others the rest of a lease: not worth a long wait for a store that does not answer.
-LEAVE_SECONDS = 2.0
+# Fraction of a lease for which a leader trusts its terms: the rest covers the time a fire needs to reach the database.
+TRUSTED_FRACTION = 0.8
+# Delay between the end of another node's lease and the pass that looks: two machines' clocks run differently fast.
+AFTER_EXPIRY_SECONDS = 0.01
+# Longest wait for a goodbye, which only saves the others the rest of a lease.
+MAX_LEAVE_SECONDS = 2.0
 
 
 class MemberCoordinator(Coordinator):
@@ -74,23 +75,23 @@ class MemberCoordinator(Coordinator):
         # A lost beat must leave room for several more tries within the lease.
         self.backoff = (lease_seconds / 50, lease_seconds / 5)
 
-    # What each coordinator does in its own way.
+    # Steps that differ between coordinators.
 
     @abstractmethod
     async def _attend(self) -> rows.View | None:
-        """Extend everything that says that this node is alive, and see who is. None: it is no member (any more)."""
+        """Extends this node's membership and reads which nodes are alive. None: this node is not a member."""
 
     @property
     def _membership_seconds(self) -> float:
-        """How long the others count this node as alive after it last attended."""
+        """Seconds for which the others count this node as alive after it last attended."""
         return self._lease
 
     async def _take(self, shards: list[int], epochs: list[int]) -> dict[int, int]:
-        """Raise the epochs of shards whose leader is not alive. Returns the new ones of those that were won."""
+        """Raises the epochs of shards whose leader is not alive. Returns the new epochs of the shards that were won."""
         return await rows.acquire(self._pool, node_id=self.node_id, shards=shards, epochs=epochs, elected=True)
 
     async def _join(self) -> None:
-        """Become a member."""
+        """Makes this node a member."""
         await rows.join(
             self._pool,
             node_id=self.node_id,
@@ -102,9 +103,9 @@ class MemberCoordinator(Coordinator):
         )
 
     async def _depart(self) -> None:
-        """Leave the registry; the store has been told. Never raises: whoever cannot say goodbye is soon forgotten."""
+        """Leaves the registry, after the store. Never raises: an entry that is not removed soon expires."""
 
-    # What they all do alike.
+    # Steps that are the same for all.
 
     async def start(self) -> None:
         try:
@@ -125,23 +126,23 @@ class MemberCoordinator(Coordinator):
                 async with asyncio.timeout(self._lease * 2):
                     await self._join()
             return 0.0
-        self._trust_until(began + min(self._lease, self._membership_seconds) * TRUSTED)
+        self._trust_until(began + min(self._lease, self._membership_seconds) * TRUSTED_FRACTION)
         with _in_time():
             async with asyncio.timeout(self._lease):
                 await self._move_towards_assignment(view)
         # A dead node's shards are taken when its lease ends, not at some pass after that.
-        if view.expires_in is not None and view.expires_in + AFTER_EXPIRY < self.interval:
-            return view.expires_in + AFTER_EXPIRY
+        if view.expires_in is not None and view.expires_in + AFTER_EXPIRY_SECONDS < self.interval:
+            return view.expires_in + AFTER_EXPIRY_SECONDS
         return None
 
     async def leave(self) -> None:
-        """Nothing fires after the terms have ended here, so the shards can be somebody else's at once."""
+        """Ends the terms first: nothing fires after that, so another node can lead the shards at once."""
         self._end_all()
         if self._watch is not None:
             self._watch.cancel()
         try:
             with _in_time():
-                async with asyncio.timeout(LEAVE_SECONDS):
+                async with asyncio.timeout(MAX_LEAVE_SECONDS):
                     await rows.leave(self._pool, node_id=self.node_id)
         except DulyError as error:
             log.warning("could not say goodbye; the shards are free when the lease ends: %s", error)
@@ -180,13 +181,13 @@ class MemberCoordinator(Coordinator):
         if free:
             won = await self._take(free, [view.epochs[shard] for shard in free])
             if time.monotonic() >= self._trusted_until:
-                return  # the answer came so late that somebody else may lead them by now
+                return  # the answer came so late that another node may lead them by now
             for shard, epoch in sorted(won.items()):
                 self._begin(Term(shard, epoch))
             log.info("leading %d of %d shards", len(self.terms), len(view.leaders))
 
     def _trust_until(self, moment: float) -> None:
-        """Step down by ourselves when no pass has come through in time, even if one hangs right now."""
+        """Steps down at `moment`, unless a pass succeeds before; also if a pass hangs at that time."""
         self._trusted_until = moment
         if self._watch is not None:
             self._watch.cancel()
@@ -194,7 +195,7 @@ class MemberCoordinator(Coordinator):
 
     def _step_down(self) -> None:
         if time.monotonic() < self._trusted_until:
-            # Timers may be a little early.
+            # Timers may fire a little early.
             self._trust_until(self._trusted_until)
         elif self.terms:
             log.warning("no heartbeat came through in time: stepping down from %d shards", len(self.terms))

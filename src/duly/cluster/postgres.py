@@ -1,7 +1,7 @@
 """The default coordinator: lease rows in PostgreSQL, so it works through a pooler and needs nothing else.
 
 One row per node in `duly.nodes` is its lease; one row per shard names its leader and epoch. A shard is taken when it is
-free or when its leader's lease has run out. What a pass does and what happens when it fails stands in `member.py`.
+free or when its leader's lease has run out. `member.py` describes a pass, and what follows when it fails.
 
 | what happens | what follows |
 | --- | --- |

@@ -1,6 +1,6 @@
 """A coordinator whose members are listed by another server: etcd or ZooKeeper.
 
-A pass keeps this node's entry there alive, reads the list, and beats in PostgreSQL. Who is in both is alive; for who is
+A pass keeps this node's entry there alive, reads the list, and beats in PostgreSQL. A node in both is alive; for a node
 in PostgreSQL only the list is read again.
 
 | what happens | what follows |
@@ -21,26 +21,26 @@ from uuid import UUID
 from duly.cluster.member import MemberCoordinator
 from duly.store import cluster as rows
 
-# How long entering may take at least: a server under load syncs its disk before it answers.
-ENTRY_SECONDS = 5.0
+# Shortest timeout for entering: a server under load syncs its disk before it answers.
+MIN_ENTRY_SECONDS = 5.0
 
 
 class RegistryCoordinator(MemberCoordinator):
     @abstractmethod
     async def _enter(self) -> None:
-        """Put this node's entry into the registry. Doing it twice is doing it once."""
+        """Puts this node's entry into the registry. Idempotent."""
 
     @abstractmethod
     async def _members(self) -> frozenset[UUID]:
-        """Keep our entry alive and read who is there. Without us: our entry is gone."""
+        """Keeps our entry alive and reads the members. If we are not among them, our entry is gone."""
 
     async def _join(self) -> None:
-        # First the row: whoever sees the entry finds the row.
+        # The row comes first, so that a node that sees the entry finds the row.
         await super()._join()
         await self._enter()
 
     async def _attend(self) -> rows.View | None:
-        # First the registry: when that is away the lease in PostgreSQL ends as well, and nobody half-alive remains.
+        # The registry comes first: while it is away the lease in PostgreSQL ends as well, and no node is half alive.
         members = await self._members()
         if self.node_id not in members:
             return None
@@ -48,8 +48,8 @@ class RegistryCoordinator(MemberCoordinator):
         if view is None:
             return None
         if not members.issuperset(view.nodes):
-            # Somebody may have entered, and begun to lead, between the two looks: whoever led when the store was read
-            # had entered before, so only a list that was read after it says who is gone.
+            # A node may have entered, and begun to lead, between the two reads. Every node that led when the store was
+            # read had entered before, so only a list read after that tells which nodes are gone.
             members = await self._members()
             if self.node_id not in members:
                 return None
@@ -57,7 +57,7 @@ class RegistryCoordinator(MemberCoordinator):
 
 
 def node_id_of(name: str) -> UUID | None:
-    """Whose entry this is; None for what is not one of ours."""
+    """The node of an entry; None if the entry is not one of ours."""
     try:
         return UUID(name)
     except ValueError:

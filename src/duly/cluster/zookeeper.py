@@ -1,12 +1,12 @@
 """ZooKeeper: members are ephemeral nodes, their parent is watched.
 
 `zookeeper://host:2181,host2:2181/duly` (`user:password@` before the hosts: digest authentication, and then our nodes
-are closed to everybody else). A member's entry is `<path>/nodes/<node id>`. What follows when ZooKeeper, PostgreSQL or
-a node is away stands in `registry.py`.
+are closed to all other users). A member's entry is `<path>/nodes/<node id>`. `registry.py` says what follows when
+ZooKeeper, PostgreSQL or a node is away.
 
 kazoo works in threads of its own and keeps the session alive from there, even while this process's event loop hangs.
-So the session alone is no sign of life: a pass asks ZooKeeper and PostgreSQL, from the loop, and only a pass that came
-through renews the trust. What kazoo's threads report is carried to the loop and nothing else is done in them.
+So the session alone is no sign of life: a pass asks ZooKeeper and PostgreSQL, from the loop, and only a pass that
+succeeds renews the trust. kazoo's threads only carry their reports to the loop.
 
 | kazoo says | what this node does |
 | --- | --- |
@@ -14,9 +14,9 @@ through renews the trust. What kazoo's threads report is carried to the loop and
 | LOST: the session is over, its entry is gone | ends its terms at once, enters again with the new session |
 | neither, for longer than a lease | gives the client up and makes a new one |
 
-The last is for a ZooKeeper that came back empty or from a backup: a client that has seen a later transaction than the
-server has is sent away, however often it comes, because the server takes itself for the one that lags behind. A new
-client has seen nothing. By then the session is over in any case.
+The last row is for a ZooKeeper that came back empty or from a backup: it refuses a client that has seen a later
+transaction than the server has, however often it tries, because the server believes that it lags behind. A new client has
+seen nothing. By then the session is over in any case.
 
 ZooKeeper rounds a session's end up to its tick (2 s by default) and allows no session below two ticks, so a killed
 node's entry may outlive its lease. None of that delays a takeover: the lease in `duly.nodes` ends on time. It also
@@ -48,12 +48,12 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from duly.addresses import ServerAddress
 from duly.cluster.coordinator import TermListener
-from duly.cluster.registry import ENTRY_SECONDS, RegistryCoordinator, node_id_of
+from duly.cluster.registry import MIN_ENTRY_SECONDS, RegistryCoordinator, node_id_of
 from duly.errors import ConfigError, CoordinatorUnavailable
 from duly.store.pool import Pool
 
 log = logging.getLogger("duly.cluster")
-# kazoo tells of every attempt to connect; what matters of it the passes say.
+# kazoo logs every attempt to connect; the passes log what matters.
 _kazoo_log = logging.getLogger("duly.cluster.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
 
@@ -71,17 +71,17 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         self._client: KazooClient | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None
         self._watched = False
-        # Since when the client is without a connection.
         self._away_since: float | None = None
+        """When the client lost its connection, by the monotonic clock; None while it has one."""
         self._closing: set[asyncio.Future[None]] = set()
 
     async def _enter(self) -> None:
-        client = await self._connected(max(ENTRY_SECONDS, self._lease / 2))
+        client = await self._connected(max(MIN_ENTRY_SECONDS, self._lease / 2))
         await self._ask(client.ensure_path_async(self._parent))
         try:
             await self._ask(client.create_async(self._entry, self._name.encode(), ephemeral=True))
         except NodeExistsError:
-            # Of an earlier session, which ZooKeeper has not ended yet: it would take the entry with it.
+            # An earlier session made the entry. ZooKeeper has not ended that session yet, and would remove it then.
             there = await self._ask(client.exists_async(self._entry))
             if there is not None and there.ephemeralOwner != (client.client_id or (None,))[0]:
                 await self._ask(client.delete_async(self._entry))
@@ -92,10 +92,10 @@ class ZooKeeperCoordinator(RegistryCoordinator):
             self._give_up_client()
         client = self._client
         if client is None:
-            # An entry of ours that is still there belongs to a session that ends: a new client has to enter anew.
+            # An entry of ours that is still there belongs to a session that ends: a new client must enter again.
             await self._connected(self._lease / 2)
             return frozenset()
-        # One watch at a time: it is used up by the first change, or by a lost connection.
+        # There is one watch at a time: the first change, or a lost connection, uses it up.
         watch = None if self._watched else self._changed
         self._watched = True
         try:
@@ -113,7 +113,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         await asyncio.gather(*self._closing)
 
     async def _connected(self, seconds: float) -> KazooClient:
-        """The client, which from then on connects again by itself. A new one has so many seconds for it."""
+        """The client, which reconnects by itself from then on. A new client must connect within `seconds`."""
         if self._client is None:
             self._event_loop = asyncio.get_running_loop()
             client = self._new_client()
@@ -125,7 +125,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
                     raise self._away("no server answered") from error
                 raise
             self._client = client
-            # What it said before it was ours has not been heard.
+            # Its reports before this line were ignored.
             self._away_since = None if client.connected else time.monotonic()
         return self._client
 
@@ -146,7 +146,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         return client
 
     async def _ask(self, result: Any) -> Any:
-        """An answer of kazoo's, awaited on the loop."""
+        """Awaits a result of kazoo on the loop."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
 
@@ -177,8 +177,10 @@ class ZooKeeperCoordinator(RegistryCoordinator):
             raise self._away(str(error) or type(error).__name__) from error
 
     def _give_up_client(self) -> None:
-        """A client that is closed, because a thread of its ended, or that no server lets in, never connects again: the
-        next pass has a new one."""
+        """Drops a client that never connects again, because one of its threads ended or no server accepts it.
+
+        The next pass makes a new one.
+        """
         client, self._client = self._client, None
         self._watched = False
         self._away_since = None
@@ -186,7 +188,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
             self._close(client)
 
     def _close(self, client: KazooClient) -> None:
-        """In a thread, for it waits for kazoo's own."""
+        """Closes a client in a thread, because closing waits for kazoo's threads."""
         closing = asyncio.get_running_loop().run_in_executor(None, _close, client)
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -194,7 +196,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
     def _away(self, detail: str) -> CoordinatorUnavailable:
         return CoordinatorUnavailable(f"ZooKeeper at {self._address.shown} cannot be reached: {detail}")
 
-    # In kazoo's threads: nothing but a word to the loop.
+    # Called in kazoo's threads: they only schedule a call on the loop.
 
     def _on_loop(self, call: Any) -> None:
         try:
@@ -209,7 +211,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
     def _heard(self, client: KazooClient, state: str) -> None:
         self._on_loop(lambda: self._turned(client, state))
 
-    # Back on the loop.
+    # Called on the loop.
 
     def _turned(self, client: KazooClient, state: str) -> None:
         if client is not self._client:
@@ -239,7 +241,7 @@ def _close(client: KazooClient) -> None:
         client.stop()
     except Exception as error:  # noqa: BLE001 - whatever it is, the session ends by itself
         log.warning("could not leave ZooKeeper, which will forget this node by itself: %s", error)
-    # Somebody else may be stopping it, and then it is not to be closed before that is over; nor left open for good.
+    # kazoo refuses to close a client that another thread is stopping: try again until that is over.
     deadline = time.monotonic() + _CLOSE_SECONDS
     while True:
         try:

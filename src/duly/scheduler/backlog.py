@@ -125,7 +125,7 @@ class Backlog:
         return self._on_time, self._peak, self._late, self._unsorted
 
     def seconds_to_next(self, at_most: float) -> float:
-        """Until `collect` has something to do."""
+        """Seconds until `collect` has something to do."""
         now_us, waits = self._future.now_us, [at_most]
         if (wait := self._future.seconds_to_next()) is not None:
             waits.append(wait - self._ahead.total_seconds())
@@ -138,7 +138,7 @@ class Backlog:
         return max(0.0, min(waits))
 
     def collect(self) -> None:
-        """Queue every job whose time to be fired, or to be tried again, has come."""
+        """Queues every job whose time to be fired, or to be tried again, has come."""
         for shard, unsorted in self._unsorted.items():
             self._queue(shard, sorted(unsorted, key=_due))
         self._unsorted = {}
@@ -175,7 +175,7 @@ class Backlog:
                 self._peak.setdefault(shard, deque()).extend(entries)
 
     def _queue(self, shard: int, entries: Sequence[tuple[bytes, int]]) -> None:
-        """Queue entries, sorted by due time, as on time or late. A job on time stays so, however long its queue is."""
+        """Queues entries, sorted by due time, as on time or late. A job on time stays so, however long its queue is."""
         if shard not in self._terms:
             return
         on_time_from_us = self._future.now_us - self._misfire_grace_us
@@ -227,13 +227,13 @@ class Backlog:
         return batch
 
     def put_back(self, batch: DueBatch, raws: Sequence[bytes]) -> None:
-        """Return jobs of a batch to its queue, unless their shard's term has ended."""
+        """Returns jobs of a batch to its queue, unless their shard's term has ended."""
         for raw in raws:
             if self._is_led(batch, raw):
                 batch.queue.setdefault(batch.shards[raw], deque()).append((raw, batch.dues[raw]))
 
     def set_apart(self, batch: DueBatch, raw: bytes) -> bool:
-        """Take a job out of its batch, to be tried alone after a pause. Returns whether this is its first time."""
+        """Takes a job out of its batch, to be tried alone after a pause. Returns whether this is its first time."""
         entry = batch.shards[raw], batch.dues[raw]
         return self._is_led(batch, raw) and self.apart.put(raw, entry, self._future.now_us / 1e6)
 
@@ -242,11 +242,11 @@ class Backlog:
         return self._terms.get(shard) is batch.terms[shard]
 
     def hold(self, shard: int, job_id: UUID, due_us: int) -> None:
-        """Keep a job until its due time: what becomes of it cannot be decided before."""
+        """Keeps a job until its due time, because its overlap cannot be decided before."""
         heapq.heappush(self._not_before, (due_us, shard, job_id.bytes))
 
     def retry(self, shard: int, job_id: UUID, due: datetime) -> None:
-        """Try a touched job again after a pause. If it is due then it is fired, and otherwise forgotten."""
+        """Tries a touched job again after a pause. If it is still due then, it is fired; otherwise it is forgotten."""
         if shard in self._terms:
             self._retry_at.pop(job_id.bytes, None)
             pause_us = max(TOUCHED_PAUSE_US, _TOUCHED_PAUSE_US_PER_JOB * len(self._retry_at))
@@ -255,7 +255,7 @@ class Backlog:
             self._retry_at[job_id.bytes] = (max(retry_us, last_us), shard, to_micros(due))
 
     def unsort(self) -> None:
-        """The store failed, nobody knows for how long: jobs that were on time are judged again when it is back."""
+        """Sorts on-time and peak jobs again at the next `collect`, after a failure of the store of unknown length."""
         for queue in (self._on_time, self._peak):
             for shard, entries in queue.items():
                 self._unsorted.setdefault(shard, deque()).extend(entries)

@@ -1,7 +1,7 @@
-"""Lets late runs go that the governor held back: a slice of each job's, whoever was served longest ago first.
+"""Releases the late runs that the governor held back: a share for each job, the least recently served job first.
 
-What waits is one row a job in the store, from its first to its last late occurrence; nothing is held here, and
-whichever node leads the shard goes on with it.
+Deferred occurrences are one row per job and outage in the store, from the first to the last of them. Nothing is kept in
+memory, so the next leader of the shard goes on where this one stopped.
 """
 
 from __future__ import annotations
@@ -28,15 +28,14 @@ from duly.turns import Turns
 log = logging.getLogger("duly.scheduler")
 
 # Jobs served, and runs released, in one pass.
-JOBS = 500
-RUNS = 2_000
-# A job that could not be served, because somebody keeps it locked, is passed over for this long.
-LOCKED_US = 500_000
+MAX_JOBS = 500
+MAX_RUNS = 2_000
+# Pause before a job whose row was locked is tried again.
+LOCKED_PAUSE_US = 500_000
 
 
 class CatchingUp(Service):
-    """Idle until it is woken by a term that begins or by a fire that deferred something; the interval is for the
-    announcement that nobody made."""
+    """Idle until a term begins or a fire defers runs. The interval is for deferrals of which nobody told it."""
 
     interval = 60.0
 
@@ -46,7 +45,7 @@ class CatchingUp(Service):
         self._governor = governor
         self._terms: dict[int, Term] = {}
         self._passed_over: dict[UUID, int] = {}
-        """Jobs that somebody keeps locked, and until when: else they would be first in each pass, perhaps all of it."""
+        """Locked jobs, and until when to pass over them: otherwise they would come first in each pass and fill it."""
         self.released = 0
 
     def lead(self, term: Term) -> None:
@@ -59,18 +58,18 @@ class CatchingUp(Service):
     async def run_once(self) -> float | None:
         if not self._terms:
             return None
-        room = self._governor.take(RUNS)
+        room = self._governor.take(MAX_RUNS)
         if room == 0:
             return self._governor.pause
         used = 0
         now_us = self._pool.clock.now_us()
         self._passed_over = {
-            job_id: until for job_id, until in self._passed_over.items() if now_us < until <= now_us + LOCKED_US
+            job_id: until for job_id, until in self._passed_over.items() if now_us < until <= now_us + LOCKED_PAUSE_US
         }
         passed_over = len(self._passed_over)
         try:
             waiting = await fires.catch_ups(
-                self._pool, shards=list(self._terms), limit=min(room, JOBS), passing_over=self._passed_over
+                self._pool, shards=list(self._terms), limit=min(room, MAX_JOBS), passing_over=self._passed_over
             )
             share = max(1, room // max(1, len(waiting)))
             by_shard: dict[int, list[CatchUp]] = defaultdict(list)
@@ -82,7 +81,7 @@ class CatchingUp(Service):
         finally:
             self._governor.give_back(room - used)
         if len(self._passed_over) > passed_over:
-            return 0.0  # their part of this pass is for others
+            return 0.0  # other jobs get the share of those that were locked
         return self._governor.pause if waiting or self._passed_over else None
 
     async def _serve(self, term: Term, catch_ups: Sequence[CatchUp], share: int) -> int:
@@ -95,24 +94,24 @@ class CatchingUp(Service):
                 costly.append(replace(one, status="too_costly"))
             await turns.give()
         if costly:
-            # What is late of them is recorded as missed: to try them again would be to pay again.
+            # Their late occurrences are recorded as missed: another try would cost as much again.
             log.error("jobs too costly to plan do not catch up: %s", ", ".join(str(one.job_id) for one in costly[:10]))
             await fires.abandon(self._pool, shard=term.shard, epoch=term.epoch, waiting=costly)
         if not batch.job_ids:
             return 0
         released, served = await fires.release(self._pool, shard=term.shard, epoch=term.epoch, batch=batch)
         self.released += released
-        until = self._pool.clock.now_us() + LOCKED_US
+        until = self._pool.clock.now_us() + LOCKED_PAUSE_US
         self._passed_over.update((job_id, until) for job_id in batch.job_ids if job_id not in served)
         log.info("shard %d: released %d late runs of %d jobs", term.shard, released, len(batch.job_ids))
         return sum(job_id in served for job_id in batch.run_job_ids)
 
 
 def _add(batch: Release, one: CatchUp, share: int) -> bool:
-    """The next `share` occurrences of a job. One that cannot be planned now keeps them until it can; False where that
-    costs too much.
+    """Adds the next `share` occurrences of a job. Returns False if planning them costs too much.
 
-    Never more than were counted when they were found: a job that was redefined meanwhile may be a busier one now.
+    A job that cannot be planned now keeps its occurrences until it can. It never gets more runs than were counted when
+    they were deferred: a job redefined meanwhile may have a busier schedule.
     """
     share = min(share, one.count)
     policy = DEFAULT_POLICY
@@ -126,7 +125,7 @@ def _add(batch: Release, one: CatchUp, share: int) -> bool:
     except InvalidInput as error:
         log.warning("job %s cannot catch up: %s", one.job_id, error)
     except Exception:
-        # A fault of ours, and one job's all the same: the others go on.
+        # A bug of ours, but it concerns one job only: the others go on.
         log.exception("job %s cannot catch up", one.job_id)
     batch.job_ids.append(one.job_id)
     batch.last_at.append(one.last_at)
@@ -143,7 +142,7 @@ def _add(batch: Release, one: CatchUp, share: int) -> bool:
 
 
 def _next_late(one: CatchUp, policy: Policy, share: int) -> tuple[list[datetime], datetime | None]:
-    """The next `share` late occurrences, and where the rest begins; None when there is no rest."""
+    """The next `share` late occurrences, and the first of the rest; None if nothing is left."""
     moments = [one.first_at]
     if one.first_at >= one.last_at:
         return moments, None
@@ -154,7 +153,7 @@ def _next_late(one: CatchUp, policy: Policy, share: int) -> tuple[list[datetime]
         while len(moments) < share and following is not None and following <= one.last_at:
             moments.append(following)
             following = timetable.next(following, fuel)
-    except TooCostly:  # as many as it reached: the next slice goes on from the last of them
+    except TooCostly:  # release the ones found so far: the next pass goes on from the last of them
         following = moments.pop()
     if following is not None and (following > one.last_at or len(moments) >= one.count):
         following = None

@@ -142,14 +142,14 @@ class Firer(Service):
                 raise errors[0]
 
     async def _wait_for_the_database(self) -> None:
-        """This node's clock is ahead of the database's: correct it, and return the jobs to the near future."""
+        """Corrects this node's clock, which is ahead of the database's, and returns the jobs to the near future."""
         early, self._too_early = self._too_early, []
         for shard, job_id, due_us in early:
             self._future.add(shard, job_id, due_us)
         await self._pool.measure_clock()
 
     async def _fire_batch(self, batch: DueBatch) -> None:
-        """Fire a batch. Jobs it did not come to go back to their queue; a job that makes it fail is set apart."""
+        """Fires a batch. Jobs not reached go back to their queue; a job that makes the batch fail is set apart."""
         backlog = self._backlog
         known = [raw for raw in batch.dues if raw in backlog.apart] if backlog.apart else []
         others = [raw for raw in batch.dues if raw not in backlog.apart] if known else list(batch.dues)
@@ -189,7 +189,7 @@ class Firer(Service):
     async def _fire_jobs(
         self, terms: Mapping[int, Term], jobs: Sequence[DueJob], on_time_from: datetime | None
     ) -> list[bytes]:
-        """Plan and send jobs. Returns the jobs that the plan did not come to.
+        """Plans jobs and sends the plan. Returns the jobs that the plan did not reach.
 
         A job whose data the store refuses is parked, so that it does not hold up its shard. No other error of the store
         is held against the jobs: they are fired when it works again.
@@ -230,7 +230,7 @@ class Firer(Service):
         )
 
     async def _set_aside(self, terms: Mapping[int, Term], plan: BatchPlan) -> None:
-        """Park, move or hold the jobs that the plan does not fire."""
+        """Parks, moves or holds the jobs that the plan does not fire."""
         if plan.costly:
             # First of all, and even if this node no longer leads: no node may plan them again.
             await self._park_costly(plan.costly)
@@ -254,7 +254,7 @@ class Firer(Service):
             self._account(asked, part, await fires.fire(self._pool, epochs=asked, batch=part))
 
     def _account(self, epochs: Mapping[int, int], asked: Fires | SimpleFires, done: Fired) -> None:
-        """Count the runs, and put each job where its next occurrence is looked for."""
+        """Counts the runs, and puts the next occurrence of each job into the near future."""
         self.fired += done.live
         if isinstance(asked, Fires):
             self._late_counts.add(asked, done)
@@ -285,7 +285,7 @@ class Firer(Service):
                 self._backlog.retry(job.shard, job.job_id, job.next_run_at)
 
     async def _move(self, jobs: Sequence[tuple[DueJob, datetime]]) -> None:
-        """Move jobs planned by earlier rules of their zones to where the rules of now put them, instead of firing."""
+        """Moves jobs that were planned by earlier rules of their zones to the times of the present rules, unfired."""
         moves = [Move(job.job_id, job.version, job.next_run_at, moment) for job, moment in jobs]
         moved = await zones.move(self._pool, moves)
         for job, moment in jobs:
@@ -295,7 +295,7 @@ class Firer(Service):
                 self._backlog.retry(job.shard, job.job_id, job.next_run_at)
 
     def _report(self) -> None:
-        """Log the late occurrences of this pass, in one line however many jobs they belong to."""
+        """Logs the late occurrences of this pass, in one line however many jobs they belong to."""
         found = self._late_counts
         if found.late or found.dropped:
             self._late_counts = LateCounts()

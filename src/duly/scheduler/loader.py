@@ -1,31 +1,31 @@
-"""Keeps the near future of this node's shards in memory, at a cost that follows what falls due and not what is held.
+"""Keeps the near future of this node's shards in memory. The cost follows what falls due, not what is in memory.
 
-With ten million jobs and 2,800 fires a second the horizon holds 1.7 million entries. They are read once, when a term
+With ten million jobs and 2,800 fires per second the horizon holds 1.7 million entries. They are read once, when a term
 begins. After that an entry comes in by one of four ways:
 
-1. The node's own fires: whoever moves a job knows where to.
-2. Announcements (`NOTIFY duly_due`) of what was submitted, changed or resumed. Few jobs are named one by one; a bulk
-   submit names the range of its ids, which ascend with the time they were made, and that range of the primary key is
-   read; more than that is `*`, and is found by the next two.
+1. The node's own fires: a fire knows the next occurrence of the job it moves.
+2. Announcements (`NOTIFY duly_due`) of jobs that were submitted, changed or resumed. Few jobs are named one by one; a
+   bulk submit names the range of its ids, which ascend with the time they were made, and that range of the primary key
+   is read; for more than that the announcement is `*`, and the next two ways find the jobs.
 3. The horizon moves on: only the slice between its old and its new end is read. Every occurrence is read once this way.
-4. The re-read, for what an announcement lost: everything due before now + two intervals, again. So each entry is read
-   again twice before its time, whenever it was lost, and one such look may fail without anything being late. A job
-   whose announcement was lost less than an interval before its time fires at the next look. What lies further ahead
-   need not be read again: its turn comes. What is known is not held twice: a look only adds what was missing.
+4. The re-read, for lost announcements: everything due before now + two intervals is read again. So each entry is read
+   again twice before its time, whenever its announcement was lost, and one re-read may fail without any job being late.
+   A job whose announcement was lost less than an interval before its time fires at the next re-read. Jobs further ahead
+   need not be read again yet. A re-read only adds missing entries: none is kept twice.
 
-Where nobody listens (notifications are off, only a pooler is known, or the listening connection is being replaced)
-announcements are lost as a rule. Then a look at the next seconds comes every few seconds (`untold`), often enough that
-whatever was submitted for soon is fired before it counts as missed. Each reads what is due within two such pauses.
+Where no announcement arrives (notifications are off, only a pooler is known, or the listening connection is being
+replaced) the loader reads the next seconds every few seconds (`untold`), often enough that a job submitted for soon is
+fired before it counts as missed. Each such look reads the jobs due within two of these pauses.
 
-So an interval's work is (3 × what falls due in an interval) rows read from an index range, in bytes that Python never
-takes apart unless a slot of the wheel holds something already. An index of jobs by the time of their last change would
-find lost announcements with less reading, but every fire would have to write to it.
+So the work of an interval is to read (3 × the jobs due in an interval) rows from an index range, in bytes that Python
+does not take apart unless the slot of the wheel has an entry already. An index of jobs by the time of their last change
+would find lost announcements with less reading, but every fire would have to write to it.
 
-A term is rebuilt, never merged: what was known of a shard is dropped when a new term begins, and read in pages, all
-shards side by side, soonest first, so that firing begins with the first page. What is long overdue (after an outage:
-perhaps everything) is read beside what is coming, not before it.
+A term is rebuilt, never merged: the entries of a shard are dropped when a new term begins, and read in pages, all
+shards side by side, soonest first, so that firing begins with the first page. Jobs long overdue (after an outage
+perhaps all jobs) are read beside the coming ones, not before them.
 
-An entry that is no longer true (its job was moved, paused, cancelled) stays until its time comes, and costs one probe.
+An outdated entry (its job was moved, paused or cancelled) stays until its time comes, and costs one probe.
 """
 
 from __future__ import annotations
@@ -48,26 +48,28 @@ from duly.store.pool import Pool
 log = logging.getLogger("duly.scheduler")
 
 # Entries per statement over all shards: a few milliseconds of the event loop, so that fires beside it stay on time.
-PAGE = 8_000
-# And of one shard: enough to be worth a statement, few enough that the planner walks the index to them.
-SHARD_PAGE = 1_000
-# Slices per statement: both of each of 64 shards.
-TOGETHER = 128
-# A range of ids with more pages than this is no bulk submit of this moment.
-_RANGE_PAGES = 25
-_RANGES = 50
+MAX_PAGE = 8_000
+# Entries per statement of one shard: enough to be worth a statement, few enough that PostgreSQL walks the index.
+MAX_SHARD_PAGE = 1_000
+# Slices per statement: both slices of each of 64 shards.
+MAX_SLICES = 128
+# Pages read of one announced range of ids: a longer range is not that of one bulk submit.
+_MAX_RANGE_PAGES = 25
+# Announced ranges kept to be read one by one.
+_MAX_RANGES = 50
 # Overdue jobs of a shard are not read again while this many of its jobs wait in the backlog: they would be the same.
 _MAX_WAITING = 1_000
-# What is later than this when a term begins is read beside what is coming, not before it.
+# Jobs overdue by more than this when a term begins are read beside the coming ones, not before them.
 _OVERDUE = timedelta(seconds=10)
-# A look at all that is overdue is slow from here on (and so much more for each job that it found): a job that moved
-# leaves a dead entry before the first that is due, and while somebody's report keeps a snapshot, vacuum may not remove
-# it (0.7 s with 800,000). Then looks begin at the oldest job that the last one found, and only one in so many seconds
-# looks further back. What is submitted or changed is announced; this is for a job of a long transaction whose
-# announcement was lost as well.
+# A look at all overdue jobs is slow if it takes longer than this, plus a time per job that it found. A job that moved
+# leaves a dead index entry before the first due one, and while a long transaction keeps a snapshot, vacuum may not
+# remove it (0.7 s with 800,000). After a slow look, looks begin at the oldest job that the last one found, and only one
+# per pause (100 times as long as it took, at most 10 minutes) looks further back. Submits and changes are announced;
+# the whole look is for a job of a long transaction whose announcement was lost as well.
 _SLOW_SECONDS = 0.25
-_SLOW_SECONDS_A_JOB = 50e-6
-_LONGEST_WHOLE_PAUSE = 600.0
+_SLOW_SECONDS_PER_JOB = 50e-6
+_MAX_WHOLE_PAUSE_SECONDS = 600.0
+# Looks begin at least this long ago, for jobs whose transaction commits late.
 _LATE_COMMIT = timedelta(minutes=1)
 
 
@@ -91,7 +93,8 @@ class Loader(Service):
         told: Callable[[], bool] = _always,
         untold: float = 1.0,
     ) -> None:
-        """`waiting`: how many jobs of a shard were taken from the near future and wait in the backlog.
+        """`changed` is called when entries were added.
+        `waiting`: how many jobs of a shard were taken from the near future and wait in the backlog.
         `told`: whether announcements reach this node now; `untold`: seconds between two looks while they do not.
         """
         super().__init__()
@@ -101,21 +104,26 @@ class Loader(Service):
         self._waiting = waiting
         self._told = told
         self._shards: set[int] = set()
-        # Up to where each shard was read.
         self._until: dict[int, datetime] = {}
+        """The time up to which each shard was read."""
         self._oldest: dict[int, datetime] = {}
+        """The time from which a look reads each shard while whole looks are slow."""
         self._whole_at = 0.0
+        """When the next look reads all overdue jobs, by the monotonic clock."""
         self._fresh: set[int] = set()
+        """Shards to read from nothing: their term began, or a fire's answer was lost."""
         self._ranges: set[tuple[UUID, UUID]] = set()
+        """Announced ranges of job ids, first and last, to be read."""
         self._asked = False
-        # The horizon must not be used up before it moves on, however rarely somebody wants a re-read.
+        """Whether an announcement asked for a look without saying at which jobs."""
+        # The horizon must not be used up before it moves on, however long the configured interval is.
         self.interval = min(interval, future.horizon_us / 4e6)
         self._next_look = time.monotonic() + self.interval
         self._reach = timedelta(seconds=2 * self.interval)
         self._untold = min(untold, self.interval)
 
     def lead(self, shard: int) -> None:
-        """A term began: its shard is loaded at once, from nothing."""
+        """Starts a term: its shard is loaded at once, from nothing."""
         self._shards.add(shard)
         self._until.pop(shard, None)
         self._oldest.pop(shard, None)
@@ -131,13 +139,13 @@ class Loader(Service):
         self._future.drop(shard)
 
     def doubt(self, shard: int) -> None:
-        """An answer was lost: jobs of this shard may have been moved by ourselves, and nobody announces where to."""
+        """Reads a shard again after a fire whose answer was lost: it may have moved jobs, and nobody announces that."""
         if shard in self._shards:
             self._fresh.add(shard)
             self.wake()
 
     def heard(self, payload: str | None) -> None:
-        """A notification: `shard:job_id:due_us` (several by commas), `*:first_id:last_id`, or `*` for anything."""
+        """Reads an announcement: `shard:job_id:due_us`, `*:first_id:last_id` (several by commas), or `*` (any job)."""
         if payload is None or payload == "*":
             self._look_now()
             return
@@ -157,8 +165,8 @@ class Loader(Service):
         if not self._shards:
             return
         self._ranges.add((first, last))
-        if len(self._ranges) > _RANGES:
-            # Faster than they can be read one by one: what is due soon is found by when it is due.
+        if len(self._ranges) > _MAX_RANGES:
+            # They come faster than they can be read one by one: a look finds the jobs that are due soon.
             self._ranges.clear()
             self._asked = True
         self.wake()
@@ -168,9 +176,9 @@ class Loader(Service):
         self.wake()
 
     async def run_once(self) -> float | None:
-        """What it was woken for; at the interval, or when nobody asked for anything, the regular look.
+        """Does the work that woke it; at the interval, or if nothing woke it, also the regular re-read.
 
-        While nobody tells of what is new, what comes between two regular looks is a look at the next seconds.
+        While no announcement arrives, every pass between two regular re-reads looks at the next seconds.
         """
         told = self._told()
         woken = bool(self._fresh or self._ranges or self._asked)
@@ -193,7 +201,7 @@ class Loader(Service):
         return None if regular else max(0.0, self._next_look - time.monotonic())
 
     async def _fill(self) -> None:
-        """All of the horizon, for shards whose term began."""
+        """Reads the whole horizon of fresh shards."""
         shards, self._fresh = self._fresh, set()
         upto = from_micros(self._future.horizon_end_us)
         overdue = from_micros(self._future.now_us) - _OVERDUE
@@ -206,7 +214,7 @@ class Loader(Service):
         self._has_read(shards, upto)
 
     async def _look(self, *, near: bool = False) -> None:
-        """The horizon moves on, and the nearest part of it is read again. `near`: only what is due within seconds."""
+        """Reads the new end of the horizon, and its nearest part again. `near`: only the next seconds."""
         asked, self._asked = self._asked or not near, False
         reach = timedelta(seconds=2 * self._untold) if near else self._reach
         upto = from_micros(self._future.horizon_end_us)
@@ -215,7 +223,7 @@ class Loader(Service):
         whole = began >= self._whole_at or not self._oldest.keys() >= self._until.keys()
         slices = []
         for shard, until in sorted(self._until.items()):
-            # Read further ahead than the horizon is now: this node's idea of the time was wrong, and was corrected.
+            # A shard read beyond the present horizon was read by a wrong clock, which was corrected since.
             known = self._until[shard] = min(until, upto)
             after = (LONG_AGO if whole else self._oldest[shard]) if self._waiting(shard) < _MAX_WAITING else now
             slices.append(Slice(shard, after, min(now + reach, known)))
@@ -229,33 +237,35 @@ class Loader(Service):
             raise
         for part in slices:
             if part.after < now:
-                # Before the first job that was found, and before what may be committed late.
+                # Before the first job that was found, and before jobs that may be committed late.
                 first = oldest.get(part.shard, now) - timedelta(microseconds=1)
                 self._oldest[part.shard] = min(now - _LATE_COMMIT, first)
         if whole:
             took = time.monotonic() - began
-            slow = took > _SLOW_SECONDS + _SLOW_SECONDS_A_JOB * found
-            self._whole_at = began + min(_LONGEST_WHOLE_PAUSE, 100 * took) if slow else 0.0
+            slow = took > _SLOW_SECONDS + _SLOW_SECONDS_PER_JOB * found
+            self._whole_at = began + min(_MAX_WHOLE_PAUSE_SECONDS, 100 * took) if slow else 0.0
         if not near:
             self._has_read(shards, upto)
 
     def _has_read(self, shards: Iterable[int], upto: datetime) -> None:
         for shard in shards:
-            # One that began anew meanwhile waits in `_fresh`, whatever an older term has read.
+            # A shard whose term began anew meanwhile is in `_fresh`, whatever the older term has read.
             if shard in self._shards and shard not in self._fresh:
                 self._until[shard] = upto
 
     async def _read(self, slices: list[Slice]) -> tuple[dict[int, datetime], int]:
-        """A page of every slice, then the next page of those that have more.
+        """Reads a page of every slice, then the next page of the slices that have more.
 
-        Returns the first due time of each shard that has any, and how many jobs were read.
+        Returns the first due time of each shard with due jobs, and how many jobs were read.
         """
         first_us: dict[int, int] = {}
         found = 0
         waiting = deque(slices)
         while waiting:
-            slices = [waiting.popleft() for _ in range(min(TOGETHER, len(waiting)))]
-            pages = await fires.load(self._pool, slices=slices, page=min(SHARD_PAGE, max(1, PAGE // len(slices))))
+            slices = [waiting.popleft() for _ in range(min(MAX_SLICES, len(waiting)))]
+            pages = await fires.load(
+                self._pool, slices=slices, page=min(MAX_SHARD_PAGE, max(1, MAX_PAGE // len(slices)))
+            )
             new = sum([self._future.load(page.shard, page.job_ids, page.dues_us) for page in pages])
             if new:
                 self._changed()
@@ -268,8 +278,8 @@ class Loader(Service):
     async def _load_range(self, first: UUID, last: UUID) -> None:
         horizon_us = self._future.horizon_end_us
         after = UUID(int=max(0, first.int - 1))
-        for _ in range(_RANGE_PAGES):
-            page = await fires.load_range(self._pool, after=after, upto=last, page=PAGE)
+        for _ in range(_MAX_RANGE_PAGES):
+            page = await fires.load_range(self._pool, after=after, upto=last, page=MAX_PAGE)
             by_shard: dict[int, list[tuple[UUID, int]]] = {}
             for job_id, shard, due in page:
                 if due is not None and (due_us := to_micros(due)) <= horizon_us:
@@ -278,7 +288,7 @@ class Loader(Service):
                 ids = b"".join([job_id.bytes for job_id, _ in entries])
                 self._future.load(shard, ids, array("q", [due_us for _, due_us in entries]))
             self._changed()
-            if len(page) < PAGE:
+            if len(page) < MAX_PAGE:
                 break
             after = page[-1][0]
         else:

@@ -1,7 +1,7 @@
 """The next minutes of the shards this node leads: which job is due when.
 
-The store is the truth. What is held here may be wrong in any way without harm, because a fire re-checks everything; it
-only decides when this node looks.
+The store is the truth. A wrong entry here does no harm, because a fire re-checks everything: entries only decide when
+this node looks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from duly.timing import Wheel
 
 
 class NearFuture:
-    """A timing wheel over a horizon. A shard is held for one term, and begins anew with the next."""
+    """A timing wheel over a horizon. The entries of a shard are kept for one term; the next term starts empty."""
 
     def __init__(self, clock: Clock, *, horizon_us: int) -> None:
         self._clock = clock
@@ -34,18 +34,18 @@ class NearFuture:
         return self._clock.now_us() + self.horizon_us
 
     def add(self, shard: int, job_id: UUID, due_us: int) -> bool:
-        """One job that will be due. Beyond the horizon it is left to the loader, which reads on as time passes."""
+        """Adds one job. Returns False for a job of another shard, or beyond the horizon: the loader reads it later."""
         if shard not in self._shards or due_us > self.horizon_end_us:
             return False
         self._wheel.add(shard, job_id.bytes, due_us)
         return True
 
     def load(self, shard: int, job_ids: bytes, dues_us: array[int]) -> int:
-        """Many at once, 16 bytes of id for each. Returns how many were not known yet."""
+        """Adds many jobs, with 16 bytes of id for each. Returns how many of them were new."""
         return self._wheel.load(shard, job_ids, dues_us) if shard in self._shards else 0
 
     def lead(self, shard: int) -> None:
-        """A term began: whatever was known of its shard is forgotten."""
+        """Starts a term: the entries of an earlier term are dropped."""
         self._wheel.drop_shard(shard)
         self._shards.add(shard)
 
@@ -54,7 +54,7 @@ class NearFuture:
         self._wheel.drop_shard(shard)
 
     def take_due(self, ahead_us: int = 0) -> list[tuple[int, list[tuple[bytes, int]]]]:
-        """Everything due by now, or so soon, by shard. It is no longer held here."""
+        """Removes and returns the entries due by now + `ahead_us`, by shard."""
         return self._wheel.advance(self._clock.now_us() + ahead_us)
 
     def head_start_us(self, *, per_second: int, max_us: int) -> int:
@@ -73,6 +73,6 @@ class NearFuture:
         return min(head_start_us, max_us)
 
     def seconds_to_next(self) -> float | None:
-        """Until the earliest entry; None if there is none."""
+        """Seconds until the earliest entry; None if there is no entry."""
         next_us = self._wheel.next_due_us()
         return None if next_us is None else max(0.0, (next_us - self._clock.now_us()) / 1e6)

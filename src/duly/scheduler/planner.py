@@ -1,10 +1,10 @@
 """From due jobs to one fire batch. No I/O: rows in, columns out.
 
 Half a million jobs due at midnight share a few schedules, so equal inputs are planned once per batch; and one job that
-cannot be planned (its zone is gone) is set aside with the reason instead of sinking the batch.
+cannot be planned (its zone is gone) is set aside with the reason, so that the rest of the batch fires.
 
-Late runs ask the governor. Those that it does not let go yet are deferred: the job moves on to its future, so that no
-on-time occurrence ever stands behind a late one, and `catch_up` lets them go in their turn.
+The governor limits late runs. Late runs beyond its limit are deferred: the job moves on to its next occurrence, so that
+no on-time occurrence waits behind a late one, and `catch_up` releases the deferred runs later.
 """
 
 from __future__ import annotations
@@ -28,32 +28,34 @@ from duly.timing import Definition, FirePlan, carried, changed_since, is_rezoned
 
 log = logging.getLogger("duly.scheduler")
 
-# Plain numbers: the database driver takes a flag for a sequence of flags.
+# Plain numbers: the database driver takes an enum flag for a sequence of flags.
 _MISSED, _SERIAL = int(RunFlag.MISSED), int(RunFlag.SERIAL)
 
 
-# A catch-up can make a thousand runs of one job, and walk far for them. Past either of these a batch is full, so that
-# neither the transaction nor the event loop is held up.
-MAX_RUNS = 5_000
-MAX_SECONDS = 0.1
-# What planning one job may take of the processor. Its fuel ends long before; this is for what burns none.
+# One job that catches up can have a thousand runs, and a long walk to them. A batch ends at this many runs or after
+# this much planning, so that it holds up neither the transaction nor the event loop.
+MAX_BATCH_RUNS = 5_000
+MAX_PLANNING_SECONDS = 0.1
+# Processor time for planning one job, and for each occurrence of its plan. Fuel ends long before that; this limit is
+# for code that forgets to burn fuel.
 MAX_CPU_SECONDS = 0.05
-_EACH_CPU_SECONDS = 0.00005
+_CPU_SECONDS_PER_OCCURRENCE = 0.00005
 
-# The reason by which `fires/fire.sql` tells those that run later from those that never run.
+# The reason by which `fires/fire.sql` tells deferred occurrences, which run later, from dropped ones, which never run.
 DEFERRED = "deferred"
 
 
 @dataclass(slots=True)
 class BatchPlan:
-    """What to fire, what could not become part of it, and what of it is late.
+    """The fires of a batch of jobs, and the jobs that are not fired.
 
-    `simple` are the jobs that simply have one run now: almost all of them, and the reason why midnight is quick.
-    `fires` are the others, by shard.
-    `rezoned` were planned by rules of their zone that have changed since, and go to where those of now put them.
-    `held` are not due yet, and what becomes of them can only be told when they are: an earlier run is still unfinished.
-    `costly` are those whose plan costs too much, by its fuel or by the time it took.
-    `planned` is how many of the jobs it came to; the others are for another batch.
+    `simple`: jobs with exactly one run, on time. Almost all jobs are, which is why midnight is quick.
+    `fires`: all other fires, by shard.
+    `parked`: jobs that cannot be planned, with the reason.
+    `costly`: jobs whose plan costs too much fuel or processor time, with the reason.
+    `rezoned`: jobs planned by rules of their zone that have changed since, with the time by the present rules.
+    `held`: jobs that are not due yet and have an unfinished earlier run, so that their overlap cannot be decided yet.
+    `planned`: how many of the jobs were planned; the others are for another batch.
     """
 
     simple: SimpleFires = field(default_factory=SimpleFires)
@@ -85,7 +87,7 @@ def plan_batch(
     policies: dict[str | None, Policy] = {}
     any_rezoned = changed_since() is not None
     for job in jobs:
-        if out_of_time or batch.runs >= MAX_RUNS:
+        if out_of_time or batch.runs >= MAX_BATCH_RUNS:
             break
         batch.planned += 1
         policy = policies.get(job.policy)
@@ -101,14 +103,14 @@ def plan_batch(
         key: Any = None
         shared = policy.jitter_seconds == 0 and job.max_runs is None and job.kind != "interval"
         if shared and not (any_rezoned and is_rezoned(job.kind, job.schedule, job.timezone)):
-            # Nothing in the plan is this job's own. (An interval has its own anchor, a jittered job its own offset.)
-            # The kind is not part of the question: it follows from the schedule's text.
+            # Nothing in the plan is specific to this job. (An interval has its own anchor, a jittered job its offset.)
+            # The kind is not part of the key: it follows from the schedule's text.
             anchor = job.created_at if job.kind == "rrule" and "DTSTART" not in job.schedule else None
             key = (job.schedule, job.next_run_at, job.timezone, job.policy, job.start_at, job.end_at, anchor, since)
         plan = plans.get(key) if key is not None else None
         if plan is None:
             try:
-                # One that is fired ahead is planned as of its own time.
+                # An occurrence fired ahead is planned as of its own time.
                 at = max(now, job.next_run_at)
                 definition = Definition.of(job, policy)
                 if any_rezoned:
@@ -133,17 +135,17 @@ def plan_batch(
                 batch.parked.append((job, f"cannot be planned: {error}"))
                 continue
             except Exception as error:
-                # A fault of ours, and one job's all the same: the others fire.
+                # A bug of ours, but it concerns one job only: the others fire.
                 log.exception("job %s cannot be planned", job.job_id)
                 batch.parked.append((job, f"cannot be planned: {type(error).__name__}: {error}"[:500]))
                 continue
             finally:
                 before, ended = ended, time.monotonic()
-                out_of_time = ended > began + MAX_SECONDS
+                out_of_time = ended > began + MAX_PLANNING_SECONDS
             if ended - before > MAX_CPU_SECONDS and _collections() == collected:
-                # The others of this batch took no more of the processor than of the time: the rest is its own.
+                # The jobs before it took at most as much processor time as real time: the rest is this job's own.
                 own = time.thread_time() - began_cpu - (before - began)
-                if own > MAX_CPU_SECONDS + _EACH_CPU_SECONDS * _handled(plan):
+                if own > MAX_CPU_SECONDS + _CPU_SECONDS_PER_OCCURRENCE * _handled(plan):
                     batch.costly.append((job, f"{COSTLY}: schedule: it took {own * 1000:.0f} ms to work out"))
                     continue
             if key is not None:
@@ -153,18 +155,18 @@ def plan_batch(
 
 
 def _collections() -> int:
-    """How often all objects were gone through for garbage: that takes its time, and is nobody's plan."""
+    """How many full garbage collections there were: their processor time belongs to no plan."""
     return int(gc.get_stats()[-1]["collections"])
 
 
 def _handled(plan: FirePlan) -> int:
-    """How many occurrences a plan is about: a long outage takes longer to plan than a single time."""
-    return len(plan.runs) + min(MAX_RUNS, sum(drop.count for drop in plan.drops))
+    """How many occurrences a plan covers: a long outage takes longer to plan than one occurrence."""
+    return len(plan.runs) + min(MAX_BATCH_RUNS, sum(drop.count for drop in plan.drops))
 
 
 @lru_cache(maxsize=4096)
 def _within(policy: Policy, catch_up_window_seconds: int) -> Policy:
-    """The policy under the server's own window, where the job has none."""
+    """The policy with the server's catch-up window, unless the job has one of its own."""
     if policy.catch_up_window_seconds is not None:
         return policy
     return replace(policy, catch_up_window_seconds=catch_up_window_seconds)
@@ -192,7 +194,7 @@ def _add(batch: BatchPlan, job: DueJob, plan: FirePlan, policy: Policy, governor
     fire.overlap.append(overlap)
     fire.max_queued.append(policy.max_queued)
     fire.versions.append(job.version)
-    # Late ones come first.
+    # Late runs come first in a plan.
     if runs and runs[0][1]:
         late = sum(missed for _, missed in runs)
         granted = late if governor is None else governor.take(late)
@@ -212,7 +214,7 @@ def _add(batch: BatchPlan, job: DueJob, plan: FirePlan, policy: Policy, governor
 
 
 def run_flags(policy: Policy, *, missed: bool, alone: bool) -> int:
-    """Runs that may have to follow one another carry the mark by which each lets the next one go."""
+    """SERIAL marks runs of which one may have to wait for another: when one ends, the next is released."""
     serial = policy.overlap == "queue" or (
         policy.overlap == "skip" and (not alone or (missed and policy.missed_window == "RUN_ALL"))
     )
