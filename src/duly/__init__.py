@@ -1,6 +1,7 @@
 """Duly: a distributed job scheduler for Python on PostgreSQL.
 
-The public names are imported when they are first used: `duly --help` should not have to load a database driver.
+The public names are imported when they are first used: `duly --help`, a `Client` and a child process that runs one
+handler need no database driver.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,14 @@ if TYPE_CHECKING:
         ApiUnavailable,
         ConfigError,
         Conflict,
+        CoordinatorUnavailable,
         DulyError,
         Forbidden,
         InvalidInput,
         InvalidSchedule,
         LeaseLost,
         LimitReached,
+        MissingExtra,
         NotFound,
         Permanent,
         RetryAfter,
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
         Unauthorized,
         UnknownHandler,
     )
-    from duly.model import JobRequest
+    from duly.model import DeadLetter, DeadLetterFilter, Explanation, Job, JobRequest, Page, Run
     from duly.worker.handler.context import Context
 
 _HOMES = {
@@ -35,7 +38,9 @@ _HOMES = {
     "Client": "duly.client",
     "Context": "duly.worker.handler.context",
     "Duly": "duly.app",
-    "JobRequest": "duly.model",
+    **dict.fromkeys(
+        ("DeadLetter", "DeadLetterFilter", "Explanation", "Job", "JobRequest", "Page", "Run"), "duly.model"
+    ),
 }
 
 __all__ = [
@@ -45,17 +50,25 @@ __all__ = [
     "ConfigError",
     "Conflict",
     "Context",
+    "CoordinatorUnavailable",
+    "DeadLetter",
+    "DeadLetterFilter",
     "Duly",
     "DulyError",
+    "Explanation",
     "Forbidden",
     "InvalidInput",
     "InvalidSchedule",
+    "Job",
     "JobRequest",
     "LeaseLost",
     "LimitReached",
+    "MissingExtra",
     "NotFound",
+    "Page",
     "Permanent",
     "RetryAfter",
+    "Run",
     "Snooze",
     "StoreMismatch",
     "StoreUnavailable",

@@ -364,7 +364,8 @@ async def test_a_preview_is_the_documented_one_and_saves_nothing(client: httpx.A
     shown = (await client.post("/api/v1/schedules/preview", json=body)).json()
     PreviewDocument.model_validate(shown)
     assert shown.keys() == {"kind", "canonical", "occurrences"}
-    assert all(one.keys() == {"scheduled_at", "local", "note"} for one in shown["occurrences"])
+    assert all(one.keys() == {"scheduled_at", "local", "note", "dropped"} for one in shown["occurrences"])
+    assert [one["dropped"] for one in shown["occurrences"]] == [True, False]
     assert shown["occurrences"][-1]["scheduled_at"] == "2026-03-09T06:30:00Z"
     assert shown["occurrences"][0]["note"]
     assert (

@@ -17,8 +17,9 @@ import asyncpg
 import pytest
 from rich.console import Console
 
-from duly.cli.output import one_line, span
+from duly.cli.output import one_line
 from duly.config import Settings
+from duly.timing.wording import rough_span
 from harness.commands import Ended
 
 Run = Callable[..., Ended]
@@ -294,7 +295,7 @@ def test_spans_read_as_a_person_would_say_them() -> None:
         0: "0.0 ms", 0.0004: "0.4 ms", 0.012: "12 ms", 0.9996: "1.0 s", 2.04: "2.0 s", 59.7: "60 s", 300: "5 min",
         7200: "2 h", 86400 * 3: "3 d", -2: "-2.0 s",
     }  # fmt: skip
-    assert {seconds: span(seconds) for seconds in said} == said
+    assert {seconds: rough_span(seconds) for seconds in said} == said
 
 
 def test_text_from_elsewhere_cannot_steer_the_terminal() -> None:

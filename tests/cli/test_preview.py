@@ -76,7 +76,7 @@ def test_the_listed_cases(
     assert [one["scheduled_at"] for one in document["occurrences"]] == expected
     assert set(document) == {"kind", "canonical", "occurrences"}
     for one in document["occurrences"]:
-        assert set(one) == {"scheduled_at", "local", "note"}
+        assert set(one) == {"scheduled_at", "local", "note", "dropped"}
         # The same instant, on the clocks of the zone.
         assert datetime.fromisoformat(one["local"]) == datetime.fromisoformat(one["scheduled_at"])
 
@@ -84,9 +84,10 @@ def test_the_listed_cases(
 def test_a_dropped_occurrence_is_shown_with_its_note(preview: Run) -> None:
     arguments = ("30 2 * * *", "--timezone", NEW_YORK, "--after", "2026-03-08", "--count", "1", "--dst-gap", "skip")
     dropped, following = preview(*arguments, "--json").document["occurrences"]
+    assert dropped["dropped"] is True
     assert dropped["note"] == "local 2026-03-08 02:30 does not exist in America/New_York: dropped"
     assert following == {
-        "scheduled_at": "2026-03-09T06:30:00Z", "local": "2026-03-09T02:30:00-04:00", "note": None,
+        "scheduled_at": "2026-03-09T06:30:00Z", "local": "2026-03-09T02:30:00-04:00", "note": None, "dropped": False,
     }  # fmt: skip
     table = preview(*arguments).out.splitlines()
     assert table[0] == "cron  30 2 * * *"

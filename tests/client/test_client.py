@@ -249,14 +249,14 @@ async def test_dead_letters_are_purged_by_filter_or_all_at_once(call: Calls, poo
         await eventually(lambda: _has(pool, "dead_letters", 4))
         assert await call("purge_all", DeadLetterFilter(name="two")) == duly.model.Swept(2, 0)
         assert {letter.name for letter in await call.every("dead_letters")} == {"one", "three"}
-        wanted = await call("those_now")
+        wanted = await call("call", calls.those_now())
         await call("submit", "fail", name="later")
         await eventually(lambda: _has(pool, "dead_letters", 3))
     # What died after the look is not forgotten with the rest.
-    assert await call("purge_some", wanted) == (duly.model.Swept(2, 0), False)
+    assert await call("call", calls.purge_some(wanted)) == (duly.model.Swept(2, 0), False)
     assert [letter.name for letter in await call.every("dead_letters")] == ["later"]
     with pytest.raises(InvalidInput) as refused:
-        await call("purge_some", DeadLetterFilter())
+        await call("call", calls.purge_some(DeadLetterFilter()))
     assert refused.value.field == "all"
     assert await call("purge_all") == duly.model.Swept(1, 0)
     assert await call("purge_all") == duly.model.Swept(0, 0)
@@ -265,7 +265,7 @@ async def test_dead_letters_are_purged_by_filter_or_all_at_once(call: Calls, poo
 async def test_a_purge_of_unknown_fate_is_not_sent_again(caller: Caller, line: Line) -> None:
     line.arm("DELETE ", "swallow", times=3)
     with pytest.raises(ApiUnavailable, match="not known"):
-        await caller.at(line.url)("purge_some", DeadLetterFilter(name="x"))
+        await caller.at(line.url)("call", calls.purge_some(DeadLetterFilter(name="x")))
     assert line.struck == 1
 
 
@@ -302,10 +302,72 @@ async def test_what_dies_again_during_a_redrive_is_not_sent_again(call: Calls, p
     async with failing(pool, settings):
         await call("submit", "fail", name="one")
         await eventually(lambda: _has(pool, "dead_letters", 1))
-        wanted = await call("those_now")
+        wanted = await call("call", calls.those_now())
         await call("redrive_all")
         await eventually(lambda: _has(pool, "dead_letters", 1))
-        assert await call("redrive_some", wanted) == (duly.model.Swept(0, 0), False)
+        assert await call("call", calls.redrive_some(wanted)) == (duly.model.Swept(0, 0), False)
+
+
+SESSION = """
+import sys
+import time
+from datetime import UTC, datetime
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "asyncpg":
+            raise ImportError(f"{name} is blocked")
+
+sys.meta_path.insert(0, Blocker())
+
+import duly
+
+def until(look):
+    deadline = time.monotonic() + 60
+    while not (found := look()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+with duly.Client(sys.argv[1]) as client:
+    options = {"schedule": "0 9 * * MON", "labels": {"team": "ops"}, "allow_unknown_handler": True}
+    job = client.submit("report", {"kind": "weekly"}, **options)
+    assert isinstance(job, duly.Job) and job.shard is None and job.run_count == 0
+    assert client.get_job(job.job_id) == job
+    assert [found.job_id for found in client.jobs(label={"team": "ops"})] == [job.job_id]
+    assert client.change(job.job_id, expected_version=job.version, queue="slow").queue == "slow"
+    assert client.pause(job.job_id, reason="holiday").status_reason == "holiday"
+    assert client.resume(job.job_id).status == "active"
+    run = client.trigger(job.job_id)
+    assert isinstance(run, duly.Run)
+    assert [found.run_id for found in client.runs(job.job_id)] == [run.run_id]
+    client.cancel_run(run.run_id)
+    until(lambda: client.get_run(run.run_id).status == "cancelled")
+    assert len(client.upcoming(job.job_id, count=3)) == 3
+    assert client.explain(job.job_id).job_id == job.job_id
+    options = {"timezone": "America/New_York", "dst_gap": "skip", "count": 1}
+    shown = client.preview("30 2 * * *", after=datetime(2026, 3, 7, 12, tzinfo=UTC), **options)
+    assert [one.dropped for one in shown.occurrences] == [True, False]
+    items = client.submit_many([{"handler": "fail", "name": name} for name in ("one", "two", "three")])
+    assert all(item.created for item in items)
+    letters = until(lambda: [*found] if len(found := list(client.dead_letters())) == 3 else None)
+    assert client.get_dead_letter(letters[0].run_id) == letters[0]
+    client.purge(letters[0].run_id)
+    client.redrive(letters[1].run_id)
+    until(lambda: len(list(client.dead_letters())) == 2)
+    assert client.purge_all(duly.DeadLetterFilter(queue="default")).done == 2
+    assert client.cancel(job.job_id).status == "cancelled"
+    assert client.stats().jobs >= 1 and client.cluster().nodes and client.forecast(minutes=5).start
+assert not [name for name in sys.modules if name.startswith(("duly.store", "duly.operations", "duly.worker"))]
+"""
+
+
+async def test_a_client_needs_no_database_driver(url: str, pool: Pool, settings: Settings) -> None:
+    """A whole session in a process that cannot import asyncpg, against the API in this one."""
+    async with failing(pool, settings):
+        process = await asyncio.create_subprocess_exec(sys.executable, "-c", SESSION, url, stderr=subprocess.PIPE)
+        _, err = await asyncio.wait_for(process.communicate(), 150)
+    assert process.returncode == 0, err.decode()
 
 
 async def _has(pool: Pool, table: str, number: int) -> bool:

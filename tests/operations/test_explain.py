@@ -71,6 +71,7 @@ class World:
 
     async def fire(self, job: Job) -> None:
         """As the job's leader does, until nothing of it is due."""
+        assert job.shard is not None
         shard = (await self.pool.query("select epoch, node_id from duly.shards where shard = $1", job.shard))[0]
         epoch = shard["epoch"] if shard["node_id"] is not None else await self.lead(job.shard)
         while due := [one for one in await fires.due(self.pool, job_ids=[job.job_id]) if one.due]:
@@ -465,6 +466,7 @@ async def test_overdue_says_who_should_have_fired_it(world: World, pool: Pool) -
     assert told.sentence == (
         f"Overdue by 5 s: no scheduler leads its shard {job.shard} (start one with: duly scheduler)."
     )
+    assert job.shard is not None
     await world.lead(job.shard)
     told = await world.explain(job, START + HOUR)
     assert f"alpha leads its shard {job.shard} and has not fired it yet" in told.sentence

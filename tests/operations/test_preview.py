@@ -14,8 +14,9 @@ from duly.errors import InvalidInput, InvalidSchedule
 from duly.model import Job, Policy
 from duly.operations import preview
 from duly.operations.lifetime import Lifetime
-from duly.operations.wording import clock, length
+from duly.operations.wording import clock
 from duly.store.changes import Change
+from duly.timing.wording import exact_span
 
 NEW_YORK = "America/New_York"
 
@@ -68,6 +69,7 @@ def test_what_is_dropped_is_there_and_does_not_count() -> None:
         "scheduled_at": "2026-03-08T07:00:00Z",
         "local": "2026-03-08T03:00:00-04:00",
         "note": "local 2026-03-08 02:30 does not exist in America/New_York: dropped",
+        "dropped": True,
     }
 
 
@@ -131,7 +133,7 @@ def test_what_is_no_time_is_refused_by_its_field(text: str) -> None:
     ],
 )  # fmt: skip
 def test_lengths(seconds: float, words: str) -> None:
-    assert length(timedelta(seconds=seconds)) == words
+    assert exact_span(timedelta(seconds=seconds)) == words
 
 
 def test_clocks_are_as_fine_as_the_time() -> None:

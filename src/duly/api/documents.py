@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, get_type_hints
 
 from duly.handlers import shown_target
@@ -24,15 +24,7 @@ from duly.model import (
     Run,
     make_run_id,
 )
-
-
-def time_text(moment: datetime | None) -> str | None:
-    """UTC with `Z`; microseconds only where there are any."""
-    if moment is None:
-        return None
-    # The driver gives ±infinity as the calendar's ends, and without a zone.
-    utc = moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
-    return utc.isoformat().replace("+00:00", "Z")
+from duly.timing.wording import time_text
 
 
 def without_payload(document: dict[str, Any]) -> dict[str, Any]:
@@ -114,7 +106,12 @@ def preview_document(preview: Preview) -> dict[str, Any]:
 
 
 def occurrence_document(one: Occurrence) -> dict[str, Any]:
-    return {"scheduled_at": time_text(one.scheduled_at), "local": one.local.isoformat(), "note": one.note}
+    return {
+        "scheduled_at": time_text(one.scheduled_at),
+        "local": one.local.isoformat(),
+        "note": one.note,
+        "dropped": one.dropped,
+    }
 
 
 def explanation_document(explanation: Explanation) -> dict[str, Any]:

@@ -91,8 +91,8 @@ _LETTER: dict[str, Any] = {
     ],
 }
 _OCCURRENCES = [
-    {"scheduled_at": "2026-03-09T13:00:00Z", "local": "2026-03-09T09:00:00-04:00", "note": None},
-    {"scheduled_at": "2026-03-16T13:00:00Z", "local": "2026-03-16T09:00:00-04:00", "note": None},
+    {"scheduled_at": "2026-03-09T13:00:00Z", "local": "2026-03-09T09:00:00-04:00", "note": None, "dropped": False},
+    {"scheduled_at": "2026-03-16T13:00:00Z", "local": "2026-03-16T09:00:00-04:00", "note": None, "dropped": False},
 ]
 _NODE = {
     "node_id": _NODE_ID,

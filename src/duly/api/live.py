@@ -16,13 +16,13 @@ from starlette.routing import Route
 
 from duly.api.access import needs, principal_of
 from duly.api.declared import declared_page
-from duly.api.documents import time_text
 from duly.api.problems import json_response
 from duly.errors import DulyError, StoreUnavailable
 from duly.model import ClusterStatus, Job, Run
 from duly.operations import Operations, Principal
 from duly.operations.upcoming import upcoming
 from duly.timing import Fuel
+from duly.timing.wording import time_text
 
 SHOWN = 50
 UPCOMING = 3

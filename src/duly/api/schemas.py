@@ -389,6 +389,7 @@ class OccurrenceDocument(_Document):
     scheduled_at: datetime
     local: datetime
     note: str | None
+    dropped: bool = Field(description="true if DST drops it: it does not fire")
 
 
 class OccurrenceList(_Document):

@@ -272,24 +272,26 @@ class Remote:
         await self._client.purge(run_id)
 
     async def redrive_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
+        from duly.client import calls
         from duly.model import Swept
 
-        dead_now = await self._client.those_now(_given(wanted))
+        dead_now = await self._client.call(calls.those_now(_given(wanted)))
         done = 0
         more = dead_now is not None
         while more and dead_now is not None:
-            part, more = await self._client.redrive_some(dead_now)
+            part, more = await self._client.call(calls.redrive_some(dead_now))
             done += part.done
             yield Swept(done, part.refused)
 
     async def purge_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
+        from duly.client import calls
         from duly.model import Swept
 
-        dead_now = await self._client.those_now(_given(wanted))
+        dead_now = await self._client.call(calls.those_now(_given(wanted)))
         done = 0
         more = dead_now is not None
         while more and dead_now is not None:
-            part, more = await self._client.purge_some(dead_now)
+            part, more = await self._client.call(calls.purge_some(dead_now))
             done += part.done
             yield Swept(done, 0)
 

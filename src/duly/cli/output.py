@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from duly.timing.wording import rough_span
 from duly.visible import visible, visible_json, visible_lines
 
 if TYPE_CHECKING:
@@ -82,22 +83,6 @@ def styled(text: str, **style: Any) -> str:
     return typer.style(visible(text), **style).replace("\x1b[", _STYLE)
 
 
-def span(seconds: float) -> str:
-    """A duration in the unit that a person would use."""
-    if seconds < 0:
-        return "-" + span(-seconds)
-    if seconds < 0.00995:
-        return f"{seconds * 1000:.1f} ms"
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    for unit, size in (("s", 1), ("min", 60), ("h", 3600)):
-        if seconds < (100 if unit == "s" else 100 * size if unit == "min" else 48 * 3600):
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds / 86400:.0f} d"
-
-
 def moment(value: datetime | None) -> str:
     """A time to the second, in UTC."""
     return "" if value is None else f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z"
@@ -108,7 +93,7 @@ def away(value: datetime | None, now: datetime) -> str:
     if value is None:
         return ""
     seconds = (value - now).total_seconds()
-    return f"in {span(seconds)}" if seconds >= 0 else f"{span(-seconds)} ago"
+    return f"in {rough_span(seconds)}" if seconds >= 0 else f"{rough_span(-seconds)} ago"
 
 
 def note_text(run: Run) -> str:

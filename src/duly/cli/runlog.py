@@ -8,8 +8,9 @@ import time
 from collections import Counter
 from datetime import datetime
 
-from duly.cli.output import coloured, one_line, say, span
+from duly.cli.output import coloured, one_line, say
 from duly.model import Buried, ClaimedRun, Requeued, Succeeded, to_micros
+from duly.timing.wording import rough_span
 from duly.worker.executor import Outcome
 
 # Nobody reads more lines per second, and writing them would slow the runs down: further runs are only counted.
@@ -68,10 +69,10 @@ def line(run: ClaimedRun, outcome: Outcome | None) -> str:
     ]
     if outcome is not None and outcome.started_us is not None:
         if outcome.finished_us is not None:
-            parts.append(span((outcome.finished_us - outcome.started_us) / 1e6))
+            parts.append(rough_span((outcome.finished_us - outcome.started_us) / 1e6))
         if run.attempt == 1:
             # The lag of a retry would mostly be the retry delay of its job.
-            parts.append(f"lag {span(max(0, outcome.started_us - to_micros(run.scheduled_at)) / 1e6)}")
+            parts.append(f"lag {rough_span(max(0, outcome.started_us - to_micros(run.scheduled_at)) / 1e6)}")
     if not isinstance(outcome, Succeeded) and outcome is not None and outcome.error is not None:
         parts.append(_short_error(outcome.error))
     return "  ".join(parts)
@@ -87,9 +88,9 @@ def _status(outcome: Outcome | None) -> tuple[str, str]:
         case Buried():
             return outcome.status, ""
         case Requeued(state="retrying"):
-            return "retrying", f"in {span(outcome.delay)}"
+            return "retrying", f"in {rough_span(outcome.delay)}"
         case Requeued() if outcome.delay > 0:
-            return "snoozed", f"for {span(outcome.delay)}"
+            return "snoozed", f"for {rough_span(outcome.delay)}"
         case Requeued():
             return "returned", ""
 

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from uuid import UUID, uuid4
 
 from duly.client import documents
-from duly.client.documents import Document, encode, job_body, plain, time_text
+from duly.client.documents import Document, encode, job_body, plain
 from duly.client.trying import refusal
 from duly.errors import DulyError, InvalidInput, NotFound
 from duly.model import (
@@ -46,13 +46,13 @@ from duly.model import (
     Swept,
     each_request,
 )
+from duly.timing.wording import time_text
 
 PREFIX = "/api/v1"
 #: The API's own limits for one batch.
 BATCH_JOBS = 10_000
 BATCH_BYTES = 8 * 1024 * 1024
 PAGE = 200
-_ETAG = "etag"
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -527,8 +527,7 @@ def stats() -> Call[Counts]:
 
 
 def _job(answer: Answer) -> Job:
-    tag = answer.headers.get(_ETAG, "").removeprefix("W/").strip('"')
-    return documents.read_job(answer.document, version=int(tag) if tag.isascii() and tag.isdigit() else 0)
+    return documents.read_job(answer.document)
 
 
 def _run(answer: Answer) -> Run:

@@ -121,7 +121,7 @@ def _blocking(steps: Callable[P, Steps[T]]) -> Callable[Concatenate[Client, P], 
 
     @wraps(steps)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._run(steps(*args, **kwargs))
+        return self.call(steps(*args, **kwargs))
 
     return method
 
@@ -139,7 +139,7 @@ def _awaited(steps: Callable[P, Steps[T]]) -> Callable[Concatenate[AsyncClient, 
 
     @wraps(steps)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._run(steps(*args, **kwargs))
+        return await self.call(steps(*args, **kwargs))
 
     return method
 
@@ -198,11 +198,8 @@ class Client(_Base):
     get_dead_letter = _blocking(calls.get_dead_letter)
     redrive = _blocking(calls.redrive)
     redrive_all = _blocking(calls.redrive_all)
-    redrive_some = _blocking(calls.redrive_some)
-    those_now = _blocking(calls.those_now)
     purge = _blocking(calls.purge)
     purge_all = _blocking(calls.purge_all)
-    purge_some = _blocking(calls.purge_some)
     preview = _blocking(calls.preview)
     forecast = _blocking(calls.forecast)
     cluster = _blocking(calls.cluster)
@@ -217,7 +214,8 @@ class Client(_Base):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self, steps: Steps[T]) -> T:
+    def call(self, steps: Steps[T]) -> T:
+        """Sends one call of `duly.client.calls`, or the several of a generator, and returns the result."""
         going = iter(steps)
         try:
             call = next(going)
@@ -300,11 +298,8 @@ class AsyncClient(_Base):
     get_dead_letter = _awaited(calls.get_dead_letter)
     redrive = _awaited(calls.redrive)
     redrive_all = _awaited(calls.redrive_all)
-    redrive_some = _awaited(calls.redrive_some)
-    those_now = _awaited(calls.those_now)
     purge = _awaited(calls.purge)
     purge_all = _awaited(calls.purge_all)
-    purge_some = _awaited(calls.purge_some)
     preview = _awaited(calls.preview)
     forecast = _awaited(calls.forecast)
     cluster = _awaited(calls.cluster)
@@ -321,7 +316,8 @@ class AsyncClient(_Base):
     ) -> None:
         await self.close()
 
-    async def _run(self, steps: Steps[T]) -> T:
+    async def call(self, steps: Steps[T]) -> T:
+        """As `Client.call`."""
         going = iter(steps)
         try:
             call = next(going)

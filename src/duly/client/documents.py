@@ -1,7 +1,7 @@
 """The API's documents as the values that the library hands out: the way back from `duly.api.documents`.
 
-A field that this version does not know is ignored: a newer server sent it. What the API does not tell of a job is left
-empty: its shard (-1).
+A field that this version does not know is ignored: a newer server sent it. The API does not tell a job's shard, which
+is None here.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -43,6 +43,7 @@ from duly.model import (
     parse_run_id,
 )
 from duly.timing.parse import read_schedule
+from duly.timing.wording import time_text
 
 Document = Mapping[str, Any]
 Item = TypeVar("Item")
@@ -60,12 +61,12 @@ def read_page(document: Document, read: Callable[[Document], Item]) -> Page[Item
     return Page([read(item) for item in document["items"]], document["next_cursor"])
 
 
-def read_job(document: Document, *, version: int = 0) -> Job:
+def read_job(document: Document) -> Job:
     policy = Policy(**{name: document[name] for name in POLICY_FIELDS if name in document})
     created_at = _time(document["created_at"])
     return Job(
         job_id=UUID(document["job_id"]),
-        shard=-1,
+        shard=None,
         tenant=document["tenant"],
         name=document["name"],
         handler=document["handler"],
@@ -86,10 +87,10 @@ def read_job(document: Document, *, version: int = 0) -> Job:
         status_reason=document.get("status_reason"),
         next_run_at=read_time(document["next_run_at"]),
         last_run_at=read_time(document["last_run_at"]),
-        run_count=document.get("run_count", -1),
+        run_count=document["run_count"],
         created_at=created_at,
         updated_at=_time(document["updated_at"]),
-        version=document.get("version", version),
+        version=document["version"],
     )
 
 
@@ -171,11 +172,7 @@ def read_preview(document: Document) -> Preview:
 
 def read_occurrence(document: Document) -> Occurrence:
     return Occurrence(
-        _time(document["scheduled_at"]),
-        datetime.fromisoformat(document["local"]),
-        document["note"],
-        # The document says so in words only.
-        dropped=document["note"] is not None and document["note"].endswith(": dropped"),
+        _time(document["scheduled_at"]), _time(document["local"]), document["note"], dropped=document["dropped"]
     )
 
 
@@ -252,10 +249,6 @@ def read_counts(document: Document) -> Counts:
 
 
 # Requests
-
-
-def time_text(moment: datetime) -> str:
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def job_body(request: JobRequest) -> dict[str, Any]:

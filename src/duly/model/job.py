@@ -81,7 +81,8 @@ class Job:
     """A stored job."""
 
     job_id: UUID
-    shard: int
+    shard: int | None
+    """None for a job that was read through the API, which does not tell its shard."""
     tenant: str
     name: str
     handler: str | dict[str, Any]

@@ -127,6 +127,7 @@ class Explaining(Looking):
         return (await self._judge(life, leader, occurrence.scheduled_at)).judge(occurrence)
 
     async def _lifetime(self, job: Job, fuel: Fuel | None = None) -> tuple[Lifetime, Leader]:
+        assert job.shard is not None
         noted, leader = await asyncio.gather(
             changes.of_job(self._pool, job_id=job.job_id, limit=_CHANGES),
             cluster.leader_of(self._pool, shard=job.shard),
@@ -137,6 +138,7 @@ class Explaining(Looking):
         self, life: Lifetime, leader: Leader, first: datetime, last: datetime | None = None, *, limit: int = 1
     ) -> Judge:
         job = life.job
+        assert job.shard is not None
         records, catch_ups, days = await asyncio.gather(
             history.records_between(
                 self._pool, job_id=job.job_id, shard=job.shard, first=first, last=last or first, limit=limit

@@ -16,6 +16,7 @@ log = logging.getLogger("duly.maintenance")
 
 def plan_sql_submit(job: Job, settings: Settings) -> PlannedSubmit:
     """As if it had been submitted at the moment when SQL stored it: what was due since then is late, not lost."""
+    assert job.shard is not None
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(JobRequest)}
     fields["name"] = job.name or None
     try:

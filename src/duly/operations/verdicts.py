@@ -14,10 +14,11 @@ from typing import Any
 from duly.errors import TooCostly
 from duly.model import Explanation, Occurrence, Run, Verdict, make_run_id
 from duly.operations.lifetime import Lifetime, Stop, local_time, read_time
-from duly.operations.wording import clock, length, outcome
+from duly.operations.wording import clock, outcome
 from duly.store.changes import Change
 from duly.store.cluster import Leader
 from duly.store.history import CatchUp, Record
+from duly.timing.wording import exact_span
 
 _MICROSECOND = timedelta(microseconds=1)
 # Nobody calls a second late; beyond it the sentence says so.
@@ -162,13 +163,13 @@ class Judge:
             verdict, how = Verdict.TRIGGERED, "Triggered"
         elif run.missed:
             verdict = Verdict.FIRED_LATE
-            how = f"Missed, then fired {length(lag)} late as missed_window={self._job.policy.missed_window} says,"
+            how = f"Missed, then fired {exact_span(lag)} late as missed_window={self._job.policy.missed_window} says,"
         elif lag > _ON_TIME:
-            verdict, how = Verdict.FIRED_LATE, f"Fired {length(lag)} late"
+            verdict, how = Verdict.FIRED_LATE, f"Fired {exact_span(lag)} late"
         elif ahead:
-            verdict, how = Verdict.FIRED, f"Fired on time (in the queue {length(ahead)} before it was due)"
+            verdict, how = Verdict.FIRED, f"Fired on time (in the queue {exact_span(ahead)} before it was due)"
         else:
-            verdict, how = Verdict.FIRED, f"Fired on time ({length(lag)} after it was due)"
+            verdict, how = Verdict.FIRED, f"Fired on time ({exact_span(lag)} after it was due)"
         return self._say(occurrence, verdict, f"{how} {who}; {outcome(run)}.", facts, run=run)
 
     def _of_overlap(self, occurrence: Occurrence, run: Run) -> Explanation:
@@ -249,7 +250,7 @@ class Judge:
                 return self._of_end(occurrence)
         if moment > self._now:
             return self._say(
-                occurrence, Verdict.NOT_DUE, f"Not yet due: in {length(moment - self._now)}.",
+                occurrence, Verdict.NOT_DUE, f"Not yet due: in {exact_span(moment - self._now)}.",
                 {"due_in_seconds": (moment - self._now).total_seconds()},
             )  # fmt: skip
         late, leader = self._now - moment, self._leader
@@ -266,7 +267,7 @@ class Judge:
         if late > self._grace:
             facts["missed_window"] = self._job.policy.missed_window
             why += f"; once it is found, missed_window={self._job.policy.missed_window} decides"
-        return self._say(occurrence, Verdict.OVERDUE, f"Overdue by {length(late)}: {why}.", facts)
+        return self._say(occurrence, Verdict.OVERDUE, f"Overdue by {exact_span(late)}: {why}.", facts)
 
     def _untold(self, occurrence: Occurrence, why: str, facts: dict[str, Any] | None = None) -> Explanation:
         """Nothing is recorded, and the question behind it costs more than any may."""

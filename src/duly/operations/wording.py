@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
 from duly.model import ErrorInfo, Run
+from duly.timing.wording import exact_span
 
 _LONGEST_ERROR = 160
-_UNITS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 # Error messages are other people's text: no line breaks, nothing that steers a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
@@ -19,24 +19,6 @@ def clock(moment: datetime) -> str:
     return utc.isoformat(" ", "milliseconds" if utc.microsecond else "seconds") + "Z"
 
 
-def length(span: timedelta) -> str:
-    """In the two units that matter."""
-    seconds = max(0.0, span.total_seconds())
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.0f} ms"
-    if seconds < 59.95:
-        return f"{seconds:.1f} s".replace(".0 s", " s")
-    left = round(seconds)
-    parts: list[str] = []
-    for size, unit in _UNITS:
-        count, left = divmod(left, size)
-        if count or parts:
-            parts.append(f"{count} {unit}" if count else "")
-        if len(parts) == 2:
-            break
-    return " ".join(filter(None, parts))
-
-
 def outcome(run: Run) -> str:
     """What became of a run, as the second half of a sentence."""
     nth = f"attempt {run.attempt}"
@@ -44,7 +26,7 @@ def outcome(run: Run) -> str:
     if run.status == "succeeded":
         if run.deduplicated:
             return "it succeeded without a call of the handler: its idempotency key had been completed before"
-        took = f" after {length(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
+        took = f" after {exact_span(run.finished_at - run.started_at)}" if run.finished_at and run.started_at else ""
         return f"it succeeded in {nth}{took}{where}"
     if run.status == "dead":
         return f"it is dead since {nth}{where}{_error(run.error)}"

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from duly.cli.output import coloured, hanging, print_json, say, span
+from duly.cli.output import coloured, hanging, print_json, say
 from duly.cli.session import session_of
 from duly.errors import ConfigError, DulyError, InvalidInput
+from duly.timing.wording import rough_span
 
 if TYPE_CHECKING:
     from duly.config import Settings
@@ -72,7 +73,11 @@ def _check_settings(settings: Settings) -> list[Check]:
     beat, lease = settings.heartbeat_interval, settings.worker_lease_seconds
     return [
         # Settings that break the rule do not load at all; this only shows the margin.
-        Check("heartbeat", "ok", f"every {span(beat)} for a lease of {span(lease)}: {lease / beat:.0f} in a lease"),
+        Check(
+            "heartbeat",
+            "ok",
+            f"every {rough_span(beat)} for a lease of {rough_span(lease)}: {lease / beat:.0f} in a lease",
+        ),
         _check_zones(),
         _check_files(settings),
         *([_check_commands(settings)] if settings.allow_commands else []),
@@ -173,10 +178,10 @@ def _check_clock(pool: Pool, facts: Facts) -> Check:
         return Check(
             "clock",
             "warn",
-            f"this machine is {span(abs(off))} {side} the database, whose clock decides; check the time service",
+            f"this machine is {rough_span(abs(off))} {side} the database, whose clock decides; check the time service",
         )
     known = max(abs(off), pool.clock.error_us / 1e6)
-    return Check("clock", "ok", f"within {span(known)} of the database's, which decides")
+    return Check("clock", "ok", f"within {rough_span(known)} of the database's, which decides")
 
 
 def _check_partitions(facts: Facts, now: datetime) -> Check:
@@ -196,7 +201,7 @@ def _check_vacuum(oldest: OldTransaction | None) -> Check:
     """Dead rows do not slow Duly's own queries, but they fill the disk and slow others."""
     if oldest is None or (oldest.seconds is not None and oldest.seconds < _TRANSACTION_SECONDS):
         return Check("vacuum", "ok", "no old transaction keeps PostgreSQL from cleaning up")
-    since = "" if oldest.seconds is None else f" for {span(oldest.seconds)}"
+    since = "" if oldest.seconds is None else f" for {rough_span(oldest.seconds)}"
     return Check(
         "vacuum",
         "warn",
@@ -280,6 +285,6 @@ def _check_overdue(status: ClusterStatus, now: datetime, settings: Settings) -> 
         return Check(
             "overdue",
             "warn",
-            f"{counts.overdue} jobs should have fired by now, the oldest {span(late)} ago; see: duly status",
+            f"{counts.overdue} jobs should have fired by now, the oldest {rough_span(late)} ago; see: duly status",
         )
     return Check("overdue", "ok", "every job that was due has fired")

@@ -246,7 +246,7 @@ def _tell(table: Table, results: list[tuple[str | None, str]], *, dry_run: bool,
 
 
 def _document(table: Table, coming: list[list[Occurrence]], results: list[tuple[str | None, str]]) -> dict[str, Any]:
-    from duly.api.documents import time_text
+    from duly.api.documents import occurrence_document
     from duly.handlers import shown_target
 
     return {
@@ -259,10 +259,7 @@ def _document(table: Table, coming: list[list[Occurrence]], results: list[tuple[
                 "user": entry.user,
                 "handler": shown_target(entry.handler),
                 "dedupe_key": entry.key,
-                "next": [
-                    {"scheduled_at": time_text(one.scheduled_at), "local": one.local.isoformat(), "note": one.note}
-                    for one in occurrences[:_SHOWN_NEXT]
-                ],
+                "next": [occurrence_document(one) for one in occurrences[:_SHOWN_NEXT]],
                 "notes": list(entry.notes),
                 "job_id": job_id,
                 "status": status,

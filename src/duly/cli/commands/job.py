@@ -22,12 +22,12 @@ from duly.cli.output import (
     print_json_lines,
     print_table,
     say,
-    span,
 )
 from duly.cli.session import with_operations
 from duly.errors import Conflict, InvalidInput
 from duly.handlers import shown_target
 from duly.masking import shown_payload
+from duly.timing.wording import rough_span
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
@@ -156,7 +156,7 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
             "dedupe_key": found.dedupe_key or "",
             "created": f"{moment(found.created_at)} ({away(found.created_at, now)})",
             "last": f"{moment(found.last_run_at)} ({away(found.last_run_at, now)})" if found.last_run_at else "",
-            "runs": str(found.run_count) if found.run_count >= 0 else "",
+            "runs": str(found.run_count),
             "next": unplanned or ", ".join(f"{moment(at)} ({away(at, now)})" for at in upcoming[:1]),
             "then": ", ".join(moment(at) for at in upcoming[1:]),
         }
@@ -280,8 +280,8 @@ def _run_row(run: Run) -> tuple[str, ...]:
         said = json.dumps(run.result, ensure_ascii=False)
     elif run.note:
         said = note_text(run)
-    lag = span((run.started_at - run.scheduled_at).total_seconds()) if run.started_at else ""
-    took = span((run.finished_at - run.started_at).total_seconds()) if run.started_at and run.finished_at else ""
+    lag = rough_span((run.started_at - run.scheduled_at).total_seconds()) if run.started_at else ""
+    took = rough_span((run.finished_at - run.started_at).total_seconds()) if run.started_at and run.finished_at else ""
     if run.deduplicated:
         said = "deduplicated: a run with its idempotency key had completed before"
     if run.status == "retrying" and run.next_attempt_at is not None:

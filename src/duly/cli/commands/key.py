@@ -178,7 +178,7 @@ def _whose(made: Key) -> str:
 
 
 def _key_document(one: Key) -> dict[str, object]:
-    from duly.api.documents import time_text
+    from duly.timing.wording import time_text
 
     return {
         "key_id": one.key_id,

@@ -10,8 +10,9 @@ from uuid import UUID
 
 import typer
 
-from duly.cli.output import away, print_json, print_table, say, span
+from duly.cli.output import away, print_json, print_table, say
 from duly.cli.session import with_operations
+from duly.timing.wording import rough_span
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
@@ -89,7 +90,7 @@ def status(
         f"runs     {shown('queued')} queued, {shown('running')} running, {shown('retrying')} retrying, "
         f"{shown('waiting')} waiting; {shown('dead_letters')} in the dead letters"
     )
-    oldest = f", the oldest by {span(found.lag_seconds)}" if counts.oldest_overdue_at else ""
+    oldest = f", the oldest by {rough_span(found.lag_seconds)}" if counts.oldest_overdue_at else ""
     about = "about " if counts.jobs_estimated else ""
     say(f"jobs     {about}{shown('jobs')}, {shown('overdue')} overdue{oldest}")
 
@@ -104,7 +105,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    from duly.api.documents import time_text
+    from duly.timing.wording import time_text
 
     def plain(value: Any) -> Any:
         if isinstance(value, datetime):

@@ -160,7 +160,7 @@ def _limit(value: float | None) -> str:
 
 
 def _tenant_document(one: Tenant) -> dict[str, object]:
-    from duly.api.documents import time_text
+    from duly.timing.wording import time_text
 
     return {
         "tenant": one.tenant,
