@@ -315,7 +315,7 @@ class TestErrors:
     async def test_a_handler_that_comes_back_for_ever_is_noticed(
         self, virtual: DulyTest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("duly.testing.virtual._PASSES", 20)
+        monkeypatch.setattr("duly.testing.virtual._MAX_PASSES", 20)
 
         @virtual.app.task()
         async def never() -> None:
@@ -406,7 +406,7 @@ class TestOccurrences:
         )
 
     def test_what_a_submit_refuses_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("duly.testing.schedules.LIMIT", 1000)
+        monkeypatch.setattr("duly.testing.schedules.MAX_OCCURRENCES", 1000)
         with pytest.raises(InvalidSchedule):
             occurrences("0 0 30 2 *", start=START)
         with pytest.raises(InvalidInput, match="before start"):

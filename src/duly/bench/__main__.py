@@ -17,17 +17,19 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
         metavar="NAMES",
         help=f"some of {','.join(MEASURES)} (default: all of these), or of {','.join(LONG)}, which take long",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="how often each figure is taken (default 3)")
-    parser.add_argument("--scale", type=float, default=1.0, help="more or less work than usual (default 1)")
+    parser.add_argument(
+        "--rounds", type=int, default=3, help="number of rounds, each of which takes every figure once (default 3)"
+    )
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for the amount of work (default 1)")
     parser.add_argument(
         "--jobs",
         type=int,
-        help="how many jobs `registered` and `steady` register (default 1,000,000 and 10,000,000), "
-        "how many runs wait in `backlog` (default 5,000,000)",
+        help="number of jobs that `registered` and `steady` register (default 1,000,000 and 10,000,000), "
+        "and of runs that wait in `backlog` (default 5,000,000)",
     )
-    parser.add_argument("--seconds", type=int, help="how long `steady` and `handlers` go on (default 600 and 300)")
-    parser.add_argument("--json", type=Path, default=Path(DEFAULT_JSON), metavar="PATH", help="where results go")
-    parser.add_argument("--database-url", help="a PostgreSQL to measure on; default: an embedded one")
+    parser.add_argument("--seconds", type=int, help="duration of `steady` and `handlers` (default 600 and 300)")
+    parser.add_argument("--json", type=Path, default=Path(DEFAULT_JSON), metavar="PATH", help="file for the results")
+    parser.add_argument("--database-url", help="PostgreSQL to measure on; default: an embedded one")
     parser.add_argument("--home", type=Path, help="home of the embedded PostgreSQL; default: a temporary one")
     parser.add_argument("--profile", type=Path, metavar="FILE", help="also write a cProfile of one draining worker")
     parser.add_argument("--quiet", action="store_true", help="no progress")

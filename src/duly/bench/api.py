@@ -1,7 +1,7 @@
 """The HTTP API: single submits beside a bare endpoint with one insert, and bulk submits.
 
-The client is as thin as it can be, because it takes its share of the same cores: requests are bytes made beforehand,
-answers are read up to their length and no further looked at than their status.
+The client is as thin as possible, because it shares the cores: requests are prepared bytes, and of a response only the
+length and the status are read.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ async def _bulk(lab: Lab, batches: int, figure: Figure) -> None:
 
 @asynccontextmanager
 async def _serving(kind: str, url: str, port: int, profile: Path | None = None) -> AsyncIterator[tuple[Process, str]]:
-    """The API, and the key that its callers show; a bare endpoint does not look at it."""
+    """The API process, and the key for its callers; the bare endpoint ignores the key."""
     with TemporaryDirectory(prefix="duly-bench-") as folder:
         file = key_file(Path(folder))
         key = obtain_key(file)
@@ -111,7 +111,7 @@ def _request(path: str, body: object, key: str) -> bytes:
 
 
 async def _send(port: int, request: bytes, count: int, *, clients: int = CLIENTS) -> None:
-    """So many of the same request, over a few connections that wait for each answer."""
+    """Send the same request `count` times, over a few connections that wait for each response."""
     left = count
 
     async def client() -> None:

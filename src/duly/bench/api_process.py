@@ -31,7 +31,7 @@ from duly.store.pool import Pool, connection_options
 
 
 class Item(BaseModel):
-    """What the bare endpoint takes."""
+    """The body of a request to the bare endpoint."""
 
     name: str
     payload: dict[str, Any]
@@ -39,7 +39,7 @@ class Item(BaseModel):
 
 @asynccontextmanager
 async def bare(url: str, connections: int) -> AsyncIterator[FastAPI]:
-    """What anybody would write in ten lines."""
+    """The ten lines that anyone would write."""
     pool = await asyncpg.create_pool(url, min_size=connections, max_size=connections, **connection_options(url))
     insert = bench_statement("api_insert")
     app = FastAPI(openapi_url=None)
@@ -58,7 +58,7 @@ async def bare(url: str, connections: int) -> AsyncIterator[FastAPI]:
 
 @asynccontextmanager
 async def ours(url: str, connections: int, key_file: Path) -> AsyncIterator[FastAPI]:
-    """As `duly up` serves it: callers show the local key."""
+    """The API as `duly up` serves it, with the local key."""
     pool = await Pool.connect(url, size=connections)
     try:
         operations = await Operations.open(pool, bench_settings(url), local_handlers=["noop"])

@@ -1,4 +1,4 @@
-"""Backlog: how fast runs are drained when few wait and when millions do."""
+"""Backlog: the drain rate with few waiting runs, and with millions."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from duly.errors import InvalidInput
 
 FEW = 10_000
 MANY = 5_000_000
-# So many are drained of a large backlog: it is still large then.
+# Runs that are drained of a large backlog: few enough that it stays large.
 DRAINED = 200_000
 _AT_ONCE = 250_000
 
 
 @dataclass(slots=True)
 class _Depth:
-    """What is measured at one depth with so many processes."""
+    """The measurements at one depth with one number of processes."""
 
     runs: int
     processes: int
     rate: Figure
     first: list[float] = field(default_factory=list)
-    """The rate over as many as the small backlog has: what a beginning costs weighs the same in both."""
+    """The rate over as many runs as the small backlog has, so that the cost of a start weighs the same in both."""
 
 
 async def measure(lab: Lab) -> list[Figure]:
@@ -78,7 +78,7 @@ async def _fill(lab: Lab, store: Store, runs: int) -> None:
         for start in range(0, runs, _AT_ONCE):
             lab.say(f"backlog: {start:,} of {runs:,} runs")
             await connection.execute(bench_statement("fill_queue"), min(_AT_ONCE, runs - start), timeout=600)
-        # What autovacuum does once after so many inserts, so that it does not do it while something is measured.
+        # Autovacuum would do this after that many inserts, during the measurement.
         for table in ("vacuum_jobs", "vacuum_runs"):
             await connection.execute(bench_statement(table), timeout=1800)
     finally:
@@ -91,13 +91,13 @@ async def _round(lab: Lab, queue: Store, depth: _Depth, few: int, drained: int) 
         commands = [("worker_process", *arguments)] * depth.processes
         await lab.server.settle()
         async with AsyncExitStack() as stack:
-            # Ten thousand runs take less time than a worker's start: it must be behind them when the first is claimed.
+            # Ten thousand runs take less time than the start of a worker, so that must be over before the first claim.
             async with _nothing_claimed(store):
                 workers = await stack.enter_async_context(running_all(commands, name="worker"))
                 released_us = monotonic_us()
             for total, rates in ((few, depth.first), (min(depth.runs, max(few, drained)), depth.rate.duly)):
                 last_us = await until_counted(workers, total)
-                # What was counted by then may be more than was waited for.
+                # More may have been counted by then than was waited for.
                 rates.append(sum(worker.count for worker in workers) / ((last_us - released_us) / 1e6))
             for worker in workers:
                 await worker.end()
@@ -106,7 +106,7 @@ async def _round(lab: Lab, queue: Store, depth: _Depth, few: int, drained: int) 
 
 @asynccontextmanager
 async def _nothing_claimed(store: Store) -> AsyncIterator[None]:
-    """Workers can start, but the queue is locked. Not for long: a claim that is answered too late is given up."""
+    """Lock the queue while workers start. Not for long, because a claim that is answered too late is given up."""
     connection = await connect(store.url)
     try:
         async with connection.transaction():
@@ -117,7 +117,7 @@ async def _nothing_claimed(store: Store) -> AsyncIterator[None]:
 
 
 async def _verify(store: Store, runs: int) -> None:
-    """Every run recorded or still there, none twice, none tried again, none held by those who have ended."""
+    """Check that every run is recorded or still queued, none twice, none retried, and none held by an ended worker."""
     outcome = await store.outcome()
     if (outcome.succeeded, outcome.succeeded + outcome.queued, outcome.claims) != (outcome.recorded, runs, 0):
         raise BenchFailed(f"backlog: {runs:,} runs should be recorded or waiting; the store has {outcome}")

@@ -1,6 +1,6 @@
-"""A measured process's end of the line to the bench: orders come in on stdin, facts go out on stdout, one JSON a line.
+"""The measured process's end of its channel to the bench: orders come on stdin, facts go out on stdout, as JSON lines.
 
-When the bench ends, however it ends, stdin ends with it, and so does the process.
+However the bench ends, its end of stdin is closed, and the process ends too.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-#: Where a measured process finds the address of its store.
+#: Environment variable with the address of a measured process's store.
 DATABASE_URL = "DULY_DATABASE_URL"
-# How exactly the moment of the last count is known.
+# Interval of counting: the precision of the time of the last count.
 _LOOK_SECONDS = 0.005
 
 
 def monotonic_us() -> int:
-    """Comparable between the processes of one machine."""
+    """Monotonic time in µs, comparable between the processes of one machine."""
     return time.monotonic_ns() // 1000
 
 
 def _memory() -> int:
-    """Bytes that this process holds in memory, at its most."""
+    """The peak memory of this process in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
@@ -48,18 +48,18 @@ class Parent:
         sys.stdout.flush()
 
     async def released(self) -> bool:
-        """Wait for the word to begin; False if the end came instead."""
+        """Wait for the order to begin; False if stdin was closed instead."""
         self.tell(ready=True)
         return bool(await self._reader.readline())
 
     async def ended(self) -> None:
-        """Wait for the end."""
+        """Wait until stdin is closed."""
         while await self._reader.readline():
             pass
 
     @asynccontextmanager
     async def counting(self, count: Callable[[], int]) -> AsyncIterator[None]:
-        """Tell how far the work is whenever that has changed, and at the end what it cost of this process's time."""
+        """Report the count whenever it has changed, and at the end the CPU time of this process."""
         before_ns = time.process_time_ns()
         teller = asyncio.create_task(self._tell_counts(count))
         try:

@@ -1,4 +1,4 @@
-"""Drain: no-op runs that lie in the queue, until all are in history."""
+"""Drain: no-op runs wait in the queue; measured until all are in history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def measure(lab: Lab) -> list[Figure]:
     one = Figure("drain", "drain, 1 process", "/s", goal=Bar(36_600, 0.35))
     two = Figure("drain", "drain, 2 processes", "/s", bar=Bar(30_000), goal=Bar(52_600, 0.35))
     gain = Figure("drain", "drain, 2 processes by 1", "×", goal=Bar(1.5))
-    # What one run costs a worker's own process; all else is the database's. Steadier than any rate on a busy machine.
+    # The CPU time of a run in the worker's process, without the database's. Steadier than a rate on a busy machine.
     cost = Figure("drain", "CPU of the process, per run", "µs", goal=Bar(20))
     async with lab.server.store() as queue:
         lab.say(f"drain: submitting {runs:,} jobs")
@@ -56,7 +56,7 @@ async def _duly(
 
 
 async def _raw(lab: Lab, queue: Store, runs: int, processes: int, rate: Figure, cost: Figure | None) -> None:
-    """Two connections in all: in one process, or one in each of two."""
+    """Two connections in total: both in one process, or one in each of two."""
     async with lab.server.store(queue) as store:
         arguments = as_arguments(database_url=store.url, connections=CONNECTIONS // processes)
         async with running_all([("raw_process", "drain", *arguments)] * processes, name="raw loop") as loops:

@@ -1,4 +1,4 @@
-"""Figures and what they are held against. Pure: numbers in, numbers out."""
+"""Figures and their targets. Pure: numbers in, numbers out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A mark to reach: at least this for rates, at most this for times; `ratio` is the least part of the raw loop."""
+    """A target: a minimum for rates, a maximum for times; `ratio` is the minimum fraction of the raw loop."""
 
     value: float | None = None
     ratio: float | None = None
@@ -39,9 +39,9 @@ class Figure:
     what: str
     unit: Unit
     bar: Bar = field(default_factory=Bar)
-    """What the foundation must hold."""
+    """The minimum for every version."""
     goal: Bar = field(default_factory=Bar)
-    """What the spec's section 13 asks for."""
+    """The target of the specification, section 13."""
     duly: list[float] = field(default_factory=list)
     raw: list[float] = field(default_factory=list)
 
@@ -59,13 +59,13 @@ class Figure:
 
     @property
     def ratio(self) -> float | None:
-        """Duly's value by the raw loop's: the median over rounds, each measured one right after the other."""
+        """Duly's value divided by the raw loop's: the median over rounds, in which both are measured consecutively."""
         ratios = [duly / raw for duly, raw in zip(self.duly, self.raw, strict=False) if raw]
         return statistics.median(ratios) if ratios else None
 
     @property
     def verdict(self) -> Verdict:
-        """`goal` if the goal is met (or there is only a bar, and that is); empty where nothing was asked."""
+        """`goal` if the goal is met (or there is only a bar, and it is met); empty if there is no target."""
         if self.duly_median is None or not (self.bar or self.goal):
             return ""
         if self._meets(self.goal) and self._meets(self.bar):

@@ -1,7 +1,7 @@
-"""A flow: recurring jobs, spread evenly over their period, through a scheduler and workers for a while.
+"""A flow: recurring jobs, spread evenly over their period, pass through a scheduler and workers for some time.
 
-Registering millions of jobs takes as long as it takes. So they are due a day ahead, and when all are there the store's
-clock is moved to just before that, as tests do: nothing is due too early, and nobody has to wait.
+Registering millions of jobs takes an unknown time. So they are due a day ahead, and once all are registered the store's
+clock is moved to just before that, as tests do: nothing is due too early, and nothing has to wait.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ from duly.bench.statements import bench_statement
 from duly.clock import DatabaseClock
 
 _FAR = timedelta(days=1)
-# Between the moment everybody is ready and the beginning of what is measured.
+# Time between the moment when all processes are ready and the start of the measurement.
 _CALM = timedelta(seconds=1)
-# Jobs that a scheduler reads in a second, carefully; and what processes need to start.
+# A low estimate of the jobs that a scheduler reads per second, and the time that processes need to start.
 _READ_PER_SECOND = 500_000
 _START_SECONDS = 2.0
-# A scheduler is ready when it holds most of what falls due within its first minutes. Not all: dues are random.
+# A scheduler is ready when it holds this part of the jobs due in its first minutes. Not all: due times are random.
 _READ_AHEAD_SECONDS = 300.0
 _MOST = 0.8
-# A start this early is one too early. Much less than that can be one bad comparison of clocks among millions of starts.
+# A start that is early by this much counts as too early. A smaller difference can be one inexact comparison of clocks
+# among millions of starts.
 _TOLERANCE_MS = 50.0
 
 
@@ -39,7 +40,7 @@ class Flow:
     jobs: int
     schedule: str
     period: float
-    """Of the schedule, in seconds."""
+    """Period of the schedule in seconds."""
     handler: str
     processes: int
     concurrency: int
@@ -52,7 +53,7 @@ class Flow:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What became of the occurrences that were due in the window."""
+    """The outcomes of the occurrences that were due in the window."""
 
     due: int
     lost: int
@@ -60,16 +61,16 @@ class Passed:
     fired_in_time: int
     ended_in_time: int
     lags_ms: Sequence[float]
-    """From the due time to the start: least, p50, p99, max."""
+    """From the due time to the start: min, p50, p99, max."""
     waiting_first: int
-    """Runs that could have started: when a tenth of the window had passed, and at its end."""
+    """Startable runs: after a tenth of the window, and at its end."""
     waiting_last: int
     memory: int
-    """Of the scheduler, at its most, in bytes."""
+    """Peak memory of the scheduler in bytes."""
 
 
 async def pass_through(lab: Lab, flow: Flow, seconds: int) -> Passed:
-    """Once, whatever the rounds: these windows are long enough to be their own median."""
+    """Measured once, whatever the number of rounds: these windows are long enough."""
     async with lab.server.store() as store:
         first = (await database_clock(store)).now() + _FAR
         await register(
@@ -97,7 +98,7 @@ async def pass_through(lab: Lab, flow: Flow, seconds: int) -> Passed:
             )
             begin = max(first, clock.now() + _CALM)
             end = begin + timedelta(seconds=seconds)
-            lab.say(f"{flow.bench}: {flow.per_second:,.1f} due a second, for {seconds} s")
+            lab.say(f"{flow.bench}: {flow.per_second:,.1f} due per second, for {seconds} s")
             await _until(clock, begin + (end - begin) / 10, [scheduler, *workers])
             waiting_first, _ = await _depth(store)
             await _until(clock, end, [scheduler, *workers])
@@ -137,7 +138,7 @@ async def _depth(store: Store) -> tuple[int, int]:
 
 
 async def _until_finished(store: Store, workers: Sequence[Process]) -> None:
-    """Nothing is fired any more: wait until all that was has ended."""
+    """Wait until all fired runs have ended; nothing more is fired."""
     last_progress, last = time.monotonic(), -1
     while left := (await _depth(store))[1]:
         if left != last:
@@ -165,7 +166,7 @@ async def _became_of(
 
 
 def _check(flow: Flow, passed: Passed) -> None:
-    """No figure is worth anything if an occurrence was lost, was not run, or ran too early."""
+    """Check that no occurrence was lost, was not run, or ran too early: else no figure is valid."""
     if not passed.due:
         raise BenchFailed("nothing was due in the window; take more --jobs or more --seconds")
     if passed.succeeded != passed.due:

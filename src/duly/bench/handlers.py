@@ -1,4 +1,4 @@
-"""Handlers: 500,000 runs a minute whose handlers await something for two milliseconds, for five minutes."""
+"""Handlers: 500,000 runs per minute whose handlers wait for two milliseconds, for five minutes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def measure(lab: Lab) -> list[Figure]:
     )
     passed = await pass_through(lab, flow, seconds)
     _, p50, p99, longest = passed.lags_ms
-    # A queue that is not longer than what falls due in the second that a run may wait does not grow.
+    # A run may wait for a second, so a queue no longer than one second's due jobs does not grow.
     grown = Figure("handlers", "grown meanwhile", "runs", goal=Bar(round(flow.per_second)))
     grown.duly = [max(0, passed.waiting_last - passed.waiting_first)]
     return [

@@ -1,4 +1,4 @@
-"""Hot second: many recurring jobs due in the very same second, until all are fired and until all are recorded."""
+"""Hot second: many recurring jobs due in the same second, until all are fired and until all are recorded."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ async def _raw(lab: Lab, jobs: int, fired: Figure, recorded: Figure) -> None:
 
 
 async def _submit(lab: Lab, store: Store, jobs: int) -> int:
-    """Register the jobs. Returns the second they are all due, by this machine's monotonic clock in microseconds."""
+    """Register the jobs. Returns the time at which all are due, on this machine's monotonic clock in microseconds."""
     clock = await database_clock(store)
     async with application(store) as app:
         lead = await _lead(app, jobs, clock.now())
@@ -77,7 +77,7 @@ async def _submit(lab: Lab, store: Store, jobs: int) -> int:
 
 
 async def _lead(app: Duly, jobs: int, now: datetime) -> timedelta:
-    """How far ahead the second must be for all to be ready by then, judged by submitting a few that stay quiet."""
+    """How far ahead the second must be for all to be ready by then, estimated by submitting a few that never fire."""
     probe = min(jobs, _PROBE)
     began = time.perf_counter()
     await submit_all(app, _daily(app, probe, (now - timedelta(hours=2)).replace(microsecond=0)))

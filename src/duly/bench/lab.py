@@ -1,4 +1,4 @@
-"""What every measurement is given: a server, how much to do how often, and somewhere to say what it does."""
+"""The equipment of every measurement: a server, the amount of work, the number of rounds, and a place for progress."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Lab:
     say: Callable[[str], None]
     profile: Path | None = None
     jobs: int | None = None
-    """How many jobs `registered` and `steady` register and how many runs wait in `backlog`; None: by the scale."""
+    """Jobs that `registered` and `steady` register, and runs that wait in `backlog`; None: by the scale."""
     seconds: int | None = None
-    """How long `steady` and `handlers` go on; None: by the scale."""
+    """Duration of `steady` and `handlers`; None: by the scale."""
 
     def scaled(self, count: int, *, least: int = 1) -> int:
         return max(least, round(count * self.scale))
 
     async def in_rounds(self, what: str, passes: Mapping[str, Pass]) -> None:
-        """Every pass once a round; the order turns around from round to round, so that drift favours none."""
+        """Run every pass once per round, in alternating order, so that drift favours none."""
         for number in range(1, self.rounds + 1):
             for name, one_pass in list(passes.items())[:: 1 if number % 2 else -1]:
                 self.say(f"{what}: round {number} of {self.rounds}, {name}")
@@ -54,7 +54,7 @@ async def application(store: Store) -> AsyncIterator[Duly]:
     app.task("noop")(noop)
 
     async def stamp(mark: int) -> None:
-        """Only its name matters here: workers of the bench have the one that stamps."""
+        """Only its name is used: the bench's workers have the task that records its start."""
 
     app.task("stamp")(stamp)
     await app.operations()
@@ -65,7 +65,7 @@ async def application(store: Store) -> AsyncIterator[Duly]:
 
 
 async def submit_all(app: Duly, requests: Iterator[JobRequest]) -> int:
-    """Submit in chunks, each made just before it is sent."""
+    """Submit in chunks, each built just before it is sent."""
     count = 0
     while chunk := [request for _, request in zip(range(SUBMIT_CHUNK), requests, strict=False)]:
         count += len(await app.submit_many(chunk))
@@ -73,7 +73,7 @@ async def submit_all(app: Duly, requests: Iterator[JobRequest]) -> int:
 
 
 async def database_clock(store: Store) -> DatabaseClock:
-    """The store's clock as seen from this machine's monotonic one, well measured."""
+    """The store's clock relative to this machine's monotonic clock, measured precisely."""
     pool = await Pool.connect(store.url, size=1)
     try:
         for _ in range(20):
@@ -84,7 +84,7 @@ async def database_clock(store: Store) -> DatabaseClock:
 
 
 async def verify(store: Store, expected: int, who: str) -> None:
-    """Every run recorded, none left, none twice, none tried again."""
+    """Check that every run is recorded, none is left, none is there twice, and none was retried."""
     outcome = await store.outcome()
     if (outcome.recorded, outcome.succeeded, outcome.queued, outcome.claims) != (expected, expected, 0, 0):
         raise BenchFailed(f"{who}: {expected:,} runs should be recorded once each; the store has {outcome}")

@@ -1,4 +1,4 @@
-"""Lag: from the moment a job is due to the start of its handler; scheduler and worker are processes of their own."""
+"""Lag: the time from when a job is due to the start of its handler; scheduler and worker are separate processes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from duly.model import JobRequest, from_micros, to_micros
 
 JOBS = 2_000
 JOBS_PER_SECOND = 100
-# Between submit and the first due time: for processes to start and read what is due.
+# Time between submit and the first due time, for the processes to start and read the due jobs.
 LEAD = timedelta(seconds=6)
-# Clocks of client and server are compared to within this; a start that is earlier than that is a start too early.
+# Precision of the comparison of client and server clocks; a start earlier than this counts as too early.
 _TOLERANCE_US = 2_000
 
 
@@ -65,13 +65,13 @@ async def _submit(store: Store, jobs: int) -> DatabaseClock:
 
 def _requests(app: Duly, jobs: int, first_us: int) -> Iterator[JobRequest]:
     for number in range(jobs):
-        # Whole milliseconds, so that the due time survives being written as text; each its own.
+        # Whole milliseconds, so that the due time is exact as text; each job has its own.
         due_us = (first_us + number * 1_000_000 // JOBS_PER_SECOND) // 1000 * 1000
         yield app.request("stamp", {"mark": due_us}, run_at=from_micros(due_us))
 
 
 async def _follow(worker: Process, scheduler: Process, jobs: int, clock: DatabaseClock) -> list[int]:
-    """Wait for all of them, and give each start's delay after the due time, in microseconds."""
+    """Wait for all starts; returns their delays after the due time, in microseconds."""
     await until_counted([worker], jobs)
     await scheduler.end()
     await worker.end()

@@ -1,4 +1,4 @@
-"""Latency: from a client's call of submit to the start of the handler in another process, at a gentle rate."""
+"""Latency: the time from a client's submit to the start of the handler in another process, at a low rate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from duly.store.statements import statement
 
 PER_SECOND = 20
 SECONDS = 15
-# Sent first and not counted: connections are opened and statements prepared with them.
+# Submits that are sent first and not counted: they open connections and prepare statements.
 WARM_UP = 10
 
 
@@ -70,7 +70,7 @@ async def _raw(lab: Lab, jobs: int, spread: Spread) -> None:
 
 
 def _pause(number: int) -> float:
-    """Until the next submit. A little uneven, so that no beat of anybody's own is kept time with."""
+    """The time until the next submit. Slightly irregular, so that submits do not stay in phase with any interval."""
     return (0.75 + 0.5 * (number * 0.618 % 1)) / PER_SECOND
 
 

@@ -1,4 +1,4 @@
-"""`duly bench`: which measurements there are, and how they are run one after the other."""
+"""`duly bench`: the list of measurements, which are run one after the other."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MEASURES: Mapping[str, Measure] = {
     "api": api.measure,
     "registered": registered.measure,
 }
-# Minutes to an hour, and gigabytes: measured only when asked for by name.
+# These take minutes to an hour, and gigabytes, and are measured only when named.
 LONG: Mapping[str, Measure] = {
     "steady": steady.measure,
     "handlers": handlers.measure,
@@ -41,7 +41,7 @@ LONG: Mapping[str, Measure] = {
 NAMES = (*MEASURES, *LONG)
 DEFAULT_JSON = "bench-results.json"
 _WIDTH = 140
-_INTERRUPTED = 130  # what shells say of a command that Ctrl-C ended
+_INTERRUPTED = 130  # the exit code that shells give for Ctrl-C
 Result = TypeVar("Result")
 
 
@@ -58,7 +58,7 @@ def run_bench(
     jobs: int | None = None,
     seconds: int | None = None,
 ) -> int:
-    """Measure, print a table, write JSON. 0 if every count was right, else 1; a slow figure only shows as such."""
+    """Measure, print a table, write JSON. Returns 0 if every count was right, else 1; slowness is no failure."""
     names = _chosen(only)
     if rounds < 1:
         raise InvalidInput("rounds", "must be at least 1")
@@ -123,7 +123,7 @@ def _chosen(only: Sequence[str] | None) -> list[str]:
 
 
 async def _ended_by_signals(bench: Coroutine[Any, Any, Result]) -> Result | None:
-    """SIGTERM as well as Ctrl-C ends the bench by cancelling it, so that it takes its processes and files with it."""
+    """Let SIGTERM, like Ctrl-C, cancel the bench, so that it removes its processes and files."""
     task = asyncio.ensure_future(bench)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,4 +1,4 @@
-"""How fast occurrences are planned on one core: the pure part. Without a database there is no raw loop beside it."""
+"""Planning: occurrences planned per second on one core. There is no raw loop, because no database is involved."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duly.timing import Schedule, parse_schedule
 ZONE = "America/New_York"
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 SCHEDULES = 300
-# Easy and hard ones; what is reported is the slowest.
+# Easy and hard schedules; the slowest is reported.
 CRON = ("*/15 * * * *", "30 2 * * *", "0 9 * * MON", "0 0 L * *", "0 0 29 2 *")
 RULES = (
     "FREQ=DAILY",
@@ -42,7 +42,7 @@ async def measure(lab: Lab) -> list[Figure]:
 
 
 def _rate(work: Callable[[], int]) -> float:
-    """By CPU time: this is about one core, whatever else the machine does."""
+    """Measured in CPU time, so that other work of the machine does not matter."""
     began = time.process_time()
     done = work()
     return done / max(time.process_time() - began, 1e-9)
@@ -60,7 +60,7 @@ def _walk(schedule: Schedule, steps: int) -> int:
 
 
 def _due_jobs(count: int) -> list[DueJob]:
-    """As the firer reads them: every job its own row, a few hundred schedules among them."""
+    """Jobs as the firer reads them: a row each, with a few hundred different schedules."""
     due = NOW + timedelta(days=1)
     texts = [f"{n % 60} {n // 60} * * *" for n in range(SCHEDULES)]
     firsts = [_parse(text).next(NOW) or NOW for text in texts]
@@ -73,7 +73,7 @@ def _due_jobs(count: int) -> list[DueJob]:
 
 
 def _plan_batches(jobs: list[DueJob]) -> int:
-    """The scheduler's own planner, in the batches it fires."""
+    """The scheduler's planner, in batches of the firer's size."""
     now, grace = NOW + timedelta(days=1), timedelta(days=2)
     planned = 0
     while planned < len(jobs):

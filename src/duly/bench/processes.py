@@ -1,4 +1,4 @@
-"""The bench's end of the line to the processes it measures."""
+"""The bench's end of the channel to the processes that it measures."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 from duly.bench.child import DATABASE_URL, monotonic_us
 
 READY_SECONDS = 60.0
-# Without any progress for this long, something is broken.
+# Maximum time without progress before a measurement fails.
 STALLED_SECONDS = 60.0
 END_SECONDS = 60.0
 _LONGEST_LINE = 64 * 1024 * 1024
 
 
 class BenchFailed(Exception):
-    """A measurement that cannot be believed: a process died, work stalled, or counts do not add up."""
+    """A measurement is invalid: a process died, work stalled, or counts do not add up."""
 
 
 class Process:
-    """One measured process: how far it is, and what it said at its end."""
+    """One measured process: its count so far, and its report at the end."""
 
     def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
         self.name = name
@@ -52,7 +52,7 @@ class Process:
             waiting.cancel()
 
     def release(self) -> None:
-        """Let it begin."""
+        """Order it to begin."""
         assert self._process.stdin is not None
         self._process.stdin.write(b"go\n")
 
@@ -61,7 +61,7 @@ class Process:
             raise BenchFailed(f"{self.name} ended before its time, at {self.count}")
 
     async def end(self) -> None:
-        """Ask it to end, and take what it says last."""
+        """Ask it to end, and read its final report."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         try:
@@ -74,7 +74,7 @@ class Process:
             raise BenchFailed(f"{self.name} ended with exit code {code}")
 
     async def destroy(self) -> None:
-        """Whatever state it is in."""
+        """Kill the process, in any state."""
         if self._process.returncode is None:
             self._process.kill()
             await self._process.wait()
@@ -99,8 +99,8 @@ class Process:
 
 @asynccontextmanager
 async def running(module: str, *arguments: str, name: str) -> AsyncIterator[Process]:
-    """A process of `duly.bench.<module>`, ready; gone afterwards, whatever happens."""
-    # Only the command line shall decide what it does; and Ctrl-C is the bench's to handle.
+    """Start `duly.bench.<module>` and wait until it is ready; always ended afterwards."""
+    # Only the command line decides what it does; and only the bench handles Ctrl-C.
     environment = {key: value for key, value in os.environ.items() if not key.startswith("DULY_")}
     arguments, environment[DATABASE_URL] = _without_address(arguments)
     process = await asyncio.create_subprocess_exec(
@@ -124,7 +124,7 @@ async def running(module: str, *arguments: str, name: str) -> AsyncIterator[Proc
 
 @asynccontextmanager
 async def running_all(commands: Sequence[Sequence[str]], *, name: str) -> AsyncIterator[list[Process]]:
-    """Several, one after the other made ready."""
+    """Start several processes, one after the other."""
     async with AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(running(command[0], *command[1:], name=f"{name} {number}"))
@@ -133,7 +133,7 @@ async def running_all(commands: Sequence[Sequence[str]], *, name: str) -> AsyncI
 
 
 async def until_counted(processes: Sequence[Process], total: int) -> int:
-    """Wait until the processes together have counted `total`. Returns when the last was counted, in monotonic µs."""
+    """Wait until the processes together have counted `total`. Returns the time of the last count, in monotonic µs."""
     last_progress, last_sum = time.monotonic(), 0
     while (now := sum(process.count for process in processes)) < total:
         if now != last_sum:
@@ -147,7 +147,7 @@ async def until_counted(processes: Sequence[Process], total: int) -> int:
 
 
 async def timed(processes: Sequence[Process], total: int) -> float:
-    """Release all, and give the seconds until `total` is counted."""
+    """Let all begin; returns the seconds until `total` is counted."""
     released_us = monotonic_us()
     for process in processes:
         process.release()
@@ -158,13 +158,13 @@ async def timed(processes: Sequence[Process], total: int) -> float:
 
 
 def _without_address(arguments: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
-    """Everybody can read a command line, and the address may hold a password: it travels in the environment."""
+    """The address goes into the environment: it may hold a password, and every user can read a command line."""
     at = arguments.index("--database-url")
     return arguments[:at] + arguments[at + 2 :], arguments[at + 1]
 
 
 def as_arguments(**options: Any) -> list[str]:
-    """`concurrency=5` as `--concurrency 5`; what is None is left out."""
+    """`concurrency=5` as `--concurrency 5`; None is left out."""
     arguments = []
     for name, value in options.items():
         if value is True:

@@ -1,4 +1,4 @@
-"""Raw-SQL loops: the very statements of the store, and as little Python around them as can be.
+"""Raw-SQL loops: the store's own statements, with as little Python around them as possible.
 
 No task per run, no decoding, no policies, no planning: what is left is what PostgreSQL and the driver cost.
 """
@@ -33,7 +33,7 @@ _HORIZON = timedelta(hours=1)
 async def fetch_as_store(
     connection: asyncpg.Connection[asyncpg.Record], elements: int, sql: str, *arguments: object
 ) -> list[asyncpg.Record]:
-    """Send a statement as the store does: a large batch is planned for its own arguments, a small one is not."""
+    """Send a statement as the store does: only a large batch is planned for its own arguments."""
     if elements < LARGE:
         return await connection.fetch(sql, *arguments)
     prepared = await connection.prepare(sql)
@@ -41,7 +41,7 @@ async def fetch_as_store(
 
 
 class Bell:
-    """Rings when there may be work, and after a while in any case."""
+    """Wakes up when there may be work, and at intervals."""
 
     def __init__(self) -> None:
         self._rung = asyncio.Event()
@@ -59,7 +59,7 @@ class Bell:
 
 
 class RawWorker:
-    """Claims a batch, records it, claims the next. With a bell it waits for more; without, it ends when all is done."""
+    """Claims a batch, records it, claims the next. With a bell it waits for more, else it ends when none is left."""
 
     def __init__(self, clock: Clock, *, bell: Bell | None = None, stamping: bool = False) -> None:
         self._clock = clock
@@ -92,7 +92,7 @@ class RawWorker:
 
 
 class RawFirer:
-    """Holds what is due when in one list, and fires it when its time comes."""
+    """Holds all due times in one list, and fires each job at its time."""
 
     def __init__(self, url: str, pool: Pool, *, period: timedelta | None) -> None:
         self._url = url
@@ -103,7 +103,7 @@ class RawFirer:
         self.fired = 0
 
     async def load(self) -> None:
-        """Lead every shard, read every job. Not measured."""
+        """Lead every shard and read every job. Not measured."""
         node_id = uuid4()
         shards = range(await stores.shard_count(self._pool))
         await cluster.join(

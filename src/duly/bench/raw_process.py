@@ -15,7 +15,7 @@ from duly.store.pool import Pool
 
 
 async def drain(url: str, *, connections: int) -> None:
-    """Empty the queue as soon as the bench says go."""
+    """Empty the queue once the bench orders it to begin."""
     parent = await Parent.connect()
     pool = await Pool.connect(url, size=1)
     opened = [await connect(url) for _ in range(connections)]
@@ -32,7 +32,7 @@ async def drain(url: str, *, connections: int) -> None:
 
 
 async def follow(url: str, *, connections: int, stamping: bool) -> None:
-    """Take whatever comes, as soon as it is told of, until the bench says to end."""
+    """Take every run as soon as it is notified, until the bench ends it."""
     parent = await Parent.connect()
     pool = await Pool.connect(url, size=1)
     opened = [await connect(url) for _ in range(connections + 1)]
@@ -58,7 +58,7 @@ async def follow(url: str, *, connections: int, stamping: bool) -> None:
 
 
 async def fire(url: str, *, period: timedelta | None) -> None:
-    """Fire everything that is in the store when it starts, each at its time."""
+    """Fire every job that is in the store at the start, each at its time."""
     parent = await Parent.connect()
     pool = await Pool.connect(url, size=1)
     try:
@@ -78,7 +78,7 @@ def main() -> None:
     parser.set_defaults(database_url=os.environ[DATABASE_URL])
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--stamping", action="store_true")
-    parser.add_argument("--daily", action="store_true", help="what is fired is due again a day later")
+    parser.add_argument("--daily", action="store_true", help="each fired job is due again a day later")
     options = parser.parse_args()
     url = options.database_url
     if options.loop == "drain":

@@ -1,4 +1,4 @@
-"""Registered: what millions of jobs that are not due cost those that are.
+"""Registered: the cost of millions of jobs that are not due, for those that are.
 
 Two stores, one with a hundred thousand jobs and one with many more. On each a scheduler is started: how long until it
 fires, how long it takes for as many jobs due in one second, and what it holds in memory meanwhile. Nobody executes the
@@ -40,7 +40,7 @@ async def measure(lab: Lab) -> list[Figure]:
         for jobs in dict.fromkeys((many, few)):
             first = Figure("registered", f"start to first fire, {jobs:,} jobs", "s", goal=Bar(10))
             rate = Figure("registered", f"fired of {due:,} due at once, {jobs:,} jobs", "/s")
-            # Of the scheduler and the server's processes that work for it: steadier than any rate on a busy machine.
+            # CPU time of the scheduler and of its server processes: steadier than a rate on a busy machine.
             cost = Figure("registered", f"CPU of a fire, {jobs:,} jobs", "µs")
             memory = Figure("registered", f"scheduler's memory, {jobs:,} jobs", "MB", goal=Bar(400))
             store = await stack.enter_async_context(lab.server.store())
@@ -49,19 +49,19 @@ async def measure(lab: Lab) -> list[Figure]:
             figures += [first, rate, cost, memory]
             costs.append(cost)
         await lab.in_rounds("registered", passes)
-    # The spec asks for a cost within 1.3 times.
+    # The specification allows 1.3 times the cost.
     flat = Figure("registered", f"CPU of a fire, {few:,} by {many:,} jobs", "×", goal=Bar(round(1 / 1.3, 2)))
     flat.duly = [small / large for large, small in zip(costs[0].duly, costs[-1].duly, strict=True) if large]
     return [*figures, flat]
 
 
 def _lead(jobs: int) -> timedelta:
-    """From the start of the scheduler to the hot second: for the near future of so many jobs to be read."""
+    """Time from the start of the scheduler to the hot second: it must read the near future of that many jobs."""
     return timedelta(seconds=8 + jobs / 1e6)
 
 
 async def _register(lab: Lab, store: Store, jobs: int) -> None:
-    """Jobs that fall due in the hour after everything was measured; how long that is, is judged by the first ones."""
+    """Register jobs that fall due in the hour after the measurement, whose duration is estimated by the first ones."""
     clock = await database_clock(store)
     began = time.perf_counter()
     await _insert(store, min(jobs, _PROBE), clock.now() + timedelta(days=1), _HOUR)
@@ -82,11 +82,11 @@ async def register(
     policy: str | None = None,
     bench: str = "registered",
 ) -> None:
-    """Any number of recurring jobs, the first of them due at `first`, the last one `seconds` later."""
+    """Register recurring jobs, the first due at `first`, the last one `seconds` later."""
     for start in range(0, jobs, _AT_ONCE):
         lab.say(f"{bench}: {start:,} of {jobs:,} jobs")
         await _insert(store, min(_AT_ONCE, jobs - start), first, seconds, handler, schedule, policy)
-    # What autovacuum does once after so many inserts, so that it does not do it while something is measured.
+    # Autovacuum would do this after that many inserts, during the measurement.
     connection = await connect(store.url)
     try:
         await connection.execute(bench_statement("vacuum_jobs"), timeout=1800)
@@ -121,7 +121,7 @@ async def _round(
     await _insert(store, _FIRST, clock.now(), 0)
     hot_us = to_micros(hot) - (clock.now_us() - monotonic_us())
     started_us = monotonic_us()
-    # At its time, so that what is measured is how fast it fires and not how early.
+    # Not ahead of time: the measurement is about how fast it fires, not how early.
     arguments = as_arguments(database_url=store.url, jobs=0, ahead=0)
     async with running("scheduler_process", *arguments, name="scheduler") as scheduler:
         fired_us = await until_counted([scheduler], _FIRST)
@@ -140,7 +140,7 @@ async def _round(
 
 
 async def _cpu_seconds(store: Store, scheduler: Process) -> dict[int, float]:
-    """What each process that takes part has used so far; nothing where the server is on another machine."""
+    """The CPU time that each process involved has used so far; empty if the server is on another machine."""
     connection = await connect(store.url)
     try:
         pids = [row["pid"] for row in await connection.fetch(bench_statement("backends"))]
@@ -156,5 +156,5 @@ async def _cpu_seconds(store: Store, scheduler: Process) -> dict[int, float]:
 
 
 def _cpu_clock(pid: int) -> int:
-    """Linux's clock of what a process has used: /proc counts hundredths of a second, too coarse for a small fire."""
+    """Linux's CPU clock of a process: /proc counts hundredths of a second, too coarse for a small fire."""
     return ~pid << 3 | 2

@@ -17,7 +17,7 @@ _SUFFIX = {"/s": "/s", "µs": " µs", "ms": " ms", "s": " s", "×": " ×", "MB":
 
 
 def shown(value: float | None, unit: str) -> str:
-    """A value with as many digits as it deserves."""
+    """A value with a sensible number of digits."""
     if value is None:
         return "–"
     digits = 0 if unit in ("/s", "runs") or abs(value) >= 100 else 2

@@ -27,7 +27,7 @@ async def schedule(url: str, *, jobs: int, ahead: float | None, profile: Path | 
     try:
         with profiled(profile):
             async with running_scheduler(pool, settings) as node, parent.counting(lambda: node.firer.fired):
-                # What it has taken from the wheel already, it has fired ahead or is about to.
+                # Jobs taken from the wheel have been fired ahead, or are about to be.
                 while len(node.future) + node.firer.taken < jobs:  # noqa: ASYNC110 - there is no event to wait for
                     await asyncio.sleep(0.01)
                 parent.tell(ready=True)
@@ -39,8 +39,8 @@ async def schedule(url: str, *, jobs: int, ahead: float | None, profile: Path | 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.set_defaults(database_url=os.environ[DATABASE_URL])
-    parser.add_argument("--jobs", type=int, required=True, help="how many it must hold before it is ready")
-    parser.add_argument("--ahead", type=float, help="how many seconds ahead of its time to fire; default: as users do")
+    parser.add_argument("--jobs", type=int, required=True, help="number of jobs that it must hold before it is ready")
+    parser.add_argument("--ahead", type=float, help="seconds by which to fire ahead of time; default: Duly's default")
     parser.add_argument("--profile", type=Path)
     options = parser.parse_args()
     run(lambda: schedule(options.database_url, jobs=options.jobs, ahead=options.ahead, profile=options.profile))

@@ -1,4 +1,4 @@
-"""The PostgreSQL that is measured on, and a fresh store on it for every single figure.
+"""The PostgreSQL of the measurements, and a fresh store on it for every figure.
 
 Databases of the bench's own are made and dropped; whatever else the server holds is not touched.
 """
@@ -36,13 +36,13 @@ _COMMITS = 200
 
 
 def bench_settings(url: str) -> Settings:
-    """Duly's defaults, whatever the environment or a duly.toml say."""
+    """Duly's defaults; the environment and duly.toml are ignored."""
     return Settings.model_construct(database_url=url)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a store holds after a measurement."""
+    """The contents of a store after a measurement."""
 
     recorded: int
     succeeded: int
@@ -68,7 +68,7 @@ class Store:
         return Outcome(**row)
 
     async def analyze(self) -> None:
-        """What autovacuum would do within a minute, so that it does not do it while something is measured."""
+        """Vacuum and analyze now, because autovacuum would do it within a minute, during the measurement."""
         connection = await connect(self.url)
         try:
             await connection.execute(bench_statement("analyze"), timeout=600)
@@ -82,19 +82,19 @@ async def connect(url: str) -> asyncpg.Connection[asyncpg.Record]:
 
 
 class Server:
-    """Makes stores. The first is migrated; the others are copies of it, or of whatever template is named."""
+    """Makes stores. The first is migrated; the others are copies of it, or of a given template."""
 
     def __init__(self, url: str, admin: asyncpg.Connection[asyncpg.Record]) -> None:
         self._url = url
         self._admin = admin
         self._made = 0
         self._empty: Store | None = None
-        # Copying files is quick and leaves no WAL behind that would be written while something is measured.
+        # Copying files is fast and leaves no WAL to be written during the measurement.
         self._strategy = "strategy file_copy" if admin.get_server_version().major >= 15 else ""
 
     @asynccontextmanager
     async def store(self, template: Store | None = None) -> AsyncIterator[Store]:
-        """A store with nothing in it, or with what `template` holds (nobody may be connected to that)."""
+        """An empty store, or a copy of `template`, to which nobody may be connected."""
         if template is None:
             template = self._empty = self._empty or await self._make_empty()
         store = await self._create(template.name)
@@ -104,7 +104,7 @@ class Server:
             await self._drop(store.name)
 
     async def settle(self) -> None:
-        """A checkpoint, so that every measurement begins with the same amount of unwritten pages: none."""
+        """Make a checkpoint, so that every measurement begins without unwritten pages."""
         with suppress(asyncpg.InsufficientPrivilegeError):
             await self._admin.execute(bench_statement("checkpoint"), timeout=600)
 
@@ -114,7 +114,7 @@ class Server:
         await self._admin.close()
 
     async def facts(self) -> dict[str, str]:
-        """What the figures depend on."""
+        """The settings and versions on which the figures depend."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
         rows = await self._admin.fetch(bench_statement("settings"), list(_SETTINGS))
         number = self._admin.get_server_version()
@@ -131,7 +131,7 @@ class Server:
         }
 
     async def _commit_time(self) -> str:
-        """How long the disk takes to make one small transaction durable: most of what a latency is made of."""
+        """The time that the disk needs to make one small transaction durable: the larger part of a latency."""
         times_us = []
         for _ in range(_COMMITS):
             began = monotonic_us()
@@ -167,7 +167,7 @@ class Server:
 
 @asynccontextmanager
 async def running_server(database_url: str | None, home: Path | None) -> AsyncIterator[Server]:
-    """The user's PostgreSQL, or the embedded one of `home`, or one that lives as long as the bench."""
+    """The user's PostgreSQL, the embedded one of `home`, or a temporary one."""
     if database_url is not None:
         async with _server_at(database_url) as server:
             yield server
@@ -187,7 +187,7 @@ async def _embedded_server(home: Path) -> AsyncIterator[Server]:
         async with _server_at(running.url) as server:
             yield server
     finally:
-        # Not in a thread: this must end even when the bench was cancelled.
+        # Not in a thread: this must finish even if the bench was cancelled.
         running.release()
 
 

@@ -1,4 +1,4 @@
-"""The few statements that only the bench sends: they lie in `sql/` here; all that is measured is the store's own."""
+"""The few statements that only the bench sends, in `sql/`; the measured ones are the store's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bulk submit through the SDK, beside COPY of the same rows and beside the statement for what cannot be copied."""
+"""Bulk submit through the SDK, beside COPY of the same rows and the statement for jobs that cannot be copied."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker as users run it, whose only tasks do nothing, wait a little, or note the moment they were started.
+"""A worker as users run it, with tasks that do nothing, wait a little, or record the time of their start.
 
 `python -m duly.bench.worker_process`, started by the bench. With `--profile FILE` the run is written down by cProfile;
 its figures are then worth nothing, its proportions a lot.
@@ -25,16 +25,16 @@ _NAP_SECONDS = 0.002
 
 
 async def noop(n: int) -> None:
-    """Nothing, with one small argument to decode."""
+    """Does nothing, with one small argument to decode."""
 
 
 async def nap(n: int) -> None:
-    """What many a handler does most of its time: it waits for an answer."""
+    """Waits, as many a handler does most of the time for an answer."""
     await asyncio.sleep(_NAP_SECONDS)
 
 
 class Stamps:
-    """What was started when: the mark that came in the payload, and this machine's monotonic clock."""
+    """The starts: the mark from the payload, and this machine's monotonic clock."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[int, int]] = []
@@ -44,7 +44,7 @@ class Stamps:
 
 
 async def work(url: str, *, concurrency: int | None, held: bool, profile: Path | None) -> None:
-    """Work until the bench says to end. `held`: connect, but claim nothing before the bench says go."""
+    """Work until the bench ends it. `held`: connect, but claim nothing before the order to begin."""
     settings = bench_settings(url)
     parent = await Parent.connect()
     stamps = Stamps()

@@ -1,4 +1,4 @@
-"""For users' own tests: jobs on a real store and a virtual clock, a year in seconds. The manual is docs/testing.md.
+"""For users' own tests: jobs run on a real store and a virtual clock, a year in seconds. Manual: docs/testing.md.
 
 ```python
 pytest_plugins = ["duly.testing"]  # conftest.py
@@ -24,6 +24,6 @@ from duly.testing.virtual import DulyTest
 
 __all__ = ["DulyTest", "StoreServer", "duly_test", "duly_test_server", "occurrences", "running_server"]
 
-# Also of use where there is no pytest: in a script, or under another test runner.
+# pytest is optional: the rest is also useful in a script, or under another test runner.
 if find_spec("pytest") is not None:
     from duly.testing.fixtures import duly_test, duly_test_server

@@ -1,4 +1,4 @@
-"""The clock of a test: it stands still until the test moves it."""
+"""The clock of a test, which stands still until the test moves it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from duly.model import from_micros, to_micros
 
 
 class VirtualClock(DatabaseClock):
-    """Takes the place of a pool's clock, so that whatever asks the pool for the time is told the test's.
+    """Replaces a pool's clock, so that everything that asks the pool for the time gets the test's.
 
-    What the pool measures is let pass: between two measurements the usual clock runs on, and this one must not.
+    Measurements of the database's clock are ignored: between two of them the usual clock runs on; this one must not.
     """
 
     def __init__(self, start: datetime) -> None:

@@ -10,8 +10,8 @@ import pytest
 from duly.testing.server import StoreServer, running_server
 from duly.testing.virtual import DulyTest
 
-# pytest-asyncio in its strict mode, which is its default, only takes async fixtures that are made with its own
-# decorator. Without it the plain one is right: anyio's plugin looks after that.
+# In its strict mode, the default, pytest-asyncio accepts only async fixtures made with its own decorator. Without
+# pytest-asyncio the plain decorator is right: anyio's plugin handles it.
 async_fixture: Any
 try:
     from pytest_asyncio import fixture as async_fixture
@@ -21,7 +21,7 @@ except ImportError:
 
 @pytest.fixture(scope="session")
 def duly_test_server() -> Iterator[StoreServer]:
-    """The PostgreSQL of this session: the one of `DULY_TEST_DATABASE_URL`, or an embedded one."""
+    """The PostgreSQL of this session: the server of `DULY_TEST_DATABASE_URL`, or an embedded one."""
     with running_server() as server:
         yield server
 

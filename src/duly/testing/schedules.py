@@ -1,4 +1,4 @@
-"""When a schedule occurs, without a database."""
+"""The occurrences of a schedule, without a database."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from duly.errors import InvalidInput
 from duly.model import DstFold, DstGap, JobRequest, Policy
 from duly.timing import EACH, Definition, Fuel
 
-# More than every second for a week: far beyond what a test looks at, far below what fills a machine's memory.
-LIMIT = 1_000_000
+# More than one per second for a week: far beyond what a test reads, far below what fills a machine's memory.
+MAX_OCCURRENCES = 1_000_000
 # Only jitter depends on a job's id, and there is none here.
 _ANY_JOB = UUID(int=0)
 
@@ -25,10 +25,10 @@ def occurrences(
     dst_gap: DstGap = "shift",
     dst_fold: DstFold = "first",
 ) -> list[datetime]:
-    """When a job with this schedule, submitted at `start`, occurs until `end` (which is included), in UTC.
+    """The times, in UTC, at which a job with this schedule, submitted at `start`, occurs until `end` (included).
 
-    Without `start` from now on; without `end` for 365 days. The schedule is read and planned as a submit would do it,
-    so what a submit refuses is refused here, with the same error.
+    `start` defaults to now, `end` to 365 days later. The schedule is read and planned as by a submit, so a schedule
+    that a submit refuses is refused here with the same error.
     """
     begin = check_moment("start", start) or datetime.now(UTC)
     last = check_moment("end", end) or begin + timedelta(days=365)
@@ -44,10 +44,12 @@ def occurrences(
     found: list[datetime] = []
     moment, fuel = plan.first, Fuel()
     while moment is not None and moment <= last:
-        if len(found) == LIMIT:
-            raise InvalidInput("end", f"is too far away: there are more than {LIMIT:,} occurrences before it")
+        if len(found) == MAX_OCCURRENCES:
+            raise InvalidInput(
+                "end", f"is too far away: there would be more than {MAX_OCCURRENCES:,} occurrences before it"
+            )
         found.append(moment)
         moment = timetable.next(moment, fuel)
-        # However many there are, each of them is as dear as one of an ordinary rule at most.
+        # Each occurrence adds its own budget, so that the length of the list does not exhaust it.
         fuel.left += EACH
     return found

@@ -1,6 +1,6 @@
-"""The PostgreSQL that tests run on, and a fresh store on it for every test.
+"""The PostgreSQL of the tests, and a fresh store on it for every test.
 
-A store is a copy of a template that was migrated once: making one takes some 0.1 s, so no test has to share.
+A store is a copy of a template that was migrated once: a copy takes some 0.1 s, so no test has to share one.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from duly.store.pool import Pool, connection_options, translated_errors
 from duly.testing.statements import testing_statement
 
 DATABASE_URL = "DULY_TEST_DATABASE_URL"
-# The data lives as long as the tests: whatever makes it outlive a crash only costs time.
+# The data lives only as long as the tests, so settings that protect it from a crash would only cost time.
 _SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "200"}
-# One shard: a step then asks one index, and a re-read is one statement. Which shard a job is in, no test can tell.
+# One shard: a step then reads one index, and a re-read is one statement. Tests cannot observe a job's shard.
 _SHARDS = 1
 
 T = TypeVar("T")
 
 
 class StoreServer:
-    """Makes stores. Databases of its own are made and dropped; whatever else the server holds is not touched."""
+    """Makes stores. It creates and drops databases of its own; other databases of the server are not touched."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -42,7 +42,7 @@ class StoreServer:
 
     @asynccontextmanager
     async def store(self) -> AsyncIterator[str]:
-        """The address of a store with nothing in it, which goes away at the end."""
+        """The address of an empty store, which is dropped at the end."""
         name = _new_name()
         await self._create(name, self._template)
         try:
@@ -74,8 +74,8 @@ class StoreServer:
             if not isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
                 raise
             raise ConfigError(
-                f"every test gets a database of its own, and the user of {DATABASE_URL} may not make any: "
-                "alter role … createdb"
+                f"every test gets a database of its own, and the user of {DATABASE_URL} may not create databases: "
+                "run: alter role … createdb"
             ) from error
 
     async def _drop(self, name: str) -> None:
@@ -120,7 +120,7 @@ def _address(database_url: str | None) -> Iterator[str]:
 
 
 def _on_a_loop_of_its_own(call: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    # In a thread, so that neither a loop that runs in this one nor the one that pytest has set for it is in the way.
+    # In a thread, because this one may have a running loop, or one that pytest has set.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(asyncio.run, call()).result()
 

@@ -1,4 +1,4 @@
-"""The few statements that only tests need, in `sql/` here: the clock is moved, databases come and go."""
+"""The few statements that only tests need, in `sql/`: they move the clock, and create and drop databases."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """One test's own Duly: the real scheduler and worker on a real store, on a clock that only the test moves.
 
-Nothing runs by itself. `advance` goes from one moment at which something happens to the next, and at each of them lets
-the product's own parts do one pass: the firer fires what is due, the claimer claims, handlers run, outcomes are kept.
-So what a year does takes as long as its runs take, and its order is the order of time.
+Nothing runs by itself. `advance` goes from event to event, and at each lets the product's own parts do one pass: the
+firer fires the due jobs, the claimer claims, handlers run, outcomes are recorded. So a year takes as long as its
+runs, and everything happens in the order of time.
 """
 
 from __future__ import annotations
@@ -37,19 +37,19 @@ from duly.testing.stepped_worker import SteppedWorker
 from duly.worker.handler.task import Task
 
 _NAME = "duly.testing"
-# Held by the wheel at once. A step may cross months, and nobody re-reads in between.
+# The wheel's horizon. A step may cross months without a re-read.
 _HORIZON = timedelta(days=365 * 200)
 # Longer than any test's time: the terms of a test's only node never end.
 _LEASE_SECONDS = _HORIZON.total_seconds()
-# Passes at one and the same moment: a million queued runs need 10,000, a run that keeps coming back has no end.
-_PASSES = 20_000
+# Passes at one moment: a million queued runs need 10,000; a run that keeps coming back would never end.
+_MAX_PASSES = 20_000
 # Steps between two vacuums. Without them the 8,000th step takes a third longer than the first.
 _VACUUM_EVERY = 500
 _PAGE = 1000
 
 
 class DulyTest:
-    """A store of its own, an app on it, and the time. See docs/testing.md."""
+    """A store, an app on it, and a clock. See docs/testing.md."""
 
     def __init__(
         self, pool: SingleConnection, clock: VirtualClock, settings: Settings, binding: Binding, epoch: int
@@ -68,7 +68,7 @@ class DulyTest:
         self._operations = Operations(pool, settings, shard_count=1)
         self._loop = asyncio.get_running_loop()
         self._steps = 0
-        # What was handed out already of the moment at which was last looked for what has ended.
+        # Ended runs are read from this time on; those of this very moment that were returned already are in the set.
         self._looked_at = clock.now()
         self._handed_out: set[tuple[UUID, datetime]] = set()
         self.use(Duly(settings=settings))
@@ -78,7 +78,7 @@ class DulyTest:
     async def open(
         cls, server: StoreServer | None = None, *, app: Duly | None = None, start: datetime | None = None
     ) -> AsyncIterator[DulyTest]:
-        """On a store of its own on `server`; without one, on a PostgreSQL that lives as long as this."""
+        """Open a new store on `server`; without one, on a temporary PostgreSQL."""
         async with AsyncExitStack() as stack:
             if server is None:
                 running = running_server()
@@ -87,10 +87,10 @@ class DulyTest:
             url = await stack.enter_async_context(server.store())
             pool = await Pool.connect(url)
             stack.push_async_callback(pool.close)
-            # Whole seconds, so that what a test prints can be read.
+            # Whole seconds, so that printed times are readable.
             clock = pool.clock = VirtualClock(datetime.now(UTC).replace(microsecond=0))
             await pool.query(testing_statement("set_clock"), clock.now())
-            # Duly's defaults, whatever the environment or a duly.toml say of the production that they are for.
+            # Duly's defaults: the environment and duly.toml are meant for production.
             settings = Settings.model_construct(database_url=url)
             binding = Binding(pool, settings)
             stack.push_async_callback(binding.close)
@@ -109,11 +109,11 @@ class DulyTest:
 
     @property
     def app(self) -> Duly:
-        """The app whose tasks `submit` knows: one of the test's own, or the last that was given to `use`."""
+        """The app whose tasks `submit` knows: the test's own, or the last one passed to `use`."""
         return self._app
 
     def use(self, app: Duly) -> Duly:
-        """Put an app on this store until the end of the test: its tasks run here, and what it submits comes here."""
+        """Connect an app to this store until the end of the test: its tasks run here, and its submits go here."""
         self._binding.bind(app)
         self._tasks.maps.insert(0, app.tasks)
         self._app = app
@@ -130,9 +130,9 @@ class DulyTest:
         return self._clock.now()
 
     async def at(self, moment: datetime) -> None:
-        """Set the clock and run nothing: the start of a test, or a time in which everything was down.
+        """Set the clock and run nothing: the start of a test, or the end of an outage.
 
-        Backwards only as long as there are no jobs.
+        The clock goes backwards only while there are no jobs.
         """
         wanted = check_moment("moment", moment)
         assert wanted is not None
@@ -152,10 +152,10 @@ class DulyTest:
         seconds: float = 0,
         raise_errors: bool = False,
     ) -> list[Run]:
-        """Let time pass, and everything happen that happens in it. Returns what ended, in order.
+        """Let time pass, with everything that happens in it. Returns the runs that ended, in order.
 
-        That includes occurrences that the overlap or missed policy kept from running: see each one's `status`. With
-        `raise_errors`, the first error of a handler ends it there and is raised.
+        These include occurrences that the overlap or missed policy kept from running: see `status`. With
+        `raise_errors`, time stops at the first error of a handler, which is raised.
         """
         by = timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
         if (until is None) == (not by):
@@ -166,14 +166,16 @@ class DulyTest:
         return await self._pass(target, raise_errors=raise_errors)
 
     async def drain(self, *, raise_errors: bool = False) -> list[Run]:
-        """Run all that is due now, retries included, until nothing is left that may start. Time stands still."""
+        """Run everything that is due now, retries included, until no run may start. Time stands still."""
         return await self._pass(self.now, raise_errors=raise_errors)
 
-    # How it passes
+    # Steps
 
     async def _pass(self, target: datetime, *, raise_errors: bool) -> list[Run]:
         if asyncio.get_running_loop() is not self._loop:
-            raise DulyError("the fixture was set up on another event loop: give fixtures and tests the same loop scope")
+            raise DulyError(
+                "the fixture was set up on another event loop: use the same loop scope for fixtures and tests"
+            )
         passes = 0
         errors = self._worker.errors
         errors.clear()
@@ -187,8 +189,8 @@ class DulyTest:
             before = self.now
             due, queues = await self._step(target)
             passes = passes + 1 if self.now == before else 0
-            if passes > _PASSES:
-                raise DulyError(f"at {self.now.isoformat()} runs come back for ever: does a handler snooze for 0 s?")
+            if passes > _MAX_PASSES:
+                raise DulyError(f"at {self.now.isoformat()} runs come back for ever; does a handler snooze for 0 s?")
         return await self._take_ended()
 
     async def _step(self, target: datetime) -> tuple[int, Sequence[str]]:
@@ -200,19 +202,19 @@ class DulyTest:
         return due, queues
 
     async def _fire(self, due: int) -> None:
-        """All that is due now, before anything runs: whatever ends in this moment ends after it."""
+        """Fire all due jobs before any run starts, so that a run of this moment ends after them."""
         fired = self._firer.fired
-        # The firer tells the wheel what it moved; of what others submitted, resumed or redefined only the store knows.
+        # The firer updates the wheel itself; jobs that were submitted, resumed or redefined are only in the store.
         if self._future.seconds_to_next() != 0:
             await self._loader.run_once()
         await self._firer.run_once()
         if due > 1 or self._firer.fired == fired:
-            # The wheel knew of one, and perhaps not of another.
+            # The wheel may have known only some of the due jobs.
             await self._loader.run_once()
             await self._firer.run_once()
 
     async def _take_ended(self) -> list[Run]:
-        """What has ended since this was last asked."""
+        """The runs that have ended since the last call."""
         rows = await self._pool.query(testing_statement("ended"), self._looked_at)
         keys = [(row["job_id"], row["scheduled_at"]) for row in rows]
         self._looked_at = self.now
@@ -229,7 +231,7 @@ class DulyTest:
         return [found[key] for key in keys if key in found]
 
     async def _read_runs(self, job_id: str, tenant: str, moments: set[datetime]) -> list[Run]:
-        """These runs of a job, as every reader sees them."""
+        """The runs of a job at these times, as every reader sees them."""
         runs: list[Run] = []
         cursor: str | None = (max(moments) + timedelta(microseconds=1)).isoformat()
         while len(runs) < len(moments) and cursor is not None:
@@ -248,7 +250,7 @@ async def _join(pool: Pool, node_id: UUID, kind: str) -> None:
 
 
 async def _lead(pool: Pool) -> int:
-    """Begin the one term of the one shard. Returns its epoch."""
+    """Begin the only term of the only shard. Returns its epoch."""
     node_id = uuid4()
     await _join(pool, node_id, "scheduler")
     return (await cluster.acquire(pool, node_id=node_id, shards=[0], epochs=[0]))[0]

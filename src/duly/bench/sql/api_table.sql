@@ -1,4 +1,4 @@
--- What the bare endpoint writes into: one narrow row a request.
+-- The table of the bare endpoint: one narrow row per request.
 create table if not exists public.bench_api (
     id         uuid primary key,
     name       text not null,

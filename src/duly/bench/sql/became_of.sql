@@ -1,7 +1,7 @@
--- What became of every occurrence that was due in a window.
+-- The outcomes of all occurrences that were due in a window.
 --   $1 its beginning  $2 its end  $3 period of the jobs in seconds
--- What was due follows from where each job's period began (no fire ever writes that), not from what the scheduler made
--- of it: an occurrence that was passed over is missing here.
+-- The due occurrences are computed from the start of each job's period, which no fire ever writes, and not from the
+-- scheduler's records: an occurrence that it passed over counts as lost here.
 with due as (
     select j.job_id, occurrence.at
     from duly.jobs j

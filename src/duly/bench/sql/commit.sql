@@ -1,2 +1,2 @@
--- The smallest thing that must reach the disk.
+-- The smallest transaction that must reach the disk.
 select pg_logical_emit_message(true, 'duly bench', '')

@@ -1,4 +1,4 @@
--- How many runs could start and have not been claimed, and how many are unfinished at all.
+-- Number of startable runs that are not claimed, and of all unfinished runs.
 select count(*) filter (where r.run_at <= clock.now) as startable,
     count(*) + (select coalesce(sum(cardinality(c.job_ids)), 0) from duly.claims c) as unfinished
 from duly.runs r

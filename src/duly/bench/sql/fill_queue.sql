@@ -1,5 +1,5 @@
--- Runs that may start, oldest first, each of a job of its own, without a client in between.
---   $1 how many
+-- Inserts startable runs, oldest first, each of a job of its own, without a client.
+--   $1 number of runs
 with made as materialized (
     select n, duly.new_token() as job_id, duly.now() - ($1 - n) * interval '1 microsecond' as due
     from generate_series(1, $1::int) as n

@@ -1,3 +1,3 @@
--- Nobody can claim before this transaction ends, however long that takes.
+-- Keeps every claim waiting until this transaction ends.
 set local idle_in_transaction_session_timeout = 0;
 lock table duly.runs in access exclusive mode

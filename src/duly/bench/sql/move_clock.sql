@@ -1,2 +1,2 @@
--- Let it be $1 now. Only while nobody works with the store.
+-- Sets the store's clock to $1. Only while no process uses the store.
 update duly.clock set shift = $1::timestamptz - clock_timestamp()

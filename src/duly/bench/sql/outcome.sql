@@ -1,4 +1,4 @@
--- What is left and what was recorded, exactly.
+-- Exact counts of the remaining and of the recorded runs.
 select (select count(*) from duly.history) as recorded,
     (select count(*) from duly.history where status = 'succeeded' and attempt = 1) as succeeded,
     (select count(*) from duly.runs) as queued,

@@ -1,2 +1,2 @@
--- For what reads whole tables: Duly's own connections avoid that.
+-- For statements that read whole tables, which Duly's own connections avoid.
 set enable_seqscan = on

@@ -1,4 +1,4 @@
--- What ended at $1 or later, in the order in which it ended.
+-- Runs that ended at $1 or later, in the order of their ends.
 select h.job_id, h.scheduled_at, h.finished_at, j.tenant
 from duly.history h
 join duly.jobs j on j.job_id = h.job_id

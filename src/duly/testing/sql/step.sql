@@ -1,11 +1,10 @@
--- Move the clock to what happens next, but not past $1: a job falls due, or a run may start. One statement, because a
--- year of an hourly job is 8,760 of these steps.
--- Returns where the clock stands then, how many jobs are due there (2: several), and the queues in which runs may start
--- there.
+-- Moves the clock to the next event, a job that falls due or a run that may start, but not past $1. One statement,
+-- because a year of an hourly job is 8,760 of these steps.
+-- Returns the new time, the number of jobs due at it (2: several), and the queues in which runs may start.
 with due as materialized (
     select min(head.next_run_at) as moment
     from duly.shards s
-    -- One index probe a shard: a store with many jobs is not read through at every step.
+    -- One index probe per shard: a step must not read all jobs of a large store.
     cross join lateral (
         select next_run_at from duly.jobs
         where shard = s.shard and next_run_at is not null
