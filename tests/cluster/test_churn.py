@@ -87,7 +87,7 @@ class Herd:
 async def test_nothing_is_lost_or_doubled_while_nodes_come_go_die_and_freeze(
     kind: str, servers: Servers, pool: Pool, operations: Operations, spawn: Spawn, sink: Path
 ) -> None:
-    seconds = float(os.environ.get("DULY_TEST_CHURN_SECONDS", "12"))
+    seconds = float(os.environ.get("DULY_TEST_CHURN_SECONDS", "8"))
     seed = drawn_seed()
     print(f"seed {seed}")
     dice = random.Random(seed)

@@ -17,7 +17,7 @@ from duly.store.pool import Pool
 from harness.processes import Spawn
 from harness.store import count, drawn_seed, eventually, put_now, succeeded, take
 
-SECONDS = float(os.environ.get("DULY_TEST_FIGHT_SECONDS", "12"))
+SECONDS = float(os.environ.get("DULY_TEST_FIGHT_SECONDS", "6"))
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})
 # Far below what a round trip takes here when all fight: leases end while they are used.
 LEASE = 0.15

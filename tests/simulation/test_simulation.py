@@ -17,7 +17,7 @@ from simulation.model import Model
 from simulation.mutants import LOGIC, MODELS, Advancing, broken_logic
 from simulation.world import Found, search, simulate, simulated
 
-SEEDS = int(os.environ.get("DULY_SIM_SEEDS", "2000"))
+SEEDS = int(os.environ.get("DULY_SIM_SEEDS", "1000"))
 #: A mistake must be found within so many seeds; most are within ten.
 MUTANT_SEEDS = 1500
 BLOCK = 200

@@ -29,7 +29,7 @@ from harness.store import count, drawn_seed, due_job, fire_as_seen, fire_of, lea
 START = datetime(2020, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
 ERROR = '{"type": "Boom", "message": "no", "traceback": null}'
-HISTORIES = int(os.environ.get("DULY_TEST_HISTORIES", "40"))
+HISTORIES = int(os.environ.get("DULY_TEST_HISTORIES", "20"))
 
 # Unfinished runs. Of those that do not wait, a job has at most one in any snapshot, unless its runs are parallel.
 UNFINISHED = """
@@ -431,7 +431,7 @@ async def test_the_end_of_a_run_costs_no_more_in_a_long_line(
 @pytest.mark.parametrize("overlap", ["skip", "queue"])
 async def test_overlap_holds_while_many_act_at_once(pool: Pool, operations: Operations, overlap: Overlap) -> None:
     """Firer, workers, rescuer, upkeep and people on the same few jobs, as fast as they can; snapshots are checked."""
-    seconds = float(os.environ.get("DULY_TEST_OVERLAP_SECONDS", "8"))
+    seconds = float(os.environ.get("DULY_TEST_OVERLAP_SECONDS", "4"))
     seed = seeds()[0]
     dice = random.Random(seed)
     policy = Policy(overlap=overlap, max_queued=5, max_retries=1)

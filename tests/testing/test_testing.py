@@ -26,6 +26,8 @@ from duly.testing import DulyTest, StoreServer, duly_test, occurrences, running_
 __all__ = ["duly_test"]  # the fixture: found by pytest because it is a name of this module
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
+# Days of the hourly job; 365 by hand, which takes 40 s of a core.
+DAYS = int(os.environ.get("DULY_TEST_VIRTUAL_DAYS", "90"))
 HOUR = timedelta(hours=1)
 NEW_YORK = ZoneInfo("America/New_York")
 MANUAL = Path(__file__).parents[2] / "docs/testing.md"
@@ -71,7 +73,7 @@ class TestTime:
         assert virtual.now == START + timedelta(weeks=52)
 
     @pytest.mark.timeout(600)
-    async def test_a_year_of_an_hourly_job_takes_seconds(self, virtual: DulyTest) -> None:
+    async def test_months_of_an_hourly_job_take_seconds(self, virtual: DulyTest) -> None:
         """Of both cores together: how long others keep it waiting for one is not its doing."""
         calls = 0
 
@@ -83,15 +85,14 @@ class TestTime:
         await virtual.submit(hourly, schedule="@hourly")
         (session,) = await virtual._pool.query("select pg_backend_pid() as pid")
         began = time.monotonic(), time.process_time(), server_seconds(session["pid"])
-        runs = await virtual.advance(days=365)
+        runs = await virtual.advance(days=DAYS)
         ours, servers = time.process_time() - began[1], server_seconds(session["pid"]) - began[2]
-        print(
-            f"a year of an hourly job: {time.monotonic() - began[0]:.1f} s; ours {ours:.1f}, the server's {servers:.1f}"
-        )
-        assert calls == len(runs) == 8760
-        assert runs[-1].scheduled_at == START + timedelta(days=365)
+        took = time.monotonic() - began[0]
+        print(f"{DAYS} days of an hourly job: {took:.1f} s; ours {ours:.1f}, the server's {servers:.1f}")
+        assert calls == len(runs) == 24 * DAYS
+        assert runs[-1].scheduled_at == START + timedelta(days=DAYS)
         assert all(run.status == "succeeded" and run.finished_at == run.scheduled_at for run in runs)
-        assert ours + servers < 120  # measured: 40, with ten others for each core
+        assert ours + servers < 120 * DAYS / 365  # measured for a year: 40, with ten others for each core
 
     async def test_what_takes_turns_goes_over_one_connection(
         self, virtual: DulyTest, monkeypatch: pytest.MonkeyPatch
