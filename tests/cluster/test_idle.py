@@ -9,8 +9,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from duly.store.pool import Pool
+from harness.forwarding import Armed
 from harness.processes import Spawn
-from harness.proxy import Fault, Proxy
+from harness.proxy import Proxy
 from harness.servers import free_port
 from harness.store import count, eventually
 
@@ -25,10 +26,10 @@ class Listening(Proxy):
         super().__init__(upstream)
         self.heard: Counter[str] = Counter()
 
-    def _fault_for(self, text: bytes) -> Fault | None:
+    def fault_for(self, text: bytes) -> Armed | None:
         lines = [line.strip() for line in text.decode().splitlines()]
         self.heard[" ".join(line for line in lines if not line.startswith("--"))[:70]] += 1
-        return super()._fault_for(text)
+        return super().fault_for(text)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -14,7 +14,8 @@ from duly.cluster.member import MemberCoordinator
 from duly.config import load_settings
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
-from harness.proxy import Fault, Proxy
+from harness.forwarding import Armed
+from harness.proxy import Proxy
 from harness.servers import RegistryServer, Wire
 
 KINDS = ("postgres", "postgres-advisory", "etcd", "zookeeper")
@@ -87,9 +88,9 @@ class Counting(Proxy):
 
     statements = 0
 
-    def _fault_for(self, text: bytes) -> Fault | None:
+    def fault_for(self, text: bytes) -> Armed | None:
         self.statements += 1
-        return super()._fault_for(text)
+        return super().fault_for(text)
 
 
 class Cluster:

@@ -23,8 +23,10 @@ from urllib.parse import quote
 
 import asyncpg
 
+from harness.forwarding import LoopThread
+
 from .network import Network, free_port, mount_memory, unmount
-from .proxy import Place, Proxy, ProxyThread
+from .proxy import Place, Proxy
 
 MAJOR = "18"
 START_SECONDS = 60.0
@@ -290,7 +292,7 @@ class Database:
         scratch: Path,
         folder: Path,
         network: Network,
-        thread: ProxyThread,
+        thread: LoopThread,
         *,
         standby: str,
         disk_mb: int | None,

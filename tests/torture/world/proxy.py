@@ -14,22 +14,15 @@ import asyncio
 import contextlib
 import re
 import socket
-import threading
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
-from harness.listening import Listener
-from harness.pgwire import Answer, Statements, end, first_message, next_message
+from harness.forwarding import Armed, Forwarder, Link, LoopThread, Streams
 
 from .network import make_socket
 
-T = TypeVar("T")
-
-_READ = 64 * 1024
-
-#: What changes something: a statement that does, or the end of a transaction that did.
+#: Statements that change something, and the end of a transaction that did.
 WRITES = r"\b(insert into|update|delete from|commit)\b"
 
 
@@ -42,76 +35,43 @@ class Place:
     port: int
 
 
-@dataclass(eq=False)
-class Strike:
-    """Something armed for statements that match.
+@dataclass(eq=False, kw_only=True)
+class Strike(Armed):
+    """A fault for statements that match `pattern`. `struck` lists the statements it hit."""
 
-    `swallow`: carried out by the server, the answer thrown away and the connection reset.
-    `sever`: sent as a whole, the connection reset at once: it may or may not be carried out.
-    `cut`: only the first `after` bytes of the message are sent, then the connection is reset.
-    """
-
-    kind: Literal["swallow", "sever", "cut"]
     pattern: re.Pattern[bytes]
-    times: int
-    after: int = 0
-    #: Statements that matched and are let pass before it strikes.
-    skip: int = 0
     struck: list[str] = field(default_factory=list)
 
+    def matches(self, text: bytes) -> bool:
+        return self.pattern.search(text) is not None
 
-class ProxyThread:
-    """The loop on which proxies run."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="proxies", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self.loop.call_soon_threadsafe(self.loop.stop)
-            self._thread.join(10)
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(20)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        self.loop.run_forever()
-        self.loop.close()
+    def note(self, text: bytes) -> None:
+        # Without its comments: the statement itself tells what was hit.
+        told = re.sub(r"--[^\n]*", "", text.decode(errors="replace").rstrip("\0"))
+        self.struck.append(" ".join(told.split())[:120])
 
 
-class Proxy:
+class Proxy(Forwarder):
     """Listens in one place and forwards to another. Whole until told otherwise; `passing` makes it whole again."""
 
     def __init__(
         self,
-        thread: ProxyThread,
+        thread: LoopThread,
         listen: Place,
         upstream: Place,
         *,
         protocol: Literal["postgres", "raw"],
         seed: int = 0,
     ) -> None:
-        self._thread = thread
+        super().__init__(thread, by_message=protocol == "postgres")
         self._place = listen
         self._upstream = upstream
-        self._protocol = protocol
         self._random = Random(seed)
-        self._links: set[_Link] = set()
-        self._listener = Listener(self._serve)
-        self._strikes: list[Strike] = []
         self._delay = (0.0, 0.0)
         self._loss = 0.0
-        self._refusing = False
         self._to_server: asyncio.Event
         self._to_client: asyncio.Event
-        #: Connections that were ever accepted.
-        self.accepted = 0
-        #: Pieces that were lost on their way at first.
+        #: The number of pieces that were lost on their way at first.
         self.stalled = 0
 
     @property
@@ -128,14 +88,12 @@ class Proxy:
     def close(self) -> None:
         self._thread.call(self._close())
 
-    # What it can do.
-
     def passing(self) -> None:
         """Whole again. What was held flows on, in order; nothing armed is left."""
 
         async def heal() -> None:
             self._delay, self._loss, self._refusing = (0.0, 0.0), 0.0, False
-            self._strikes.clear()
+            self._armed.clear()
             self._to_server.set()
             self._to_client.set()
 
@@ -163,15 +121,6 @@ class Proxy:
 
         self._thread.call(close_gates())
 
-    def refuse(self) -> None:
-        """Reset every connection, and every new one at once."""
-        self._refusing = True
-        self.cut()
-
-    def cut(self, *, reset: bool = True) -> int:
-        """End every connection now, by RST or by FIN. Returns how many there were; new ones are welcome."""
-        return self._thread.call(self._cut(lambda link: True, reset=reset))
-
     def cut_those_at(self, upstream: Place) -> int:
         """Reset the connections that were opened to that server, and no others."""
         return self._thread.call(self._cut(lambda link: link.upstream == upstream, reset=True))
@@ -186,19 +135,8 @@ class Proxy:
         skip: int = 0,
     ) -> Strike:
         """Arm something for the next statements whose text matches. See `Strike`."""
-        armed = Strike(kind, re.compile(pattern.encode(), re.IGNORECASE), times, after, skip)
-
-        async def arm() -> None:
-            self._strikes.append(armed)
-
-        self._thread.call(arm())
-        return armed
-
-    @property
-    def connections(self) -> int:
-        return len(self._links)
-
-    # Its own side.
+        compiled = re.compile(pattern.encode(), re.IGNORECASE)
+        return self._arm(Strike(pattern=compiled, kind=kind, times=times, after=after, skip=skip))
 
     async def _listen(self) -> None:
         self._to_server, self._to_client = asyncio.Event(), asyncio.Event()
@@ -214,39 +152,26 @@ class Proxy:
         await self._cut(lambda link: True, reset=True)
         await self._listener.close()
 
-    async def _cut(self, chosen: Callable[[_Link], bool], *, reset: bool) -> int:
-        links = [link for link in self._links if chosen(link)]
-        for link in links:
-            link.cut(reset=reset)
-        return len(links)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
-        _keep_alive(writer)
+    async def _connect(self, client: asyncio.StreamWriter) -> tuple[Streams, object]:
+        _keep_alive(client)
+        upstream = self._upstream
+        far = make_socket(upstream.namespace)
         try:
-            if self._refusing:
-                raise ConnectionRefusedError
-            upstream = self._upstream
-            far = make_socket(upstream.namespace)
-            try:
-                async with asyncio.timeout(20):
-                    await asyncio.get_running_loop().sock_connect(far, (upstream.host, upstream.port))
-                far_reader, far_writer = await asyncio.open_connection(sock=far)
-            except BaseException:
-                far.close()
-                raise
-            _keep_alive(far_writer)
-        except OSError:  # a time-out is one too
-            end(writer, reset=True)
-            return
-        link = _Link(self, upstream, reader, writer, far_reader, far_writer)
-        self._links.add(link)
-        try:
-            await link.carry()
-        finally:
-            self._links.discard(link)
+            async with asyncio.timeout(20):
+                await asyncio.get_running_loop().sock_connect(far, (upstream.host, upstream.port))
+            streams = await asyncio.open_connection(sock=far)
+        except BaseException:
+            far.close()
+            raise
+        _keep_alive(streams[1])
+        return streams, upstream
 
-    async def _gate(self, gate: asyncio.Event) -> None:
+    async def before_end(self, *, to_server: bool) -> None:
+        # The end of one side is not told to the other through a gate that is shut: that is what half-open means.
+        await (self._to_server if to_server else self._to_client).wait()
+
+    async def gate(self, link: Link, *, to_server: bool) -> None:
+        gate = self._to_server if to_server else self._to_client
         await gate.wait()
         seconds, jitter = self._delay
         pause = max(0.0, seconds + self._random.uniform(-jitter, jitter))
@@ -257,119 +182,6 @@ class Proxy:
         if pause:
             await asyncio.sleep(pause)
             await gate.wait()
-
-    def _strike_for(self, text: bytes) -> Strike | None:
-        for strike in self._strikes:
-            if strike.times > 0 and strike.pattern.search(text):
-                if strike.skip > 0:
-                    strike.skip -= 1
-                    return None
-                strike.times -= 1
-                return strike
-        return None
-
-
-class _Link:
-    """One client's connection and the one to the server that was opened for it."""
-
-    def __init__(
-        self,
-        proxy: Proxy,
-        upstream: Place,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-        far_reader: asyncio.StreamReader,
-        far_writer: asyncio.StreamWriter,
-    ) -> None:
-        self._proxy = proxy
-        self.upstream = upstream
-        self._reader, self._writer = reader, writer
-        self._far_reader, self._far_writer = far_reader, far_writer
-        self._statements = Statements()
-        self._swallowing: tuple[Strike, bytes] | None = None
-        self._pumps: list[asyncio.Task[None]] = []
-
-    async def carry(self) -> None:
-        """Until either side is gone, then end the other too."""
-        there = self._messages if self._proxy._protocol == "postgres" else self._pieces
-        self._pumps = [asyncio.create_task(there()), asyncio.create_task(self._back())]
-        try:
-            ended, _ = await asyncio.wait(self._pumps, return_when=asyncio.FIRST_COMPLETED)
-            # The end of one side is not told to the other through a gate that is shut: that is what half-open means.
-            await (self._proxy._to_server if self._pumps[0] in ended else self._proxy._to_client).wait()
-        finally:
-            for pump in self._pumps:
-                pump.cancel()
-            await asyncio.gather(*self._pumps, return_exceptions=True)
-            for writer in (self._writer, self._far_writer):
-                end(writer, reset=False)
-
-    def cut(self, *, reset: bool) -> None:
-        for writer in (self._writer, self._far_writer):
-            end(writer, reset=reset)
-        for pump in self._pumps:
-            pump.cancel()
-
-    async def _pieces(self) -> None:
-        with contextlib.suppress(OSError):
-            while data := await self._reader.read(_READ):
-                await self._send(data)
-
-    async def _messages(self) -> None:
-        """Message by message, so that a fault strikes exactly where it was meant to."""
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
-            another = True
-            while another:
-                message, another = await first_message(self._reader)
-                await self._send(message)
-            while True:
-                message = await next_message(self._reader)
-                text = self._statements.carried_out_by(message)
-                strike = self._proxy._strike_for(text) if text else None
-                if strike is None:
-                    await self._send(message)
-                elif strike.kind == "swallow":
-                    self._swallowing = (strike, text)
-                    await self._send(message)
-                else:
-                    await self._send(message[: 5 + strike.after] if strike.kind == "cut" else message)
-                    if strike.kind == "sever":
-                        await self._rest_of_batch(message)
-                    _note(strike, text)
-                    self.cut(reset=True)
-                    return
-
-    async def _rest_of_batch(self, message: bytes) -> None:
-        """A bound statement is carried out by what follows it; without that nothing was asked."""
-        while message[:1] not in (b"Q", b"S"):
-            message = await next_message(self._reader)
-            await self._send(message)
-
-    async def _back(self) -> None:
-        with contextlib.suppress(OSError):
-            answer = Answer()
-            while data := await self._far_reader.read(_READ):
-                if self._swallowing is not None:
-                    # Only when the server is ready for the next statement is this one committed.
-                    if answer.complete(data):
-                        _note(*self._swallowing)
-                        self.cut(reset=True)
-                        return
-                    continue
-                await self._proxy._gate(self._proxy._to_client)
-                self._writer.write(data)
-                await self._writer.drain()
-
-    async def _send(self, data: bytes) -> None:
-        await self._proxy._gate(self._proxy._to_server)
-        self._far_writer.write(data)
-        await self._far_writer.drain()
-
-
-def _note(strike: Strike, text: bytes) -> None:
-    # Without what explains it: the statement itself tells what was hit.
-    told = re.sub(r"--[^\n]*", "", text.decode(errors="replace").rstrip("\0"))
-    strike.struck.append(" ".join(told.split())[:120])
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:

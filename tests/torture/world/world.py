@@ -16,13 +16,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from harness.forwarding import LoopThread
+
 from . import clock as clocks
 from . import network as networks
 from .clock import Clock
 from .database import Database
 from .network import Network, free_port
 from .node import Kind, Node
-from .proxy import Place, Proxy, ProxyThread
+from .proxy import Place, Proxy
 from .registry import Registry
 
 COORDINATORS = ("postgres", "postgres-advisory", "etcd", "zookeeper")
@@ -85,7 +87,7 @@ class World:
         #: Nodes that ended although nobody wanted it: `{name, at, code}`.
         self.exits: list[dict[str, Any]] = []
         self._exposed: set[int] = set()
-        self._thread = ProxyThread()
+        self._thread = LoopThread()
         self._proxies: list[Proxy] = []
         self._spawned: list[subprocess.Popen[bytes]] = []
         self._scratch: Path | None = None
