@@ -23,7 +23,7 @@ from duly.node import running_worker
 from duly.operations import Operations
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
-from harness.store import eventually
+from harness.waiting import eventually
 
 JOBS = "/api/v1/jobs"
 MINIMAL: dict[str, Any] = {"name": "Weekly report", "handler": "send_report"}

@@ -19,7 +19,8 @@ from duly.errors import InvalidInput
 from duly.model import JobRequest
 from duly.operations import Operations
 from duly.store.pool import Pool
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 JOBS = "/api/v1/jobs"
 BATCH = f"{JOBS}/batch"

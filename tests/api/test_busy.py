@@ -14,7 +14,7 @@ from duly.config import load_settings
 from duly.operations import Operations, submitting
 from duly.store import tenants
 from duly.store.pool import Pool
-from harness.store import eventually
+from harness.waiting import eventually
 
 JOBS = "/api/v1/jobs"
 JOB = {"name": "j", "handler": "noop", "schedule": "every 1h"}

@@ -29,7 +29,8 @@ from duly.node import running_worker
 from duly.operations import Operations, dead_letters, forecasting
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
-from harness.store import due_job, eventually, put
+from harness.store import due_job, put
+from harness.waiting import eventually
 
 JOBS = "/api/v1/jobs"
 MINIMAL: dict[str, Any] = {"name": "Weekly report", "handler": "send_report"}

@@ -16,7 +16,7 @@ import pytest
 
 from duly.api import connections, server
 from duly.api.connections import Crowd, Limits, room_for_connections
-from harness.store import eventually
+from harness.waiting import eventually
 
 LARGE = 24 * 1024 * 1024
 QUICK = Limits(head_seconds=0.4, pause_seconds=0.4, look_seconds=0.05, idle_seconds=30)

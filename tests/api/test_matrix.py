@@ -29,7 +29,7 @@ from duly.operations import Operations
 from duly.operations.rights import ROLES
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
-from harness.store import eventually
+from harness.waiting import eventually
 
 # In every text of b's: whoever finds it has seen something of b's.
 MARKER = "zebra"

@@ -20,7 +20,8 @@ from duly.node import running_worker
 from duly.operations import Operations
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
-from harness.store import count, due_job, eventually, lead, put, put_now
+from harness.store import count, due_job, lead, put, put_now
+from harness.waiting import eventually
 
 Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

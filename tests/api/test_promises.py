@@ -16,7 +16,7 @@ from duly.api.server import create_app
 from duly.config import Settings
 from duly.operations import Operations
 from duly.store.pool import Pool
-from harness.store import eventually
+from harness.waiting import eventually
 
 JOBS = "/api/v1/jobs"
 

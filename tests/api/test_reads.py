@@ -17,7 +17,8 @@ from duly.config import load_settings
 from duly.operations import Operations
 from duly.store import jobs
 from duly.store.pool import Pool
-from harness.store import eventually, put_now
+from harness.store import put_now
+from harness.waiting import eventually
 
 JOBS = "/api/v1/jobs"
 LETTERS = "/api/v1/dead-letters"

@@ -29,7 +29,7 @@ from duly.store.opening import open_store
 from duly.store.pool import Pool
 from harness.commands import Ended
 from harness.endpoint import Call, Endpoint
-from harness.store import eventually
+from harness.waiting import eventually
 
 Run = Callable[..., Ended]
 #: In every secret of these jobs.

@@ -42,7 +42,8 @@ from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.endpoint import Endpoint, reply, silence
 from harness.httpline import Line
-from harness.store import count, due_job, eventually, put
+from harness.store import count, due_job, put
+from harness.waiting import eventually
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ from duly.model import JobRequest
 from duly.operations import Operations
 from duly.store.pool import Pool
 from harness.processes import Spawn
-from harness.store import eventually
+from harness.waiting import eventually
 
 Blow = Literal["kill", "leave", "stop"]
 

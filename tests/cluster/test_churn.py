@@ -24,7 +24,8 @@ from duly.store.pool import Pool
 from harness.nodes import KINDS, REGISTRIES
 from harness.processes import Spawn, executions
 from harness.servers import Servers
-from harness.store import count, drawn_seed, eventually
+from harness.store import count
+from harness.waiting import drawn_seed, eventually
 
 LEASE = 1.0
 JOBS = 40

@@ -19,7 +19,8 @@ from duly.model import JobRequest, Policy
 from duly.operations import Operations
 from duly.store.pool import Pool
 from harness.processes import Spawn, executions
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 HOUR_AHEAD, TWO_MINUTES_BEHIND = 3600, -120
 

@@ -19,7 +19,8 @@ from duly.cluster.coordinator import Term
 from duly.store.pool import Pool
 from harness.nodes import KINDS, LEASE, REGISTRIES, SHARDS, Cluster
 from harness.servers import Servers
-from harness.store import count, due_job, eventually, fire_now, fire_of, put
+from harness.store import count, due_job, fire_now, fire_of, put
+from harness.waiting import eventually
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from duly.model import JobRequest, Policy
 from duly.operations import Operations
 from duly.store.pool import Pool
 from harness.processes import Spawn, executions
-from harness.store import count, drawn_seed, eventually
+from harness.store import count
+from harness.waiting import drawn_seed, eventually
 
 
 async def test_a_thousand_transactions_under_kills_leave_one_row_each(

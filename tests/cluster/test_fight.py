@@ -15,7 +15,8 @@ from duly.model import Buried, ClaimedRun, Requeued, to_micros
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from harness.processes import Spawn
-from harness.store import count, drawn_seed, eventually, put_now, succeeded, take
+from harness.store import count, put_now, succeeded, take
+from harness.waiting import drawn_seed, eventually
 
 SECONDS = float(os.environ.get("DULY_TEST_FIGHT_SECONDS", "6"))
 ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})

@@ -13,7 +13,8 @@ from harness.forwarding import Armed
 from harness.processes import Spawn
 from harness.proxy import Proxy
 from harness.servers import free_port
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 # Long enough to see everything that is sent every few seconds; what comes once a minute is allowed for below.
 SECONDS = 12.0

@@ -16,7 +16,8 @@ from duly.operations import Operations
 from duly.store import runs
 from duly.store.pool import Pool
 from harness.processes import Spawn, executions
-from harness.store import count, drawn_seed, eventually
+from harness.store import count
+from harness.waiting import drawn_seed, eventually
 
 
 async def submit(operations: Operations, requests: list[JobRequest]) -> None:

@@ -20,7 +20,7 @@ from duly.errors import ConfigError, CoordinatorUnavailable
 from duly.store.cluster import View
 from harness.nodes import REGISTRIES, SHARDS, Cluster
 from harness.servers import SERVERS, EtcdServer, RegistryServer, Servers, free_port
-from harness.store import eventually
+from harness.waiting import eventually
 
 MakeCluster = Callable[[RegistryServer], Cluster]
 

@@ -13,7 +13,8 @@ from duly.node import running_scheduler, running_worker
 from duly.operations import Operations
 from duly.store import maintenance
 from duly.store.pool import Pool
-from harness.store import count, eventually, put_now, take
+from harness.store import count, put_now, take
+from harness.waiting import eventually
 
 
 async def live(pool: Pool, settings: Settings) -> None:

@@ -1,13 +1,10 @@
-"""Small helpers that several test modules share."""
+"""Jobs, claims and fires put straight into a store, and the embedded server of the tests."""
 
 from __future__ import annotations
 
-import asyncio
-import os
-import random
 import shutil
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +16,7 @@ from duly.store import embedded, fires, maintenance, runs
 from duly.store.ids import new_job_ids, shard_of
 from duly.store.jobs import NewJob, submit
 from duly.store.pool import Pool, Querier
+from harness.waiting import eventually
 
 SHARDS = 64
 ALL_PRIORITIES = list(range(9, -1, -1))
@@ -168,24 +166,6 @@ def hasty_postgres() -> Iterator[str]:
             yield running.url
         finally:
             running.release()
-
-
-def drawn_seed(variable: str = "DULY_TEST_SEED") -> int:
-    """Where a search begins: where it is told to; in CI always at the same place, so that a red run is the doing of
-    what was changed; by hand anywhere."""
-    if given := os.environ.get(variable):
-        return int(given)
-    return 20_260 if os.environ.get("CI") else random.randrange(2**32)
-
-
-async def eventually(holds: Callable[[], bool | Awaitable[bool]], *, seconds: float = 20) -> None:
-    """Until something that nobody signals holds: a row in the database, a state in another process."""
-    async with asyncio.timeout(seconds):
-        while True:
-            answer = holds()
-            if answer if isinstance(answer, bool) else await answer:
-                return
-            await asyncio.sleep(0.01)
 
 
 async def rescue_from_the_living(pool: Pool) -> None:

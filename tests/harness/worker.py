@@ -17,7 +17,7 @@ from duly.operations import Operations
 from duly.store.pool import Pool
 from duly.worker.executor import Outcome
 from duly.worker.worker import Worker
-from harness.store import eventually
+from harness.waiting import eventually
 
 
 class Workbench:

@@ -26,7 +26,8 @@ from duly.store import cluster, maintenance, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
-from harness.store import count, due_job, eventually, new_job, put, put_now, succeeded, take
+from harness.store import count, due_job, new_job, put, put_now, succeeded, take
+from harness.waiting import eventually
 
 
 @pytest.fixture

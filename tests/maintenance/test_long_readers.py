@@ -17,7 +17,8 @@ from duly.maintenance import partitions
 from duly.node import running_scheduler
 from duly.operations import Operations
 from duly.store.pool import Pool
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 SECONDS = float(os.environ.get("DULY_TEST_READER_SECONDS", "8"))

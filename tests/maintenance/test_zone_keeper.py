@@ -22,7 +22,7 @@ from duly.store import zones
 from duly.store.pool import Pool
 from duly.timing import changed_since, forget_zones, load_zone, machine_version, use_rules
 from harness.scheduler import DAY, HOUR, MINUTE, FrozenScheduler
-from harness.store import eventually
+from harness.waiting import eventually
 from timing.tzif import zone_file
 
 ZONE, OTHER = "Europe/Kyiv", "Asia/Tashkent"

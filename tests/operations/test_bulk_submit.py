@@ -22,7 +22,8 @@ from duly.store import copying, ids, jobs
 from duly.store.jobs import NewJob
 from duly.store.pool import LARGE, Pool
 from harness.proxy import Proxy
-from harness.store import SHARDS, count, eventually
+from harness.store import SHARDS, count
+from harness.waiting import eventually
 
 MOMENT = datetime(2031, 1, 1, 9, 30, 15, 123456, tzinfo=UTC)
 MANY = 3 * LARGE

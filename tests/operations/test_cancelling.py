@@ -18,7 +18,8 @@ from duly.states import RunFlag
 from duly.store import maintenance, runs
 from duly.store.pool import InTransaction, Pool
 from harness.held import HeldPool
-from harness.store import count, drawn_seed, eventually, take
+from harness.store import count, take
+from harness.waiting import drawn_seed, eventually
 from harness.worker import Workbench
 
 ERROR = '{"type": "Failed", "message": "", "traceback": null}'

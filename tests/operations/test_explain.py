@@ -30,7 +30,8 @@ from duly.scheduler.planner import plan_batch
 from duly.store import cluster, fires, runs
 from duly.store.pool import InTransaction, Pool
 from duly.timing import forget_zones
-from harness.store import eventually, take
+from harness.store import take
+from harness.waiting import eventually
 
 START = datetime(2030, 5, 5, 12, 0, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

@@ -17,7 +17,7 @@ from duly.operations import Operations
 from duly.operations import keys as keys_module
 from duly.operations.keys import Principal
 from duly.store.pool import Pool
-from harness.store import eventually
+from harness.waiting import eventually
 
 
 class Counting(Pool):

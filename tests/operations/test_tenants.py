@@ -14,7 +14,8 @@ from duly.model import JobRequest
 from duly.operations import Operations, Submitted
 from duly.store import runs
 from duly.store.pool import Pool
-from harness.store import count, eventually, succeeded, take
+from harness.store import count, succeeded, take
+from harness.waiting import eventually
 
 
 def request(**fields: Any) -> JobRequest:

@@ -27,7 +27,7 @@ from duly.store import maintenance
 from duly.testing import DulyTest, StoreServer, running_server
 from duly.timing import jitter_offset
 from duly.worker import retry
-from harness.store import drawn_seed
+from harness.waiting import drawn_seed
 from policies.calendar import MINUTE, SECOND
 from policies.oracle import Ended, Fields, Model, Refused
 from policies.pairs import all_pairs

@@ -21,7 +21,8 @@ from duly.store import maintenance, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from harness.scheduler import MINUTE, SECOND, START, FrozenScheduler
-from harness.store import count, drawn_seed, due_job, succeeded, take
+from harness.store import count, due_job, succeeded, take
+from harness.waiting import drawn_seed
 
 ERROR = '{"type": "Failed", "message": "", "traceback": null}'
 SECONDS_BACK = 3

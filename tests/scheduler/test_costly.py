@@ -23,7 +23,8 @@ from duly.store.pool import Pool
 from duly.timing import Definition, Timetable, fuel
 from harness.nasty import GAPS, WEEKDAYS
 from harness.scheduler import SECOND, START, FrozenScheduler, spread
-from harness.store import count, due_job, eventually, lead, put
+from harness.store import count, due_job, lead, put
+from harness.waiting import eventually
 
 SKIP = Policy(dst_gap="skip").to_stored()
 

@@ -19,7 +19,8 @@ from duly.store.fires import LONG_AGO, Slice, SlicePage
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from harness.scheduler import MINUTE, SECOND, START, FrozenScheduler, same_shard, spread
-from harness.store import count, due_job, eventually, put
+from harness.store import count, due_job, put
+from harness.waiting import eventually
 
 
 @pytest.fixture

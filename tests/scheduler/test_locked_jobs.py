@@ -21,7 +21,8 @@ from duly.store.jobs import NewJob
 from duly.store.pool import InTransaction, Pool
 from duly.store.sql_submits import PlannedSubmit
 from harness.scheduler import HOUR, MINUTE, SECOND, START, FrozenScheduler, spread
-from harness.store import count, due_job, eventually, put, succeeded, take
+from harness.store import count, due_job, put, succeeded, take
+from harness.waiting import eventually
 
 DUE = START + MINUTE
 LOOK_AGAIN = timedelta(microseconds=TOUCHED_PAUSE_US)

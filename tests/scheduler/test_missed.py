@@ -31,7 +31,8 @@ from harness.scheduler import (
     same_shard,
     spread,
 )
-from harness.store import count, due_job, eventually, succeeded, take
+from harness.store import count, due_job, succeeded, take
+from harness.waiting import eventually
 
 PARALLEL = '{"overlap":"parallel"}'
 ALL = '{"missed_window":"RUN_ALL","overlap":"parallel"}'

@@ -25,7 +25,8 @@ from duly.operations import Operations
 from duly.store.pool import Pool
 from harness.processes import Spawn, executions
 from harness.proxy import Proxy
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 from worker.test_outages import Database, database, store_at
 
 __all__ = ["database"]

@@ -23,7 +23,8 @@ from duly.store import fires
 from duly.store.fires import DueJob
 from duly.store.pool import Pool
 from harness.scheduler import START, FrozenScheduler
-from harness.store import count, due_job, eventually, put
+from harness.store import count, due_job, put
+from harness.waiting import eventually
 
 
 @pytest.fixture

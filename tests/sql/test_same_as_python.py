@@ -31,7 +31,7 @@ from duly.operations import Operations
 from duly.operations.sql_submits import plan_sql_submit
 from duly.store.pool import Pool
 from harness.scheduler import FrozenClock
-from harness.store import drawn_seed
+from harness.waiting import drawn_seed
 
 NOW = datetime(2031, 3, 8, 9, 30, 15, 250000, tzinfo=UTC)
 SECONDS = float(os.environ.get("DULY_TEST_DOOR_SECONDS", "6"))

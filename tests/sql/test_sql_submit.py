@@ -21,7 +21,8 @@ from duly.node import SchedulerNode, running_scheduler
 from duly.operations import Operations
 from duly.store import cluster
 from duly.store.pool import Pool
-from harness.store import SHARDS, count, eventually
+from harness.store import SHARDS, count
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 MOMENT = datetime(2031, 1, 1, 9, 30, 15, 123456, tzinfo=UTC)

@@ -38,7 +38,8 @@ from duly.store.maintenance import Suspect
 from duly.store.pool import Pool
 from duly.worker.handler.errors import error_text
 from harness.scheduler import SECOND, START, FrozenScheduler, spread
-from harness.store import count, due_job, eventually, new_job, put, succeeded, take
+from harness.store import count, due_job, new_job, put, succeeded, take
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 DIGITS, DEEP, HUGE = "9" * 5_000, "[" * 3_000 + "]" * 3_000, "8" * 400 + ".5"

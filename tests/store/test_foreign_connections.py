@@ -34,7 +34,8 @@ from duly.operations import Operations
 from duly.store import cluster
 from duly.store.foreign import Joined, recognise
 from duly.store.pool import Pool
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 MOMENT = datetime(2031, 1, 1, 9, 30, 15, 123456, tzinfo=UTC)
 NASTY = 'it\'s "quoted" \\back\\slash, {braces}, NULL, %s %(p1)s $1 :name --no\t🙂'

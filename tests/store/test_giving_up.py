@@ -14,7 +14,8 @@ from duly.store import pool as pool_module
 from duly.store import runs
 from duly.store.pool import Pool, Querier
 from harness.proxy import Proxy
-from harness.store import due_job, eventually, put, put_now, take
+from harness.store import due_job, put, put_now, take
+from harness.waiting import eventually
 
 WAITING = """
 select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'

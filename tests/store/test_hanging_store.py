@@ -22,7 +22,8 @@ from duly.store import pool as pool_module
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
 from harness.processes import Spawn, executions
-from harness.store import count, eventually, take
+from harness.store import count, take
+from harness.waiting import eventually
 
 GRACE = 2.0
 # What ends everything that does not end by itself, and a slow machine.

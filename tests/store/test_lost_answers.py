@@ -18,7 +18,8 @@ from duly.store.pool import Pool
 from duly.store.statements import statement
 from harness.processes import Spawn, executions, lines
 from harness.proxy import Proxy
-from harness.store import count, drawn_seed, eventually
+from harness.store import count
+from harness.waiting import drawn_seed, eventually
 
 LEASE = 2.0
 

@@ -18,7 +18,8 @@ from duly.store import migrate as migrations
 from duly.store import stores
 from duly.store.migrate import Migration, check_version, known_migrations, migrate, pending_migrations
 from duly.store.pool import Pool
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 
 @pytest.fixture

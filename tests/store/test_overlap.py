@@ -24,7 +24,8 @@ from duly.store import fires, maintenance, runs
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.statements import statement
-from harness.store import count, drawn_seed, due_job, fire_as_seen, fire_of, lead, put, succeeded, take
+from harness.store import count, due_job, fire_as_seen, fire_of, lead, put, succeeded, take
+from harness.waiting import drawn_seed
 
 START = datetime(2020, 1, 1, tzinfo=UTC)
 SECOND = timedelta(seconds=1)

@@ -16,7 +16,8 @@ import pytest
 from duly.store import maintenance
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 DAY = timedelta(days=1)
 

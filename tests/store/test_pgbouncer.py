@@ -27,7 +27,8 @@ from duly.store.pool import LARGE, Pool, connection_options
 from duly.worker.handler.task import Task
 from harness.processes import Spawn, executions, lines
 from harness.servers import PgBouncerServer
-from harness.store import count, eventually, put_now, take
+from harness.store import count, put_now, take
+from harness.waiting import eventually
 
 _LEFT_BEHIND = """
 select 'prepared', name from pg_prepared_statements where name <> ''

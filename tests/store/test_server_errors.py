@@ -37,7 +37,8 @@ from duly.store.statements import statement
 from harness.injecting import DATA, OTHERS, Injector, injected
 from harness.proxy import Proxy
 from harness.scheduler import SECOND, START, FrozenScheduler
-from harness.store import count, drawn_seed, due_job, eventually, put_now, take
+from harness.store import count, due_job, put_now, take
+from harness.waiting import drawn_seed, eventually
 
 T = TypeVar("T")
 

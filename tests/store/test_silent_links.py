@@ -13,7 +13,8 @@ from duly.states import RunFlag
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from harness.proxy import Proxy
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 
 async def test_without_notifications_nothing_near_is_late_or_lost(

@@ -24,7 +24,8 @@ from duly.config import Settings, load_settings
 from duly.node import running_scheduler
 from duly.operations import Operations
 from duly.store.pool import PROMPT_SECONDS, Pool
-from harness.store import count, drawn_seed, eventually
+from harness.store import count
+from harness.waiting import drawn_seed, eventually
 from harness.worker import Workbench
 
 CASES = int(os.environ.get("DULY_TEST_LOCKS", "2"))

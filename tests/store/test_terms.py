@@ -12,7 +12,8 @@ from duly.maintenance import tidier as tidier_module
 from duly.maintenance.tidier import Tidier
 from duly.store import cluster
 from duly.store.pool import Pool
-from harness.store import count, eventually, put_now, take
+from harness.store import count, put_now, take
+from harness.waiting import eventually
 
 
 async def node(pool: Pool, *, lease: float = 600) -> UUID:

@@ -21,7 +21,7 @@ from duly.scheduler.planner import BatchPlan, plan_batch
 from duly.store.fires import DueJob
 from duly.timing import differing, jitter_offset, load_zone, use_rules
 from duly.timing.zones import is_newer, machine_rules, machine_version, pack_rules, unpack_rules
-from harness.store import drawn_seed
+from harness.waiting import drawn_seed
 from timing.tzif import zone_file
 
 HOUR, DAY, MINUTE = timedelta(hours=1), timedelta(days=1), timedelta(minutes=1)

@@ -24,7 +24,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from harness.store import eventually
+from harness.waiting import eventually
 from torture.faults import FAULTS, Fault, Planned, Sort, inject_all, open_record, plan
 from torture.world import Node, World, network
 from torture.world.clock import Clock, library

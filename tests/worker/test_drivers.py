@@ -8,7 +8,7 @@ import contextvars
 import time
 
 from duly.worker.drivers import Drivers
-from harness.store import eventually
+from harness.waiting import eventually
 
 
 class Item:

@@ -12,7 +12,7 @@ import pytest
 from duly.store.pool import Pool
 from duly.worker import completer as completer_module
 from duly.worker.completer import FLUSH_AT, Completer
-from harness.store import eventually
+from harness.waiting import eventually
 
 
 class Recording(Completer):

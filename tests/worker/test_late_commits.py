@@ -19,7 +19,8 @@ from duly.store.jobs import submit
 from duly.store.pool import Pool
 from duly.worker.executor import Outcome
 from harness.proxy import Proxy
-from harness.store import SHARDS, eventually, new_job
+from harness.store import SHARDS, new_job
+from harness.waiting import eventually
 
 RUNS, CONCURRENCY = 600, 50
 # At one claim of 50 a second they take 12 s.

@@ -18,7 +18,8 @@ from duly.model import JobRequest, Policy
 from duly.operations import Operations
 from duly.store.pool import Pool
 from harness.processes import Spawn, executions, lines
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 ONCE = Policy(max_retries=0)
 

@@ -15,7 +15,8 @@ from duly.node import running_worker
 from duly.store import cluster
 from duly.store.pool import Pool
 from duly.worker.worker import Worker
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 RUNS = 200

@@ -23,7 +23,8 @@ from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
 from harness.processes import Spawn, executions
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 FULL_SECONDS = float(os.environ.get("DULY_TEST_DISK_FULL_SECONDS", "5"))
 # What is committed must survive the server's own crash; the machine's is not at stake here.

@@ -11,7 +11,8 @@ from duly.model import JobRequest
 from duly.operations import Operations
 from duly.store.pool import Pool
 from harness.processes import Spawn, lines
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 WAITING = 100_000
 TRIES = 15

@@ -16,7 +16,8 @@ from duly.store import runs
 from duly.store.pool import Pool
 from duly.worker.claimer import Claimer
 from duly.worker.handler.task import Task
-from harness.store import count, eventually, put_now
+from harness.store import count, put_now
+from harness.waiting import eventually
 
 
 def claimer(pool: Pool, queues: dict[str, int] | list[str], *, room: int, taken: list[Claim]) -> Claimer:

@@ -19,7 +19,8 @@ from duly.store.runs import Served
 from duly.worker import floors
 from duly.worker.claimer import Claimer
 from duly.worker.floors import MAX_STRETCH, MIN_STRETCH, SLACK, Walk
-from harness.store import ALL_PRIORITIES, count, eventually, put_now
+from harness.store import ALL_PRIORITIES, count, put_now
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -15,7 +15,8 @@ from duly import Context
 from duly.config import Settings
 from duly.operations import Operations
 from duly.store.pool import Pool
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 

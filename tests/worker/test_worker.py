@@ -19,7 +19,8 @@ from duly.errors import DataRefused
 from duly.model import JobRequest, Succeeded
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
-from harness.store import count, eventually, rescue_from_the_living
+from harness.store import count, rescue_from_the_living
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 

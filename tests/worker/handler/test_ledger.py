@@ -7,7 +7,8 @@ from dataclasses import replace
 from duly import Context
 from duly.maintenance.tidier import Tidier
 from duly.store.pool import Pool
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 KEY = "{{name}}:{{date}}"

@@ -7,7 +7,8 @@ import threading
 
 from duly import Context
 from duly.maintenance.tidier import Tidier
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 from harness.worker import Workbench
 
 

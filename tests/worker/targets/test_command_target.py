@@ -16,7 +16,7 @@ import pytest
 from duly.config import Settings
 from duly.worker.targets.command import TAIL_BYTES
 from harness.commands import Process
-from harness.store import eventually
+from harness.waiting import eventually
 from harness.worker import Workbench, children_of, gone, is_alive, numbers_in, open_pipes, turns
 
 

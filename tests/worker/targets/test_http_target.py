@@ -45,7 +45,8 @@ from harness.endpoint import (
     silence,
     trickle,
 )
-from harness.store import count, eventually
+from harness.store import count
+from harness.waiting import eventually
 
 CERTIFICATE = Path(__file__).parents[2] / "harness" / "localhost.pem"
 SECRET = "sEcReT-token-0123456789"
