@@ -16,7 +16,8 @@ import pytest
 
 import tiers
 from duly.config import Settings, load_settings
-from duly.operations import Operations
+from duly.model import DEFAULT_TENANT
+from duly.operations import Operations, StoreOperations
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
 from harness.processes import Spawn
@@ -103,8 +104,14 @@ def settings(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
 
 @pytest.fixture
-async def operations(pool: Pool, settings: Settings) -> Operations:
-    return await Operations.open(pool, settings)
+async def store_operations(pool: Pool, settings: Settings) -> StoreOperations:
+    return await StoreOperations.open(pool, settings)
+
+
+@pytest.fixture
+async def operations(store_operations: StoreOperations) -> Operations:
+    """The default tenant's."""
+    return store_operations.for_tenant(DEFAULT_TENANT)
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from duly import Conflict, Context, Duly, InvalidInput, UnknownHandler
 from duly.client.calls import request_of
 from duly.config import Settings
 from duly.model import JobRequest, Policy, each_request
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import cluster
 from duly.store.pool import Pool
 from harness.store import count
@@ -33,9 +33,9 @@ async def app(settings: Settings) -> AsyncIterator[Duly]:
 
 async def test_a_job_gets_its_tasks_defaults_and_may_override_each(app: Duly) -> None:
     operations = await app.operations()
-    plain = await operations.get_job(await app.submit("send_report", {"report_type": "weekly"}))
+    plain = await operations.jobs.get(await app.submit("send_report", {"report_type": "weekly"}))
     assert (plain.queue, plain.priority, plain.policy.max_retries) == ("reports", 7, 5)
-    other = await operations.get_job(
+    other = await operations.jobs.get(
         await app.submit("send_report", {"report_type": "x"}, queue="slow", priority=1, max_retries=0, name="special")
     )
     assert (other.queue, other.priority, other.policy.max_retries, other.name) == ("slow", 1, 0, "special")
@@ -44,7 +44,7 @@ async def test_a_job_gets_its_tasks_defaults_and_may_override_each(app: Duly) ->
 async def test_a_job_can_be_submitted_for_a_moment(app: Duly) -> None:
     moment = datetime(2031, 1, 1, 9, tzinfo=UTC)
     operations = await app.operations()
-    job = await operations.get_job(await app.submit("send_report", {"report_type": "x"}, run_at=moment))
+    job = await operations.jobs.get(await app.submit("send_report", {"report_type": "x"}, run_at=moment))
     assert (job.kind, job.next_run_at, job.status) == ("once", moment, "active")
 
 
@@ -172,7 +172,7 @@ class TestDeclared:
         first = await app.declare()
         again = await asyncio.gather(*(app.declare() for _ in range(10)))
         assert all(ids == first for ids in again)
-        job = await (await app.operations()).get_job(str(first[0]))
+        job = await (await app.operations()).jobs.get(str(first[0]))
         assert (job.name, job.schedule, job.timezone) == ("digest", "0 9 * * MON", "America/New_York")
         assert job.policy == Policy(max_retries=1)
         assert await count(pool, "jobs") == 1
@@ -183,7 +183,7 @@ class TestDeclared:
         new = self._app(settings, "every 2h", priority=9)
         job_id = (await old.declare())[0]
         assert await new.declare() == [job_id]
-        job = await (await new.operations()).get_job(str(job_id))
+        job = await (await new.operations()).jobs.get(str(job_id))
         assert (job.schedule, job.priority) == ("every 2h", 9)
         assert job.next_run_at == job.created_at + timedelta(hours=2)
         assert await count(pool, "jobs") == 1
@@ -194,9 +194,9 @@ class TestDeclared:
         old, new = self._app(settings, "every 1h"), self._app(settings, "every 2h")
         job_id = str((await old.declare())[0])
         operations = await new.operations()
-        await operations.pause(job_id)
+        await operations.jobs.pause(job_id)
         await new.declare()
-        job = await operations.get_job(job_id)
+        job = await operations.jobs.get(job_id)
         assert (job.status, job.next_run_at, job.schedule) == ("paused", None, "every 2h")
         await old.close()
         await new.close()
@@ -220,7 +220,7 @@ async def test_paging_through_jobs_meets_each_once_even_while_new_ones_come(oper
     seen = []
     cursor = None
     while True:
-        page = await operations.list_jobs(limit=10, cursor=cursor)
+        page = await operations.jobs.page(limit=10, cursor=cursor)
         seen += [job.job_id for job in page.items]
         await add(3)
         cursor = page.next_cursor
@@ -239,36 +239,43 @@ class TestChanges:
     async def test_pausing_and_resuming_starts_with_the_next_future_occurrence(
         self, operations: Operations, job_id: str
     ) -> None:
-        before = await operations.get_job(job_id)
-        paused = await operations.pause(job_id, reason="maintenance")
+        before = await operations.jobs.get(job_id)
+        paused = await operations.jobs.pause(job_id, reason="maintenance")
         assert (paused.status, paused.next_run_at, paused.status_reason) == ("paused", None, "maintenance")
-        assert (await operations.pause(job_id)).status == "paused"
-        resumed = await operations.resume(job_id)
+        assert (await operations.jobs.pause(job_id)).status == "paused"
+        resumed = await operations.jobs.resume(job_id)
         assert (resumed.status, resumed.next_run_at) == ("active", before.next_run_at)
-        assert (await operations.resume(job_id)).status == "active"
+        assert (await operations.jobs.resume(job_id)).status == "active"
 
     async def test_triggering_makes_extra_runs_and_does_not_move_the_schedule(
         self, operations: Operations, pool: Pool, job_id: str
     ) -> None:
-        before = await operations.get_job(job_id)
-        runs = {await operations.trigger(job_id) for _ in range(5)}
+        before = await operations.jobs.get(job_id)
+        runs = {await operations.jobs.trigger(job_id) for _ in range(5)}
         assert len(runs) == 5
         assert await count(pool, "runs") == 5
-        assert (await operations.get_job(job_id)).next_run_at == before.next_run_at
+        assert (await operations.jobs.get(job_id)).next_run_at == before.next_run_at
 
     async def test_cancelling_ends_it_and_what_waits(self, operations: Operations, pool: Pool, job_id: str) -> None:
-        await operations.trigger(job_id)
-        job = await operations.cancel(job_id)
+        await operations.jobs.trigger(job_id)
+        job = await operations.jobs.cancel(job_id)
         assert (job.status, job.next_run_at) == ("cancelled", None)
         assert await count(pool, "history", "status = 'cancelled'") == 1
-        assert (await operations.cancel(job_id)).status == "cancelled"
-        for refused in (operations.pause, operations.resume, operations.trigger):
+        assert (await operations.jobs.cancel(job_id)).status == "cancelled"
+        for refused in (operations.jobs.pause, operations.jobs.resume, operations.jobs.trigger):
             with pytest.raises(Conflict, match="cancelled"):
                 await refused(job_id)
 
-    async def test_another_tenants_job_is_not_there(self, operations: Operations, job_id: str) -> None:
+    async def test_another_tenants_job_is_not_there(self, store_operations: StoreOperations, job_id: str) -> None:
         from duly import NotFound
 
-        for call in (operations.get_job, operations.pause, operations.trigger, operations.cancel, operations.job_runs):
+        operations = store_operations.for_tenant("other")
+        for call in (
+            operations.jobs.get,
+            operations.jobs.pause,
+            operations.jobs.trigger,
+            operations.jobs.cancel,
+            operations.runs.page,
+        ):
             with pytest.raises(NotFound):
-                await call(job_id, tenant="other")
+                await call(job_id)

@@ -18,6 +18,7 @@ from duly.model import (
     DEFAULT_POLICY,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
+    DEFAULT_TENANT,
     JOB_RULES,
     POLICY_FIELDS,
     CronOptions,
@@ -32,15 +33,17 @@ from duly.worker.handler.task import Handler, Isolation, Task
 
 if TYPE_CHECKING:
     # Imported when the store is first needed: a child process that only runs tasks loads no database driver.
-    from duly.operations import Operations
-    from duly.operations.joining import Joining
+    from duly.operations import Operations, StoreOperations
+    from duly.operations.caller_transaction import CallerTransaction
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 #: What a job calls: a task, its name, or an object that names an HTTP endpoint or a command.
 Callee = str | Callable[..., Any] | Mapping[str, Any]
 #: How an app gets at its store; closed with the connections of the event loop that needed it.
-Opening = Callable[["Duly"], AbstractAsyncContextManager["Operations"]]
+Opening = Callable[["Duly"], AbstractAsyncContextManager["StoreOperations"]]
+# The SDK is for the tenant of those who open the store themselves; other tenants use the API.
+_TENANT = DEFAULT_TENANT
 
 
 class Duly:
@@ -188,13 +191,17 @@ class Duly:
         """
         request = self.request(task, payload, run_at=run_at, schedule=schedule, **options)
         if connection is not None:
-            joined = await self._joining.submit_many(connection, [request], allow_unknown_handler=allow_unknown_handler)
+            joined = await self._caller_transaction.submit_many(
+                connection, [request], allow_unknown_handler=allow_unknown_handler
+            )
             return str(joined[0].job_id)
         return await self._submit(request, allow_unknown_handler)
 
     async def _submit(self, request: JobRequest, allow_unknown_handler: bool) -> str:
         operations = await self.operations()
-        return str((await operations.submit(request, allow_unknown_handler=allow_unknown_handler)).job_id)
+        # Not `operations.submit`, which reads the whole job back.
+        submitted = await operations.submit_many([request], allow_unknown_handler=allow_unknown_handler)
+        return str(submitted[0].job_id)
 
     async def submit_many(
         self, requests: Sequence[JobRequest | Mapping[str, Any]], *, connection: object = None
@@ -205,7 +212,7 @@ class Duly:
         """
         made = each_request(requests, lambda handler, fields: self.request(handler, **fields))
         if connection is not None:
-            submitted = await self._joining.submit_many(connection, made, allow_unknown_handler=False)
+            submitted = await self._caller_transaction.submit_many(connection, made, allow_unknown_handler=False)
         else:
             submitted = await (await self.operations()).submit_many(made)
         return [str(one.job_id) for one in submitted]
@@ -224,7 +231,9 @@ class Duly:
         """`submit` for code without an event loop."""
         request = self.request(task, payload, run_at=run_at, schedule=schedule, **options)
         if connection is not None:
-            joined = self._joining.submit_many_sync(connection, [request], allow_unknown_handler=allow_unknown_handler)
+            joined = self._caller_transaction.submit_many_sync(
+                connection, [request], allow_unknown_handler=allow_unknown_handler
+            )
             return str(joined[0].job_id)
         with self._bridge_lock:
             if self._bridge is None:
@@ -232,10 +241,10 @@ class Duly:
         return str(self._bridge.call(self._submit(request, allow_unknown_handler)))
 
     @cached_property
-    def _joining(self) -> Joining:
-        from duly.operations.joining import Joining
+    def _caller_transaction(self) -> CallerTransaction:
+        from duly.operations.caller_transaction import CallerTransaction
 
-        return Joining(self.settings, self.tasks.keys())
+        return CallerTransaction(self.settings, _TENANT, self.tasks.keys())
 
     async def declare(self) -> list[UUID]:
         """Register the jobs that the code declares, and bring changed ones up to date."""
@@ -292,12 +301,12 @@ class Duly:
 
 
 @asynccontextmanager
-async def _open_operations(app: Duly) -> AsyncIterator[Operations]:
-    from duly.operations import Operations
+async def _open_operations(app: Duly) -> AsyncIterator[StoreOperations]:
+    from duly.operations import StoreOperations
     from duly.store.opening import open_store
 
     async with open_store(app.settings) as store:
-        yield await Operations.open(store.pool, app.settings, local_handlers=app.tasks.keys())
+        yield await StoreOperations.open(store.pool, app.settings, local_handlers=app.tasks.keys())
 
 
 class _Connection:
@@ -312,7 +321,8 @@ class _Connection:
     async def operations(self, app: Duly) -> Operations:
         async with self._lock:
             if self._operations is None:
-                self._operations = await self._stack.enter_async_context(self._opening(app))
+                store = await self._stack.enter_async_context(self._opening(app))
+                self._operations = store.for_tenant(_TENANT)
         return self._operations
 
     async def close(self) -> None:

@@ -11,19 +11,21 @@ import pytest
 
 from duly.api.connections import Limits
 from duly.api.server import create_app, serve
-from duly.operations import Operations
+from duly.operations import StoreOperations
 
 Serving = Callable[..., AbstractAsyncContextManager[str]]
 
 
 @asynccontextmanager
 async def _serving(
-    operations: Operations, host: str = "127.0.0.1", *, app: Any = None, limits: Limits | None = None
+    store_operations: StoreOperations, host: str = "127.0.0.1", *, app: Any = None, limits: Limits | None = None
 ) -> AsyncIterator[str]:
     stop = asyncio.Event()
     started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(
-        serve(app or create_app(operations), host=host, port=0, started=started.set_result, stop=stop, limits=limits)
+        serve(
+            app or create_app(store_operations), host=host, port=0, started=started.set_result, stop=stop, limits=limits
+        )
     )
     server.add_done_callback(lambda ended: None if started.done() else started.cancel())
     try:

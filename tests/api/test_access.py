@@ -18,9 +18,9 @@ from duly.api.access import Access, Bucket
 from duly.api.server import create_app, serve
 from duly.config import Settings, load_settings
 from duly.errors import ConfigError, Permanent
-from duly.model import DeadLetterFilter, JobRequest, parse_run_id
+from duly.model import DEFAULT_TENANT, DeadLetterFilter, JobRequest, parse_run_id
 from duly.node import running_worker
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.waiting import eventually
@@ -31,19 +31,19 @@ Client = Callable[..., Awaitable[httpx.AsyncClient]]
 
 
 @pytest.fixture
-async def app(operations: Operations) -> Any:
-    return create_app(operations)
+async def app(store_operations: StoreOperations) -> Any:
+    return create_app(store_operations)
 
 
 @pytest.fixture
-async def client_of(operations: Operations, app: Any) -> AsyncIterator[Client]:
+async def client_of(store_operations: StoreOperations, app: Any) -> AsyncIterator[Client]:
     """A client with a key of its own; without a tenant: one that has no key."""
     async with AsyncExitStack() as stack:
 
         async def make(tenant: str | None = None, role: Any = "write") -> httpx.AsyncClient:
             headers = {}
             if tenant is not None:
-                key = await operations.create_key(tenant=tenant, role=role)
+                key = await store_operations.keys.create(tenant=tenant, role=role)
                 headers["Authorization"] = f"Bearer {key.text}"
             transport = httpx.ASGITransport(app=app)
             client = httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
@@ -70,9 +70,9 @@ PUBLIC = {"/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"}
 
 
 async def test_with_keys_every_route_that_is_not_meant_for_all_is_401_without_one(
-    app: Any, client_of: Client, operations: Operations
+    app: Any, client_of: Client, store_operations: StoreOperations
 ) -> None:
-    await operations.create_key(role="read")
+    await store_operations.keys.create(role="read")
     nobody = await client_of()
     seen = 0
     for method, path in routes_of(app):
@@ -88,9 +88,11 @@ async def test_with_keys_every_route_that_is_not_meant_for_all_is_401_without_on
     assert seen >= 24
 
 
-async def test_with_keys_the_page_has_no_data_and_asks_for_a_key(client_of: Client, operations: Operations) -> None:
+async def test_with_keys_the_page_has_no_data_and_asks_for_a_key(
+    client_of: Client, operations: Operations, store_operations: StoreOperations
+) -> None:
     await operations.submit(JobRequest("h", name="secret-report", schedule="every 1h"))
-    await operations.create_key(role="read")
+    await store_operations.keys.create(role="read")
     nobody = await client_of()
     assert (await nobody.get("/live")).status_code == 401
     page, script = (await nobody.get("/")).text, (await nobody.get("/static/page.js")).text
@@ -106,15 +108,17 @@ async def test_with_keys_the_page_has_no_data_and_asks_for_a_key(client_of: Clie
     assert "document.cookie" not in script
 
 
-async def test_a_key_in_the_address_is_no_key(client_of: Client, operations: Operations) -> None:
-    key = (await operations.create_key(role="admin")).text
+async def test_a_key_in_the_address_is_no_key(client_of: Client, store_operations: StoreOperations) -> None:
+    key = (await store_operations.keys.create(role="admin")).text
     nobody = await client_of()
     for name in ("api_key", "key", "access_token", "authorization"):
         assert (await nobody.get(JOBS, params={name: key})).status_code == 401
 
 
-async def test_two_keys_at_once_or_a_key_with_more_around_it_are_401(client_of: Client, operations: Operations) -> None:
-    key = (await operations.create_key(role="admin")).text
+async def test_two_keys_at_once_or_a_key_with_more_around_it_are_401(
+    client_of: Client, store_operations: StoreOperations
+) -> None:
+    key = (await store_operations.keys.create(role="admin")).text
     nobody = await client_of()
     assert (await nobody.get(JOBS, headers={"Authorization": f"bearer {key}"})).status_code == 200
     for headers in (
@@ -132,11 +136,13 @@ async def test_two_keys_at_once_or_a_key_with_more_around_it_are_401(client_of: 
 READABLE_BY_POST = {"/api/v1/schedules/preview"}
 
 
-async def test_a_reader_may_look_and_change_nothing(app: Any, client_of: Client, operations: Operations) -> None:
+async def test_a_reader_may_look_and_change_nothing(
+    app: Any, client_of: Client, operations: Operations, store_operations: StoreOperations
+) -> None:
     reader = await client_of("acme", "read")
-    job = await operations.submit(JobRequest("h", schedule="every 1h", tenant="acme"))
-    run_id = await operations.trigger(str(job.job_id), tenant="acme")
-    before = await operations.get_job(str(job.job_id), tenant="acme")
+    job = await store_operations.for_tenant("acme").submit(JobRequest("h", schedule="every 1h"))
+    run_id = (await store_operations.for_tenant("acme").jobs.trigger(str(job.job_id))).run_id
+    before = await store_operations.for_tenant("acme").jobs.get(str(job.job_id))
     for method, path in routes_of(app):
         if not path.startswith("/api/") or path in READABLE_BY_POST:
             continue
@@ -149,19 +155,24 @@ async def test_a_reader_may_look_and_change_nothing(app: Any, client_of: Client,
             assert response.status_code == 403, f"{method} {path}"
             assert "needs the role write" in response.json()["detail"]
     assert (await reader.post("/api/v1/schedules/preview", json={"schedule": "@daily"})).status_code == 200
-    assert await operations.get_job(str(job.job_id), tenant="acme") == before
-    assert (await operations.get_run(run_id, tenant="acme")).status == "queued"
+    assert await store_operations.for_tenant("acme").jobs.get(str(job.job_id)) == before
+    assert (await store_operations.for_tenant("acme").runs.get(run_id)).status == "queued"
 
 
 async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
-    app: Any, client_of: Client, operations: Operations, pool: Pool, settings: Settings
+    app: Any,
+    client_of: Client,
+    operations: Operations,
+    store_operations: StoreOperations,
+    pool: Pool,
+    settings: Settings,
 ) -> None:
     ours = await client_of("ours", "admin")
-    theirs = await operations.submit(JobRequest("h", name="theirs", schedule="every 1h", tenant="theirs"))
+    theirs = await store_operations.for_tenant("theirs").submit(JobRequest("h", name="theirs", schedule="every 1h"))
     job_id = str(theirs.job_id)
-    run_id = await operations.trigger(job_id, tenant="theirs")
-    dead_id = await _dead_letter(pool, operations, settings, "theirs")
-    before = await operations.get_job(job_id, tenant="theirs")
+    run_id = (await store_operations.for_tenant("theirs").jobs.trigger(job_id)).run_id
+    dead_id = await _dead_letter(pool, store_operations, settings, "theirs")
+    before = await store_operations.for_tenant("theirs").jobs.get(job_id)
     seen = 0
     for method, path in routes_of(app):
         if "{" not in path:
@@ -185,23 +196,23 @@ async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
     for path in ("/api/v1/forecast", "/live", JOBS, "/api/v1/dead-letters"):
         assert "theirs" not in (await ours.get(path)).text
     # All of theirs is as it was.
-    assert await operations.get_job(job_id, tenant="theirs") == before
-    assert (await operations.get_run(run_id, tenant="theirs")).status == "queued"
-    assert await operations.count_dead_letters(DeadLetterFilter(), tenant="theirs") == 1
+    assert await store_operations.for_tenant("theirs").jobs.get(job_id) == before
+    assert (await store_operations.for_tenant("theirs").runs.get(run_id)).status == "queued"
+    assert await store_operations.for_tenant("theirs").dead_letters.count(DeadLetterFilter()) == 1
 
 
-async def _dead_letter(pool: Pool, operations: Operations, settings: Settings, tenant: str) -> str:
+async def _dead_letter(pool: Pool, store_operations: StoreOperations, settings: Settings, tenant: str) -> str:
     def fail(ctx: Any) -> None:
         raise Permanent("no")
 
-    await operations.submit(JobRequest("fail", tenant=tenant, queue="graves"), allow_unknown_handler=True)
+    await store_operations.for_tenant(tenant).submit(JobRequest("fail", queue="graves"), allow_unknown_handler=True)
     async with running_worker(pool, {"fail": Task("fail", fail)}, settings, queues={"graves": 1}):
 
         async def is_dead() -> bool:
-            return await operations.count_dead_letters(tenant=tenant) == 1
+            return await store_operations.for_tenant(tenant).dead_letters.count() == 1
 
         await eventually(is_dead)
-    run_id = (await operations.dead_letters(tenant=tenant)).items[0].run_id
+    run_id = (await store_operations.for_tenant(tenant).dead_letters.page()).items[0].run_id
     assert parse_run_id(run_id) is not None
     return run_id
 
@@ -234,9 +245,11 @@ async def test_a_tenant_cannot_be_chosen_by_a_request(client_of: Client, operati
     assert (items[0]["status"], items[0]["error"]["field"]) == (422, "tenant")
 
 
-async def test_only_an_admin_sees_figures_of_the_whole_store(client_of: Client, operations: Operations) -> None:
+async def test_only_an_admin_sees_figures_of_the_whole_store(
+    client_of: Client, operations: Operations, store_operations: StoreOperations
+) -> None:
     for tenant in ("ours", "theirs", "theirs"):
-        await operations.submit(JobRequest("h", tenant=tenant))
+        await store_operations.for_tenant(tenant).submit(JobRequest("h"))
     admin, writer = await client_of("ours", "admin"), await client_of("ours", "write")
     whole, own = (await admin.get("/api/v1/stats")).json(), (await writer.get("/api/v1/stats")).json()
     assert (whole["scope"], whole["queued"]) == ("store", 3)
@@ -248,9 +261,10 @@ async def test_only_an_admin_sees_figures_of_the_whole_store(client_of: Client, 
 
 async def test_past_its_rate_a_key_is_429_and_others_are_not(pool: Pool, database_url: str) -> None:
     settings = load_settings(database_url=database_url, requests_per_second=0.5)
-    operations = await Operations.open(pool, settings)
-    transport = httpx.ASGITransport(app=create_app(operations))
-    keys = [(await operations.create_key(role="write")).text for _ in range(2)]
+    store_operations = await StoreOperations.open(pool, settings)
+    operations = store_operations.for_tenant(DEFAULT_TENANT)
+    transport = httpx.ASGITransport(app=create_app(store_operations))
+    keys = [(await store_operations.keys.create(role="write")).text for _ in range(2)]
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         for key in keys:
             headers = {"Authorization": f"Bearer {key}"}
@@ -259,7 +273,7 @@ async def test_past_its_rate_a_key_is_429_and_others_are_not(pool: Pool, databas
             assert refused.status_code == 429
             assert refused.json()["type"] == "urn:duly:problem:too-many-requests"
             assert 1 <= int(refused.headers["retry-after"]) <= 2
-    assert len((await operations.list_jobs()).items) == 2
+    assert len((await operations.jobs.page()).items) == 2
 
 
 def test_a_bucket_gives_its_rate_and_holds_a_second_of_it() -> None:
@@ -276,8 +290,10 @@ def test_a_bucket_gives_its_rate_and_holds_a_second_of_it() -> None:
 
 
 async def test_past_a_tenants_limit_nothing_of_a_submit_or_batch_is_stored(pool: Pool, database_url: str) -> None:
-    operations = await Operations.open(pool, load_settings(database_url=database_url, open_api=True, tenant_max_jobs=3))
-    transport = httpx.ASGITransport(app=create_app(operations))
+    store_operations = await StoreOperations.open(
+        pool, load_settings(database_url=database_url, open_api=True, tenant_max_jobs=3)
+    )
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     job = MINIMAL | {"schedule": "every 1h"}
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.post(f"{JOBS}/batch", json=[job, job])).status_code == 200
@@ -292,13 +308,13 @@ async def test_past_a_tenants_limit_nothing_of_a_submit_or_batch_is_stored(pool:
 
 
 async def test_the_first_key_closes_a_server_that_runs_and_revoking_the_last_opens_nothing(
-    operations: Operations, pool: Pool, settings: Settings
+    store_operations: StoreOperations, pool: Pool, settings: Settings
 ) -> None:
-    other = await Operations.open(pool, settings)  # as another process would make the key
-    transport = httpx.ASGITransport(app=create_app(operations))
+    other = await StoreOperations.open(pool, settings)  # as another process would make the key
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get(JOBS)).status_code == 200
-        key = await other.create_key(role="admin")
+        key = await other.keys.create(role="admin")
 
         async def is_closed() -> bool:
             return (await client.get(JOBS)).status_code == 401
@@ -306,31 +322,33 @@ async def test_the_first_key_closes_a_server_that_runs_and_revoking_the_last_ope
         await eventually(is_closed)
         headers = {"Authorization": f"Bearer {key.text}"}
         assert (await client.get(JOBS, headers=headers)).status_code == 200
-        await other.revoke_key(key.key.key_id)
+        await other.keys.revoke(key.key.key_id)
 
         async def is_refused() -> bool:
             return (await client.get(JOBS, headers=headers)).status_code == 401
 
         await eventually(is_refused)
         assert (await client.get(JOBS)).status_code == 401
-    fresh = httpx.ASGITransport(app=create_app(await Operations.open(pool, settings)))
+    fresh = httpx.ASGITransport(app=create_app(await StoreOperations.open(pool, settings)))
     async with httpx.AsyncClient(transport=fresh, base_url="http://localhost") as client:
         assert (await client.get(JOBS)).status_code == 401
 
 
 async def test_keys_can_be_required_before_there_are_any(pool: Pool, database_url: str) -> None:
-    operations = await Operations.open(pool, load_settings(database_url=database_url, require_keys=True))
-    transport = httpx.ASGITransport(app=create_app(operations))
+    store_operations = await StoreOperations.open(pool, load_settings(database_url=database_url, require_keys=True))
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get(JOBS)).status_code == 401
         assert (await client.get("/healthz")).status_code == 200
 
 
-async def test_a_bind_beyond_loopback_needs_keys_and_then_serves_any_name(operations: Operations, serving: Any) -> None:
+async def test_a_bind_beyond_loopback_needs_keys_and_then_serves_any_name(
+    store_operations: StoreOperations, serving: Any
+) -> None:
     with pytest.raises(ConfigError, match="duly key create"):
-        await serve(create_app(operations), host="0.0.0.0", port=0, stop=asyncio.Event())
-    key = (await operations.create_key(role="read")).text
-    async with serving(operations, "0.0.0.0") as url:
+        await serve(create_app(store_operations), host="0.0.0.0", port=0, stop=asyncio.Event())
+    key = (await store_operations.keys.create(role="read")).text
+    async with serving(store_operations, "0.0.0.0") as url:
         port = httpx.URL(url).port
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
             named = {"Host": "duly.example.org", "Authorization": f"Bearer {key}"}
@@ -343,9 +361,9 @@ async def test_names_can_be_narrowed_by_setting(pool: Pool, database_url: str) -
     settings = load_settings(
         database_url=database_url, require_keys=True, api_hosts="duly.example.org, api.example.org"
     )
-    operations = await Operations.open(pool, settings)
-    key = (await operations.create_key(role="read")).text
-    transport = httpx.ASGITransport(app=create_app(operations))
+    store_operations = await StoreOperations.open(pool, settings)
+    key = (await store_operations.keys.create(role="read")).text
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     headers = {"Authorization": f"Bearer {key}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         for host in ("duly.example.org", "API.example.org:443", "127.0.0.1:8080"):
@@ -363,17 +381,19 @@ async def test_while_the_store_is_away_a_key_is_503_and_not_401(client_of: Clien
     assert (await stranger.get("/healthz")).status_code == 200
 
 
-async def test_a_server_without_keys_asks_the_store_about_them_once_a_second_at_most(operations: Operations) -> None:
+async def test_a_server_without_keys_asks_the_store_about_them_once_a_second_at_most(
+    store_operations: StoreOperations,
+) -> None:
     asked = 0
-    ask = operations.has_keys
+    ask = store_operations.keys.exist
 
     async def counted() -> bool:
         nonlocal asked
         asked += 1
         return await ask()
 
-    operations.has_keys = counted  # type: ignore[method-assign]
-    access = Access(operations, open_to_all=True)
+    store_operations.keys.exist = counted  # type: ignore[method-assign]
+    access = Access(store_operations, open_to_all=True)
     for _ in range(200):
-        assert (await access.admit(Headers())).anybody
+        assert (await access.admit(Headers()))[0].anybody
     assert asked <= 2

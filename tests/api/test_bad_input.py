@@ -14,7 +14,7 @@ import pytest
 from duly.api.body import MAX_DEPTH
 from duly.api.server import BODY_HEADROOM, create_app
 from duly.config import Settings
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store.pool import Pool
 
 JOBS = "/api/v1/jobs"
@@ -23,9 +23,9 @@ MINIMAL: dict[str, Any] = {"name": "Weekly report", "handler": "send_report"}
 
 
 @pytest.fixture
-async def client(operations: Operations) -> AsyncIterator[httpx.AsyncClient]:
-    headers = {"Authorization": f"Bearer {(await operations.create_key(role='admin')).text}"}
-    transport = httpx.ASGITransport(app=create_app(operations))
+async def client(store_operations: StoreOperations) -> AsyncIterator[httpx.AsyncClient]:
+    headers = {"Authorization": f"Bearer {(await store_operations.keys.create(role='admin')).text}"}
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         yield client
 
@@ -340,8 +340,8 @@ async def test_a_slash_too_many_an_empty_body_and_an_unquoted_plus_are_told_for_
 
 
 async def test_an_unknown_handler_is_422_once_some_are_known(pool: Pool, settings: Settings) -> None:
-    operations = await Operations.open(pool, settings, local_handlers=["send_report"])
-    transport = httpx.ASGITransport(app=create_app(operations))
+    store_operations = await StoreOperations.open(pool, settings, local_handlers=["send_report"])
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         unknown = MINIMAL | {"handler": "send_reprot"}
         assert_problem(await client.post(JOBS, json=unknown), 422, "handler")

@@ -17,7 +17,7 @@ from duly.api.server import create_app
 from duly.config import load_settings
 from duly.errors import InvalidInput
 from duly.model import JobRequest
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store.pool import Pool
 from harness.store import count
 from harness.waiting import eventually
@@ -29,8 +29,8 @@ MINIMAL: dict[str, Any] = {"name": "Weekly report", "handler": "send_report"}
 
 
 @pytest.fixture
-async def client(operations: Operations) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_app(operations))
+async def client(store_operations: StoreOperations) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
@@ -115,9 +115,9 @@ async def test_a_stream_whose_last_line_was_cut_off_stores_the_others_and_says_s
 
 
 async def test_a_connection_that_breaks_in_the_middle_of_a_stream_leaves_nothing(
-    operations: Operations, pool: Pool, serving: Any, client: httpx.AsyncClient
+    store_operations: StoreOperations, pool: Pool, serving: Any, client: httpx.AsyncClient
 ) -> None:
-    async with serving(operations) as url:
+    async with serving(store_operations) as url:
         port = httpx.URL(url).port
         for query in ("", "?atomic=true"):
             _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -153,7 +153,7 @@ async def test_a_batch_of_ten_thousand_is_taken_and_one_more_is_413(client: http
 
 async def test_a_body_larger_than_the_setting_is_413_with_a_length_or_without(pool: Pool, database_url: str) -> None:
     settings = load_settings(database_url=database_url, open_api=True, batch_max_bytes=100_000)
-    transport = httpx.ASGITransport(app=create_app(await Operations.open(pool, settings)))
+    transport = httpx.ASGITransport(app=create_app(await StoreOperations.open(pool, settings)))
 
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(200):
@@ -202,10 +202,10 @@ async def test_what_cannot_be_kept_is_refused_by_name_alone_or_with_all(client: 
 
 
 async def test_an_unknown_handler_refuses_only_its_own_job(pool: Pool, database_url: str) -> None:
-    operations = await Operations.open(
+    store_operations = await StoreOperations.open(
         pool, load_settings(database_url=database_url, open_api=True), local_handlers=["send_report"]
     )
-    transport = httpx.ASGITransport(app=create_app(operations))
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         jobs = [MINIMAL, MINIMAL | {"handler": "send_reprot"}, MINIMAL]
         items = (await client.post(BATCH, json=jobs)).json()["items"]
@@ -237,15 +237,15 @@ SLOW: list[dict[str, Any]] = [
 def test_the_quick_way_reads_a_job_as_the_models_do() -> None:
     def by_model(job: dict[str, Any]) -> JobRequest:
         body = read_job(job)
-        return body.to_request(dedupe_key=body.dedupe_key, tenant="t")
+        return body.to_request(dedupe_key=body.dedupe_key)
 
     for job in QUICK:
-        quick = batch._quickly(job, "t")
+        quick = batch._quickly(job)
         assert quick == by_model(job)
         assert quick is not None
         assert [type(value) for value in vars_of(quick)] == [type(value) for value in vars_of(by_model(job))]
     for job in SLOW:
-        assert batch._quickly(job, "t") is None, job
+        assert batch._quickly(job) is None, job
 
 
 def vars_of(request: JobRequest) -> list[Any]:
@@ -253,12 +253,12 @@ def vars_of(request: JobRequest) -> list[Any]:
 
 
 async def test_twins_with_the_same_dedupe_key_at_the_same_moment_are_one_job_a_hundred_times(
-    operations: Operations, pool: Pool, serving: Any
+    store_operations: StoreOperations, pool: Pool, serving: Any
 ) -> None:
     """One of each pair goes alone, the other in a batch or alone; two servers, as behind a balancer."""
-    other = await Operations.open(pool, operations.settings)
+    other = await StoreOperations.open(pool, store_operations.settings)
     async with (
-        serving(operations) as first,
+        serving(store_operations) as first,
         serving(other) as second,
         httpx.AsyncClient(base_url=first) as one,
         httpx.AsyncClient(base_url=second) as two,
@@ -287,9 +287,9 @@ async def test_twins_with_the_same_dedupe_key_at_the_same_moment_are_one_job_a_h
     assert await count(pool, "runs") == 100
 
 
-async def test_others_are_answered_while_a_large_batch_is_read(operations: Operations, serving: Any) -> None:
+async def test_others_are_answered_while_a_large_batch_is_read(store_operations: StoreOperations, serving: Any) -> None:
     body = lines(*[MINIMAL | {"payload": {"text": "x" * 300, "n": n}} for n in range(10_000)])
-    async with serving(operations) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
+    async with serving(store_operations) as url, httpx.AsyncClient(base_url=url, timeout=60) as client:
         sending = asyncio.create_task(client.post(BATCH, content=body, headers=NDJSON))
         answered = 0
 
@@ -306,14 +306,14 @@ async def test_others_are_answered_while_a_large_batch_is_read(operations: Opera
 async def test_of_ten_thousand_wrong_jobs_few_fields_are_kept() -> None:
     """While such a batch is worked on, each search for garbage goes through what it holds, and everybody waits."""
     job = {f"unknown_{number}": number for number in range(50)}
-    requests, refused = await batch._to_requests([job] * 9_999, "a")
+    requests, refused = await batch._to_requests([job] * 9_999)
     assert (len(requests), len(refused)) == (0, 9_999)
     assert sum(len(problem.errors) for problem in refused.values()) < 20_000
     assert {len(problem.errors) + problem.omitted for problem in refused.values()} == {52}
 
 
-async def test_a_refusal_keeps_no_frames(operations: Operations) -> None:
+async def test_a_refusal_keeps_no_frames(operations: Operations, store_operations: StoreOperations) -> None:
     wrong = [JobRequest("send_report", schedule="every so often"), JobRequest("send_report", priority=99)]
-    for error in await operations.submit_each(wrong, tenant="default", allow_unknown_handler=True):
+    for error in await store_operations.for_tenant("default").submit_each(wrong, allow_unknown_handler=True):
         assert isinstance(error, InvalidInput)
         assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)

@@ -11,7 +11,7 @@ import pytest
 from duly.api import server
 from duly.api.server import create_app
 from duly.config import load_settings
-from duly.operations import Operations, submitting
+from duly.operations import StoreOperations, submitting
 from duly.store import tenants
 from duly.store.pool import Pool
 from harness.waiting import eventually
@@ -25,10 +25,12 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
 ) -> None:
     four = await Pool.connect(database_url, size=4)
     stranger = await asyncpg.connect(database_url)
-    operations = await Operations.open(four, load_settings(database_url=database_url), local_handlers=["noop"])
-    await operations.set_tenant("a", max_jobs=100)
-    keys = {tenant: (await operations.create_key(role="write", tenant=tenant)).text for tenant in ("a", "b")}
-    transport = httpx.ASGITransport(app=create_app(operations))
+    store_operations = await StoreOperations.open(
+        four, load_settings(database_url=database_url), local_handlers=["noop"]
+    )
+    await store_operations.tenants.set("a", max_jobs=100)
+    keys = {tenant: (await store_operations.keys.create(role="write", tenant=tenant)).text for tenant in ("a", "b")}
+    transport = httpx.ASGITransport(app=create_app(store_operations))
 
     def client_of(tenant: str) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {keys[tenant]}"}
@@ -84,10 +86,10 @@ async def test_only_the_tenants_lock_is_waited_for_so_briefly(pool: Pool) -> Non
 
 async def test_a_request_that_finds_no_free_connection_is_told_so(pool: Pool, database_url: str) -> None:
     one = await Pool.connect(database_url, size=1)
-    operations = await Operations.open(one, load_settings(database_url=database_url, open_api=True))
-    transport = httpx.ASGITransport(app=create_app(operations))
+    store_operations = await StoreOperations.open(one, load_settings(database_url=database_url, open_api=True))
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     assert one.acquire_seconds == server.CONNECTION_SECONDS
-    operations.bound_waiting(0.2)
+    store_operations.bound_waiting(0.2)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client, one.transaction():
             async with asyncio.timeout(4):

@@ -26,7 +26,8 @@ from duly.config import Settings
 from duly.errors import Permanent
 from duly.model import JobRequest, Policy
 from duly.node import running_worker
-from duly.operations import Operations, dead_letters, forecasting
+from duly.operations import Operations, StoreOperations, dead_letters
+from duly.operations import forecast as forecasting
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.store import due_job, put
@@ -38,8 +39,8 @@ HOURLY = MINIMAL | {"schedule": "every 1h"}
 
 
 @pytest.fixture
-async def client(operations: Operations) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_app(operations))
+async def client(store_operations: StoreOperations) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
@@ -323,7 +324,7 @@ async def test_explain_answers_for_every_occurrence_of_a_range_page_by_page(
     for item in whole["items"]:
         ExplanationDocument.model_validate(item)
     assert {item["verdict"] for item in whole["items"]} == {"not_due"}
-    library = await operations.explain_range(
+    library = await operations.explain.between(
         job["job_id"], start=datetime(2031, 1, 1, tzinfo=UTC), end=datetime(2031, 1, 1, 2, tzinfo=UTC)
     )
     moments = [item["scheduled_at"] for item in whole["items"]]
@@ -400,7 +401,7 @@ async def test_cluster_and_stats_show_nodes_shards_workers_and_counts(
 
 
 async def test_a_forecast_counts_what_fires_by_minute_queue_and_handler(
-    client: httpx.AsyncClient, operations: Operations, pool: Pool
+    client: httpx.AsyncClient, operations: Operations, store_operations: StoreOperations, pool: Pool
 ) -> None:
     start = pool.clock.now()
     at = (start + timedelta(minutes=10)).replace(second=30, microsecond=0)
@@ -409,9 +410,9 @@ async def test_a_forecast_counts_what_fires_by_minute_queue_and_handler(
         await operations.submit(JobRequest("once", schedule=text, queue="a"))
     await operations.submit(JobRequest("often", schedule="every 10m", start_at=at))
     await operations.submit(JobRequest("often", schedule="every 10m", start_at=at, max_runs=2))
-    await operations.submit(JobRequest("cron", schedule="* * * * *", tenant="theirs"))
+    await store_operations.for_tenant("theirs").submit(JobRequest("cron", schedule="* * * * *"))
     late = await operations.submit(JobRequest("never", schedule="every 10m", start_at=at))
-    await operations.pause(str(late.job_id))
+    await operations.jobs.pause(str(late.job_id))
     shown = (await client.get("/api/v1/forecast", params={"minutes": 45})).json()
     ForecastDocument.model_validate(shown)
     minutes = [(at + timedelta(minutes=10 * n)).replace(second=0) for n in range(4)]
@@ -443,7 +444,8 @@ async def test_a_forecast_agrees_with_what_every_job_says_of_itself(operations: 
     expected = 0
     for job_id in job_ids:
         expected += sum(
-            forecast.start <= one.scheduled_at < forecast.until for one in await operations.upcoming(job_id, count=1000)
+            forecast.start <= one.scheduled_at < forecast.until
+            for one in await operations.jobs.upcoming(job_id, count=1000)
         )
     # Others than by their second are not told apart, so one occurrence may cross the end for each job.
     assert abs(forecast.total - expected) <= len(job_ids)

@@ -17,7 +17,7 @@ from duly.api import schemas
 from duly.api.examples import EXAMPLES
 from duly.api.server import create_app
 from duly.model import Buried
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store import runs
 from duly.store.pool import Pool
 from harness.store import put_now, take
@@ -77,20 +77,20 @@ async def _bury(pool: Pool, number: int, **changes: Any) -> None:
 
 @pytest.mark.timeout(PATIENCE + 70)
 async def test_without_keys_every_answer_is_as_described(
-    operations: Operations, pool: Pool, serving: Any, tmp_path: Path
+    store_operations: StoreOperations, pool: Pool, serving: Any, tmp_path: Path
 ) -> None:
     await _bury(pool, 300)
-    async with serving(operations) as url:
+    async with serving(store_operations) as url:
         assert _cases(await _schemathesis(url, tmp_path)) > max(AT_LEAST, CASES)
 
 
 @pytest.mark.timeout(PATIENCE + 70)
 async def test_with_a_key_every_answer_is_as_described_and_without_it_401(
-    operations: Operations, pool: Pool, serving: Any, tmp_path: Path
+    store_operations: StoreOperations, pool: Pool, serving: Any, tmp_path: Path
 ) -> None:
     await _bury(pool, 300, tenant="acme")
-    key = (await operations.create_key(tenant="acme", role="write")).text
-    async with serving(operations) as url:
+    key = (await store_operations.keys.create(tenant="acme", role="write")).text
+    async with serving(store_operations) as url:
         async with httpx.AsyncClient(base_url=url) as client:
             assert (await client.get("/api/v1/jobs")).status_code == 401  # from now on the description says so too
         said = await _schemathesis(url, tmp_path, "-H", f"Authorization: Bearer {key}")
@@ -98,8 +98,8 @@ async def test_with_a_key_every_answer_is_as_described_and_without_it_401(
 
 
 @pytest.fixture
-def description(operations: Operations) -> dict[str, Any]:
-    return create_app(operations).openapi()
+def description(store_operations: StoreOperations) -> dict[str, Any]:
+    return create_app(store_operations).openapi()
 
 
 TABLE = {
@@ -157,8 +157,8 @@ async def test_every_example_is_what_it_is_an_example_of(description: dict[str, 
     assert checked > 100
 
 
-async def test_the_documentation_page_needs_nothing_but_this_server(operations: Operations) -> None:
-    transport = httpx.ASGITransport(app=create_app(operations))
+async def test_the_documentation_page_needs_nothing_but_this_server(store_operations: StoreOperations) -> None:
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         page = await client.get("/docs")
         assert page.headers["content-type"] == "text/html; charset=utf-8"

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import pytest
 
 from duly.api.server import create_app
-from duly.operations import Operations
+from duly.operations import StoreOperations
 
 pytestmark = [pytest.mark.search, pytest.mark.timeout(600)]
 
@@ -178,17 +178,19 @@ class Line:
 
 
 @pytest.fixture
-async def key(operations: Operations) -> str:
-    return (await operations.create_key(tenant="a", role="admin")).text
+async def key(store_operations: StoreOperations) -> str:
+    return (await store_operations.keys.create(tenant="a", role="admin")).text
 
 
-async def test_no_header_costs_more_than_in_proportion(operations: Operations, serving: Any, key: str) -> None:
+async def test_no_header_costs_more_than_in_proportion(
+    store_operations: StoreOperations, serving: Any, key: str
+) -> None:
     growth = Growth()
-    async with serving(operations) as url:
+    async with serving(store_operations) as url:
         line = Line(int(url.rpartition(":")[2]))
         described = {
             parameter["name"]: str(parameter.get("example", ""))
-            for path in create_app(operations).openapi()["paths"].values()
+            for path in create_app(store_operations).openapi()["paths"].values()
             for operation in path.values()
             for parameter in operation.get("parameters", ())
             if parameter["in"] == "header"
@@ -232,9 +234,9 @@ def places_of(description: dict[str, Any]) -> Iterator[tuple[str, str, dict[str,
             yield method.upper(), path, operation
 
 
-async def test_no_parameter_costs_more_than_in_proportion(operations: Operations, key: str) -> None:
+async def test_no_parameter_costs_more_than_in_proportion(store_operations: StoreOperations, key: str) -> None:
     growth = Growth()
-    app = create_app(operations)
+    app = create_app(store_operations)
     door = Door(app, key)
     for method, path, operation in places_of(app.openapi()):
         for parameter in operation.get("parameters", ()):
@@ -318,9 +320,9 @@ def fields_of(schema: dict[str, Any], example: dict[str, Any]) -> Iterator[tuple
     yield "an unknown field", within(example, "unknown")
 
 
-async def test_no_field_of_a_body_costs_more_than_in_proportion(operations: Operations, key: str) -> None:
+async def test_no_field_of_a_body_costs_more_than_in_proportion(store_operations: StoreOperations, key: str) -> None:
     growth = Growth()
-    app = create_app(operations)
+    app = create_app(store_operations)
     door = Door(app, key)
     description = app.openapi()
     schemas = description["components"]["schemas"]
@@ -362,9 +364,9 @@ async def test_no_field_of_a_body_costs_more_than_in_proportion(operations: Oper
     assert {201, 413, 422} & growth.statuses == {201, 422}
 
 
-async def test_no_batch_costs_more_than_in_proportion(operations: Operations, key: str) -> None:
+async def test_no_batch_costs_more_than_in_proportion(store_operations: StoreOperations, key: str) -> None:
     growth = Growth()
-    door = Door(create_app(operations), key)
+    door = Door(create_app(store_operations), key)
     job = '{"name":"n","handler":"h","payload":%s}'
     for media_type, start, between, end in (
         ("application/json", "[", ",", "]"),

@@ -16,7 +16,7 @@ from duly.config import Settings
 from duly.errors import Permanent
 from duly.model import JobRequest
 from duly.node import running_worker
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 
@@ -25,8 +25,8 @@ MINIMAL: dict[str, Any] = {"name": "Weekly report", "handler": "send_report"}
 
 
 @pytest.fixture
-async def client(operations: Operations) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_app(operations))
+async def client(store_operations: StoreOperations) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
@@ -218,7 +218,7 @@ async def test_lists_are_filtered_by_status_queue_name_and_labels(
     await submit("a", queue="q1", labels={"team": "data", "url": "x:y"}, schedule="every 1h")
     paused = await submit("b", queue="q1", labels={"team": "data"}, schedule="every 1h")
     await submit("c", queue="q2", labels={"team": "web"}, schedule="every 1h")
-    await operations.pause(paused)
+    await operations.jobs.pause(paused)
     assert await listed() == ["c", "b", "a"]
     assert await listed(queue="q1") == ["b", "a"]
     assert await listed(name="c") == ["c"]
@@ -251,7 +251,7 @@ async def test_a_jobs_runs_are_paged_newest_first_with_a_cursor_that_needs_no_qu
     client: httpx.AsyncClient, operations: Operations
 ) -> None:
     job_id = (await client.post(JOBS, json=MINIMAL | {"schedule": "every 1h", "overlap": "parallel"})).json()["job_id"]
-    triggered = [await operations.trigger(job_id) for _ in range(5)][::-1]
+    triggered = [(await operations.jobs.trigger(job_id)).run_id for _ in range(5)][::-1]
     seen: list[str] = []
     address: str | None = f"{JOBS}/{job_id}/runs?limit=2"
     while address is not None:
@@ -260,7 +260,7 @@ async def test_a_jobs_runs_are_paged_newest_first_with_a_cursor_that_needs_no_qu
         following = page["next_cursor"]
         address = following and f"{JOBS}/{job_id}/runs?limit=2&cursor={following}"
         if len(seen) == 2:
-            await operations.trigger(job_id)
+            await operations.jobs.trigger(job_id)
     assert seen == triggered
 
 
@@ -323,8 +323,8 @@ async def test_live_shows_active_jobs_with_their_next_occurrences(
     client: httpx.AsyncClient, operations: Operations
 ) -> None:
     submitted = await operations.submit(JobRequest("tick", name="Tick", schedule="every 10s"))
-    job = await operations.get_job(str(submitted.job_id))
-    await operations.pause(str((await operations.submit(JobRequest("tick", schedule="every 10s"))).job_id))
+    job = await operations.jobs.get(str(submitted.job_id))
+    await operations.jobs.pause(str((await operations.submit(JobRequest("tick", schedule="every 10s"))).job_id))
     live = (await client.get("/live")).json()
     assert live.keys() == {"now", "jobs", "runs", "status"}
     assert [shown["name"] for shown in live["jobs"]] == ["Tick"]
@@ -349,8 +349,10 @@ async def test_what_is_not_there_is_404(client: httpx.AsyncClient) -> None:
         assert response.json()["type"] == "urn:duly:problem:not-found"
 
 
-async def test_another_tenants_job_is_404(client: httpx.AsyncClient, operations: Operations) -> None:
-    theirs = (await operations.submit(JobRequest("h", schedule="every 1h", tenant="theirs"))).job_id
+async def test_another_tenants_job_is_404(
+    client: httpx.AsyncClient, operations: Operations, store_operations: StoreOperations
+) -> None:
+    theirs = (await store_operations.for_tenant("theirs").submit(JobRequest("h", schedule="every 1h"))).job_id
     assert (await client.get(f"{JOBS}/{theirs}")).status_code == 404
     assert (await client.get(f"{JOBS}/{theirs}/runs")).status_code == 404
     assert (await client.get(JOBS)).json()["items"] == []

@@ -19,7 +19,7 @@ from duly.api.server import create_app, serve
 from duly.config import Settings, load_settings
 from duly.errors import ConfigError, Unauthorized
 from duly.local_keys import LocalKey, announced, key_file, obtain_key
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store.pool import Pool
 
 JOBS = "/api/v1/jobs"
@@ -27,9 +27,9 @@ COMMAND: dict[str, Any] = {"name": "x", "handler": {"type": "command", "argv": [
 
 
 @pytest.fixture
-async def closed(pool: Pool, settings: Settings) -> Operations:
+async def closed(pool: Pool, settings: Settings) -> StoreOperations:
     """A store without keys, under an API that was not opened."""
-    return await Operations.open(pool, settings.changed(open_api=False))
+    return await StoreOperations.open(pool, settings.changed(open_api=False))
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-async def client(closed: Operations, file: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def client(closed: StoreOperations, file: Path) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(app=create_app(closed, local_key=LocalKey(file)))
     headers = {"Authorization": f"Bearer {obtain_key(file)}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080", headers=headers) as client:
@@ -73,7 +73,7 @@ async def test_without_it_nothing_is_told_but_how_to_get_one(client: httpx.Async
 
 
 async def test_with_it_foreign_names_and_sites_are_still_refused_until_the_store_has_keys(
-    client: httpx.AsyncClient, closed: Operations
+    client: httpx.AsyncClient, closed: StoreOperations
 ) -> None:
     for host in ("evil.example", "127.0.0.1.nip.io", ""):
         for path in ("/", "/healthz", JOBS):
@@ -83,22 +83,22 @@ async def test_with_it_foreign_names_and_sites_are_still_refused_until_the_store
     assert (await client.get(JOBS)).json()["items"] == []
 
 
-async def test_it_needs_no_word_of_the_store(client: httpx.AsyncClient, closed: Operations, file: Path) -> None:
+async def test_it_needs_no_word_of_the_store(client: httpx.AsyncClient, closed: StoreOperations, file: Path) -> None:
     async def never(*_: object) -> Any:
         raise AssertionError("the store was asked")
 
-    closed.has_keys = never  # type: ignore[method-assign]
-    closed.authenticate = never  # type: ignore[method-assign, assignment]
+    closed.keys.exist = never  # type: ignore[method-assign]
+    closed.keys.authenticate = never  # type: ignore[method-assign, assignment]
     access = Access(closed, local_key=LocalKey(file))
     good = Headers({"authorization": f"Bearer {obtain_key(file)}"})
-    assert (await access.admit(good)).key_id == "local"
+    assert (await access.admit(good))[0].key_id == "local"
     with pytest.raises(Problem):
         await access.admit(Headers())
 
 
 async def test_keys_of_the_store_can_be_made_the_only_ones(pool: Pool, database_url: str, file: Path) -> None:
-    operations = await Operations.open(pool, load_settings(database_url=database_url, require_keys=True))
-    transport = httpx.ASGITransport(app=create_app(operations, local_key=LocalKey(file)))
+    store_operations = await StoreOperations.open(pool, load_settings(database_url=database_url, require_keys=True))
+    transport = httpx.ASGITransport(app=create_app(store_operations, local_key=LocalKey(file)))
     headers = {"Authorization": f"Bearer {obtain_key(file)}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         refused = await client.get(JOBS)
@@ -110,10 +110,10 @@ async def test_keys_of_the_store_can_be_made_the_only_ones(pool: Pool, database_
 
 
 @asynccontextmanager
-async def _serving(operations: Operations, file: Path, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def _serving(store_operations: StoreOperations, file: Path, host: str = "127.0.0.1") -> AsyncIterator[str]:
     stop = asyncio.Event()
     started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    app = create_app(operations, local_key=LocalKey(file))
+    app = create_app(store_operations, local_key=LocalKey(file))
     server = asyncio.create_task(serve(app, host=host, port=0, started=started.set_result, stop=stop))
     server.add_done_callback(lambda _: None if started.done() else started.set_result(""))
     try:
@@ -126,11 +126,11 @@ async def _serving(operations: Operations, file: Path, host: str = "127.0.0.1") 
         await asyncio.wait([server])
 
 
-async def test_beyond_loopback_the_local_key_is_none(closed: Operations, file: Path) -> None:
+async def test_beyond_loopback_the_local_key_is_none(closed: StoreOperations, file: Path) -> None:
     with pytest.raises(ConfigError, match="without API keys Duly serves loopback only"):
         async with _serving(closed, file, "0.0.0.0"):
             pass
-    key = (await closed.create_key(role="read")).text
+    key = (await closed.keys.create(role="read")).text
     async with _serving(closed, file, "0.0.0.0") as url, httpx.AsyncClient() as client:
         here = url.replace("0.0.0.0", "127.0.0.1") + JOBS
         assert (await client.get(here, headers={"Authorization": f"Bearer {obtain_key(file)}"})).status_code == 401
@@ -158,7 +158,7 @@ async def stranger() -> AsyncIterator[tuple[Stranger, str]]:
 
 
 async def test_both_clients_find_it_and_show_it_to_no_proxy_and_no_stranger(
-    closed: Operations, file: Path, stranger: tuple[Stranger, str], monkeypatch: pytest.MonkeyPatch
+    closed: StoreOperations, file: Path, stranger: tuple[Stranger, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     him, his = stranger
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
@@ -190,7 +190,7 @@ async def test_both_clients_find_it_and_show_it_to_no_proxy_and_no_stranger(
 
 
 async def test_a_client_that_lives_on_does_not_show_it_to_who_takes_the_port_next(
-    closed: Operations, file: Path, stranger: tuple[Stranger, str]
+    closed: StoreOperations, file: Path, stranger: tuple[Stranger, str]
 ) -> None:
     him, his = stranger
     async with AsyncClient(his, retries=0) as client:

@@ -25,7 +25,7 @@ from duly.config import Settings
 from duly.errors import Permanent
 from duly.model import JobRequest
 from duly.node import running_worker
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.operations.rights import ROLES
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
@@ -83,51 +83,55 @@ class Theirs:
 
 
 @pytest.fixture
-async def theirs(operations: Operations, pool: Pool, settings: Settings) -> Theirs:
+async def theirs(store_operations: StoreOperations, pool: Pool, settings: Settings) -> Theirs:
     def fail(ctx: Any) -> None:
         raise Permanent(f"{MARKER} error")
 
     labels = {MARKER: MARKER}
+    operations = store_operations.for_tenant("b")
     job = await operations.submit(
-        JobRequest("h", name=f"{MARKER} job", payload={"m": MARKER}, schedule="every 1h", tenant="b", labels=labels)
+        JobRequest("h", name=f"{MARKER} job", payload={"m": MARKER}, schedule="every 1h", labels=labels)
     )
-    run_id = await operations.trigger(str(job.job_id), tenant="b")
-    lost = JobRequest("fail", name=f"{MARKER} lost", payload=MARKER, queue="graves", tenant="b")
+    run_id = (await operations.jobs.trigger(str(job.job_id))).run_id
+    lost = JobRequest("fail", name=f"{MARKER} lost", payload=MARKER, queue="graves")
     await operations.submit(lost, allow_unknown_handler=True)
     tasks = {name: Task(name, fail) for name in ("fail", "send_report")}  # the latter is the examples' own
     async with running_worker(pool, tasks, settings, queues={"graves": 1}):
 
         async def is_dead() -> bool:
-            return await operations.count_dead_letters(tenant="b") == 1
+            return await operations.dead_letters.count() == 1
 
         await eventually(is_dead)
-    dead_id = (await operations.dead_letters(tenant="b")).items[0].run_id
+    dead_id = (await operations.dead_letters.page()).items[0].run_id
     return Theirs(str(job.job_id), run_id, dead_id)
 
 
-async def _state_of_b(operations: Operations, theirs: Theirs) -> list[Any]:
-    jobs = await operations.list_jobs(tenant="b")
-    runs = [await operations.job_runs(str(job.job_id), tenant="b") for job in jobs.items]
-    return [jobs, runs, await operations.dead_letters(tenant="b")]
+async def _state_of_b(store_operations: StoreOperations) -> list[Any]:
+    operations = store_operations.for_tenant("b")
+    jobs = await operations.jobs.page()
+    runs = [await operations.runs.page(str(job.job_id)) for job in jobs.items]
+    return [jobs, runs, await operations.dead_letters.page()]
 
 
 @pytest.fixture
-async def callers(operations: Operations, pool: Pool) -> AsyncIterator[dict[str, tuple[str | None, httpx.AsyncClient]]]:
+async def callers(
+    store_operations: StoreOperations, pool: Pool
+) -> AsyncIterator[dict[str, tuple[str | None, httpx.AsyncClient]]]:
     """By name: the role, or None for who has no good key; and their client. No name: nobody."""
-    app = create_app(operations)
+    app = create_app(store_operations)
     keys: dict[str, tuple[str | None, str | None]] = {"nobody": (None, None), "nonsense": (None, "duly_nonsense")}
     for role in ROLES:
         tenant = None if role == "monitor" else "a"
-        keys[f"a {role}"] = role, (await operations.create_key(tenant=tenant, role=role)).text
-        revoked = await operations.create_key(tenant=tenant, role=role)
-        await operations.revoke_key(revoked.key.key_id)
+        keys[f"a {role}"] = role, (await store_operations.keys.create(tenant=tenant, role=role)).text
+        revoked = await store_operations.keys.create(tenant=tenant, role=role)
+        await store_operations.keys.revoke(revoked.key.key_id)
         keys[f"revoked {role}"] = None, revoked.text
-        expired = await operations.create_key(tenant=tenant, role=role, expires_in=timedelta(days=1))
+        expired = await store_operations.keys.create(tenant=tenant, role=role, expires_in=timedelta(days=1))
         late = "update duly.api_keys set expires_at = created_at - interval '1 second' where key_id = $1"
         await pool.query(late, expired.key.key_id)
         keys[f"expired {role}"] = None, expired.text
         if role != "monitor":
-            keys[f"b {role}"] = role, (await operations.create_key(tenant="b", role=role)).text
+            keys[f"b {role}"] = role, (await store_operations.keys.create(tenant="b", role=role)).text
     async with AsyncExitStack() as stack:
         made = {}
         for name, (role_held, text) in keys.items():
@@ -147,10 +151,13 @@ async def _answer(client: httpx.AsyncClient, call: Call, theirs: Theirs, *, run_
 
 
 async def test_every_caller_on_every_route_gets_what_the_role_allows_and_nothing_of_others(
-    operations: Operations, theirs: Theirs, callers: dict[str, tuple[str | None, httpx.AsyncClient]]
+    operations: Operations,
+    store_operations: StoreOperations,
+    theirs: Theirs,
+    callers: dict[str, tuple[str | None, httpx.AsyncClient]],
 ) -> None:
-    app = create_app(operations)
-    before = await _state_of_b(operations, theirs)
+    app = create_app(store_operations)
+    before = await _state_of_b(store_operations)
     seen = 0
     for call in calls_of(app):
         assert call.roles == call.expected_roles(), f"{call.method} {call.path} is declared for {call.roles}"
@@ -172,7 +179,7 @@ async def test_every_caller_on_every_route_gets_what_the_role_allows_and_nothing
                     assert response.status_code in (200, 201, 204), told
                 assert MARKER not in response.text, told
     assert seen >= 500
-    assert await _state_of_b(operations, theirs) == before
+    assert await _state_of_b(store_operations) == before
     # The ids were right: to b they mean something.
     for call in calls_of(app):
         for name, (role, client) in callers.items():
@@ -207,10 +214,10 @@ async def test_a_route_that_does_not_say_whom_it_is_for_cannot_be_added() -> Non
 
 
 async def test_every_route_is_declared_or_is_the_description_and_the_guard_knows_the_same_public_ones(
-    operations: Operations,
+    store_operations: StoreOperations,
 ) -> None:
     """A route that was added past both ways, and a path that the guard lets through although it needs a role."""
-    app = create_app(operations)
+    app = create_app(store_operations)
     in_matrix = {(call.method, call.path) for call in calls_of(app)}
     for route in _all_routes(app):
         public = route.path in guard._PUBLIC or route.path.startswith(guard._PUBLIC_FOLDER)

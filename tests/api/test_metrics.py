@@ -17,7 +17,8 @@ from duly.api.server import create_app
 from duly.config import Settings
 from duly.errors import Permanent
 from duly.node import running_worker
-from duly.operations import Operations
+from duly.operations import StoreOperations
+from duly.operations.cluster import ClusterOperations
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.store import count, due_job, lead, put, put_now
@@ -27,9 +28,11 @@ Figures = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 @pytest.fixture
-async def client(operations: Operations, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[httpx.AsyncClient]:
+async def client(
+    store_operations: StoreOperations, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[httpx.AsyncClient]:
     monkeypatch.setattr(metrics, "_FRESH_SECONDS", 0.0)
-    transport = httpx.ASGITransport(app=create_app(operations))
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 
@@ -117,10 +120,12 @@ async def test_every_name_is_of_the_spec_and_has_a_type_and_a_help(client: httpx
 
 
 async def test_with_keys_only_an_admin_sees_figures_that_are_of_all_tenants(
-    client: httpx.AsyncClient, operations: Operations, pool: Pool
+    client: httpx.AsyncClient, store_operations: StoreOperations, pool: Pool
 ) -> None:
     await put_now(pool, 1, queue="of-another", tenant="theirs")
-    keys = {role: (await operations.create_key(tenant="ours", role=role)).text for role in ("read", "write", "admin")}
+    keys = {
+        role: (await store_operations.keys.create(tenant="ours", role=role)).text for role in ("read", "write", "admin")
+    }
 
     async def is_closed() -> bool:
         return (await client.get("/metrics")).status_code == 401
@@ -134,18 +139,20 @@ async def test_with_keys_only_an_admin_sees_figures_that_are_of_all_tenants(
     assert labelled(shown, "duly_queue_depth") == {"of-another": 1}
 
 
-async def test_many_scrapes_cost_the_store_one_look(operations: Operations, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_scrapes_cost_the_store_one_look(
+    store_operations: StoreOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = 0
-    look = Operations.figures
+    look = ClusterOperations.figures
 
-    async def counted(self: Operations) -> Any:
+    async def counted(self: ClusterOperations) -> Any:
         nonlocal looks
         looks += 1
         return await look(self)
 
-    monkeypatch.setattr(Operations, "figures", counted)
+    monkeypatch.setattr(ClusterOperations, "figures", counted)
     monkeypatch.setattr(metrics, "_FRESH_SECONDS", 60.0)
-    transport = httpx.ASGITransport(app=create_app(operations))
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         responses = await asyncio.gather(*(client.get("/metrics") for _ in range(20)))
     assert {response.status_code for response in responses} == {200}

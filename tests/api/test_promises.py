@@ -14,7 +14,7 @@ from duly.api.routes.batch import _Places
 from duly.api.schemas import MOMENT_RULES
 from duly.api.server import create_app
 from duly.config import Settings
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store.pool import Pool
 from harness.waiting import eventually
 
@@ -24,8 +24,8 @@ JOBS = "/api/v1/jobs"
 @pytest.fixture
 async def client(pool: Pool, settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """Of a store that knows a task, so that others are unknown to it."""
-    operations = await Operations.open(pool, settings, local_handlers=["known"])
-    transport = httpx.ASGITransport(app=create_app(operations))
+    store_operations = await StoreOperations.open(pool, settings, local_handlers=["known"])
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 

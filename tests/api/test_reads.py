@@ -14,7 +14,8 @@ import pytest
 
 from duly.api.server import create_app
 from duly.config import load_settings
-from duly.operations import Operations
+from duly.operations import StoreOperations
+from duly.operations.runs import RunOperations
 from duly.store import jobs
 from duly.store.pool import Pool
 from harness.store import put_now
@@ -26,12 +27,14 @@ JOB = {"name": "j", "handler": "noop", "schedule": "every 1h"}
 
 
 @asynccontextmanager
-async def two_tenants(database_url: str) -> AsyncIterator[tuple[Operations, httpx.AsyncClient, httpx.AsyncClient]]:
+async def two_tenants(database_url: str) -> AsyncIterator[tuple[StoreOperations, httpx.AsyncClient, httpx.AsyncClient]]:
     """One API with four connections, and a client each for the tenants a and b."""
     four = await Pool.connect(database_url, size=4)
-    operations = await Operations.open(four, load_settings(database_url=database_url), local_handlers=["noop"])
-    keys = {tenant: (await operations.create_key(role="write", tenant=tenant)).text for tenant in ("a", "b")}
-    transport = httpx.ASGITransport(app=create_app(operations))
+    store_operations = await StoreOperations.open(
+        four, load_settings(database_url=database_url), local_handlers=["noop"]
+    )
+    keys = {tenant: (await store_operations.keys.create(role="write", tenant=tenant)).text for tenant in ("a", "b")}
+    transport = httpx.ASGITransport(app=create_app(store_operations))
 
     def client_of(tenant: str) -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {keys[tenant]}"}
@@ -39,7 +42,7 @@ async def two_tenants(database_url: str) -> AsyncIterator[tuple[Operations, http
 
     try:
         async with client_of("a") as of_a, client_of("b") as of_b:
-            yield operations, of_a, of_b
+            yield store_operations, of_a, of_b
     finally:
         await four.close()
 
@@ -55,9 +58,9 @@ async def test_one_tenants_reads_leave_connections_to_others_and_are_given_up_in
     pool: Pool, database_url: str
 ) -> None:
     stranger = await asyncpg.connect(database_url)
-    async with two_tenants(database_url) as (operations, of_a, of_b):
+    async with two_tenants(database_url) as (store_operations, of_a, of_b):
         # As long as it takes: nothing is given up before b was served.
-        operations.bound_reads(60)
+        store_operations.bound_reads(60)
         await stranger.execute("begin")
         await stranger.execute("lock table duly.dead_letters in access exclusive mode")
         asked = [asyncio.create_task(of_a.get(LETTERS)) for _ in range(6)]
@@ -74,7 +77,7 @@ async def test_one_tenants_reads_leave_connections_to_others_and_are_given_up_in
         await stranger.execute("commit")
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
 
-        operations.bound_reads(0.3)
+        store_operations.bound_reads(0.3)
         await stranger.execute("begin")
         await stranger.execute("lock table duly.dead_letters in access exclusive mode")
         async with asyncio.timeout(20):  # much less than any other statement has
@@ -83,8 +86,8 @@ async def test_one_tenants_reads_leave_connections_to_others_and_are_given_up_in
         assert "longer than 0.3 s and was given up" in answer.json()["detail"]
         assert await waiting(pool) == 0, "what was given up is cancelled on the server"
         # Whose turn does not come is told so.
-        operations.bound_reads(60)
-        operations.bound_waiting(0.3)
+        store_operations.bound_reads(60)
+        store_operations.bound_waiting(0.3)
         held = [asyncio.create_task(of_a.get(LETTERS)) for _ in range(2)]
         await eventually(two_wait)
         answer = await of_a.get(LETTERS)
@@ -97,8 +100,8 @@ async def test_one_tenants_reads_leave_connections_to_others_and_are_given_up_in
 
 async def test_a_write_is_not_given_up_as_a_read_is(pool: Pool, database_url: str) -> None:
     stranger = await asyncpg.connect(database_url)
-    async with two_tenants(database_url) as (operations, of_a, _):
-        operations.bound_reads(0.05)
+    async with two_tenants(database_url) as (store_operations, of_a, _):
+        store_operations.bound_reads(0.05)
         await stranger.execute("begin")
         await stranger.execute("lock table duly.jobs in access exclusive mode")
         submitting = asyncio.create_task(of_a.post(JOBS, json=JOB))
@@ -116,17 +119,17 @@ async def test_a_write_is_not_given_up_as_a_read_is(pool: Pool, database_url: st
 
 async def test_one_tenants_slow_look_delays_no_others_page(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     held = asyncio.Event()
-    look = Operations.recent_runs
+    look = RunOperations.recent
     looks = 0
 
-    async def slow_for_a(self: Operations, *, tenant: str, **options: Any) -> Any:
+    async def slow_for_a(self: RunOperations, **options: Any) -> Any:
         nonlocal looks
-        if tenant == "a":
+        if self._tenant == "a":
             looks += 1
             await held.wait()
-        return await look(self, tenant=tenant, **options)
+        return await look(self, **options)
 
-    monkeypatch.setattr(Operations, "recent_runs", slow_for_a)
+    monkeypatch.setattr(RunOperations, "recent", slow_for_a)
     async with two_tenants(database_url) as (_, of_a, of_b):
         asked = [asyncio.create_task(of_a.get("/live")) for _ in range(3)]
 

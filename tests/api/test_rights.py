@@ -12,7 +12,7 @@ import pytest
 from duly.api.server import create_app
 from duly.errors import InvalidInput
 from duly.model import JobRequest
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import cluster
 from duly.store.pool import Pool
 
@@ -22,12 +22,12 @@ Client = Callable[..., Awaitable[httpx.AsyncClient]]
 
 
 @pytest.fixture
-async def client_of(operations: Operations) -> AsyncIterator[Client]:
-    app = create_app(operations)
+async def client_of(store_operations: StoreOperations) -> AsyncIterator[Client]:
+    app = create_app(store_operations)
     async with AsyncExitStack() as stack:
 
         async def make(role: Any, tenant: str | None = "acme") -> httpx.AsyncClient:
-            key = await operations.create_key(tenant=tenant, role=role)
+            key = await store_operations.keys.create(tenant=tenant, role=role)
             client = httpx.AsyncClient(
                 transport=httpx.ASGITransport(app=app),
                 base_url="http://localhost",
@@ -45,7 +45,9 @@ def _is_refused(response: httpx.Response, doing: str) -> None:
     assert document["field"] == "handler"
 
 
-async def test_a_writer_submits_no_command_alone_or_in_a_batch(client_of: Client, operations: Operations) -> None:
+async def test_a_writer_submits_no_command_alone_or_in_a_batch(
+    client_of: Client, operations: Operations, store_operations: StoreOperations
+) -> None:
     writer = await client_of("write")
     _is_refused(await writer.post(JOBS, json=COMMAND), "submitting")
     both = [{"name": "fine", "handler": "h"}, COMMAND]
@@ -54,16 +56,16 @@ async def test_a_writer_submits_no_command_alone_or_in_a_batch(client_of: Client
     assert items[1]["error"]["field"] == "handler"
     atomic = await writer.post(f"{JOBS}/batch?atomic=true", json=both)
     assert (atomic.status_code, atomic.json()["field"]) == (403, "jobs[1].handler")
-    assert [job.name for job in (await operations.list_jobs(tenant="acme")).items] == ["fine"]
+    assert [job.name for job in (await store_operations.for_tenant("acme").jobs.page()).items] == ["fine"]
     # A call to an endpoint is none.
     hook = {"name": "hook", "handler": {"type": "http", "url": "https://example.org/"}, "schedule": "every 1h"}
     assert (await writer.post(JOBS, json=hook)).status_code == 201
 
 
 async def test_a_writer_with_a_limited_tenant_submits_no_command_either(
-    client_of: Client, operations: Operations
+    client_of: Client, store_operations: StoreOperations
 ) -> None:
-    await operations.set_tenant("acme", max_jobs=10)
+    await store_operations.tenants.set("acme", max_jobs=10)
     _is_refused(await (await client_of("write")).post(JOBS, json=COMMAND), "submitting")
 
 
@@ -91,11 +93,11 @@ async def test_what_an_operator_vetted_a_writer_may_run_and_stop_but_not_change(
 
 
 async def test_a_monitor_reads_the_whole_stores_figures_and_is_of_no_tenant(
-    client_of: Client, operations: Operations
+    client_of: Client, operations: Operations, store_operations: StoreOperations
 ) -> None:
-    await operations.submit(JobRequest("h", tenant="theirs", name="zebra"))
+    await store_operations.for_tenant("theirs").submit(JobRequest("h", name="zebra"))
     with pytest.raises(InvalidInput, match="tenant: cannot be given for the role monitor"):
-        await operations.create_key(tenant="acme", role="monitor")
+        await store_operations.keys.create(tenant="acme", role="monitor")
     monitor = await client_of("monitor", None)
     figures = (await monitor.get("/api/v1/stats")).json()
     assert (figures["scope"], figures["tenant"], figures["queued"]) == ("store", None, 1)

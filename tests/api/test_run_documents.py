@@ -14,7 +14,7 @@ from duly.api.schemas import RunDocument
 from duly.api.server import create_app
 from duly.client.documents import read_run
 from duly.model import Buried, Requeued, make_run_id
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store import cluster, maintenance, runs
 from duly.store.pool import Pool
 from harness.store import due_job, fire_now, fire_of, lead, put, succeeded, take
@@ -25,8 +25,8 @@ BOOM = {"type": "Boom", "message": "it broke", "traceback": "line 1"}
 
 
 @pytest.fixture
-async def client(operations: Operations) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_app(operations))
+async def client(store_operations: StoreOperations) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield client
 

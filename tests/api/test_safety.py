@@ -20,7 +20,8 @@ import pytest
 from duly.api.server import create_app, serve
 from duly.config import load_settings
 from duly.errors import ConfigError, StoreMismatch
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
+from duly.operations.runs import RunOperations
 from duly.store.pool import Pool
 
 JOBS = "/api/v1/jobs"
@@ -29,8 +30,8 @@ ATTACK = "<img src=x onerror=alert(1)> javascript:alert(2)"
 
 
 @pytest.fixture
-async def client(operations: Operations) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app=create_app(operations))
+async def client(store_operations: StoreOperations) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost:8080") as client:
         yield client
 
@@ -171,9 +172,9 @@ async def test_a_failure_on_our_side_is_a_500_that_tells_no_internals(
 
 
 async def test_what_is_secret_in_a_handler_is_taken_and_never_shown(
-    client: httpx.AsyncClient, operations: Operations
+    client: httpx.AsyncClient, store_operations: StoreOperations
 ) -> None:
-    client.headers["Authorization"] = f"Bearer {(await operations.create_key(role='admin')).text}"
+    client.headers["Authorization"] = f"Bearer {(await store_operations.keys.create(role='admin')).text}"
     secret = "sEcReT-0123456789"
     handler = {
         "type": "http",
@@ -240,14 +241,14 @@ async def test_the_page_needs_nothing_but_this_server_and_no_inline_code(client:
 
 async def test_many_pages_cost_the_store_one_look(client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    look = Operations.recent_runs
+    look = RunOperations.recent
 
-    async def counted(self: Operations, **options: Any) -> Any:
+    async def counted(self: RunOperations, **options: Any) -> Any:
         nonlocal looks
         looks += 1
         return await look(self, **options)
 
-    monkeypatch.setattr(Operations, "recent_runs", counted)
+    monkeypatch.setattr(RunOperations, "recent", counted)
     responses = await asyncio.gather(*(client.get("/live") for _ in range(20)))
     assert {response.status_code for response in responses} == {200}
     assert looks <= 2
@@ -257,11 +258,11 @@ async def test_many_pages_cost_the_store_one_look(client: httpx.AsyncClient, mon
 
 
 @asynccontextmanager
-async def serving(operations: Operations, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def serving(store_operations: StoreOperations, host: str = "127.0.0.1") -> AsyncIterator[str]:
     stop = asyncio.Event()
     started: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(
-        serve(create_app(operations), host=host, port=0, started=started.set_result, stop=stop)
+        serve(create_app(store_operations), host=host, port=0, started=started.set_result, stop=stop)
     )
     server.add_done_callback(lambda ended: None if started.done() else started.cancel())
     try:
@@ -271,9 +272,9 @@ async def serving(operations: Operations, host: str = "127.0.0.1") -> AsyncItera
         await asyncio.wait_for(server, 10)
 
 
-async def test_a_real_server_serves_on_a_free_port_and_ends_when_told(operations: Operations) -> None:
+async def test_a_real_server_serves_on_a_free_port_and_ends_when_told(store_operations: StoreOperations) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    async with serving(operations) as url:
+    async with serving(store_operations) as url:
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", url)
         assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
         async with httpx.AsyncClient(base_url=url) as client:
@@ -288,21 +289,21 @@ async def test_a_real_server_serves_on_a_free_port_and_ends_when_told(operations
             await client.get("/healthz")
 
 
-async def test_a_client_that_sends_too_much_still_gets_to_read_the_answer(operations: Operations) -> None:
+async def test_a_client_that_sends_too_much_still_gets_to_read_the_answer(store_operations: StoreOperations) -> None:
     async def chunks() -> AsyncIterator[bytes]:
         for _ in range(160):
             yield b"x" * 65_536
 
     headers = {"Content-Type": "application/json"}
-    async with serving(operations) as url, httpx.AsyncClient(base_url=url) as client:
+    async with serving(store_operations) as url, httpx.AsyncClient(base_url=url) as client:
         for content in (b"x" * 10_485_760, chunks()):
             response = await client.post(JOBS, content=content, headers=headers)
             assert response.status_code == 413
         assert (await client.get("/healthz")).status_code == 200
 
 
-async def test_a_head_without_an_end_is_refused_before_it_fills_the_memory(operations: Operations) -> None:
-    async with serving(operations) as url:
+async def test_a_head_without_an_end_is_refused_before_it_fills_the_memory(store_operations: StoreOperations) -> None:
+    async with serving(store_operations) as url:
         address = httpx.URL(url)
         reader, writer = await asyncio.open_connection(address.host, address.port)
         writer.write(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n")
@@ -324,30 +325,30 @@ async def test_a_head_without_an_end_is_refused_before_it_fills_the_memory(opera
             assert (await client.get(f"{url}/healthz", headers={"X-Filler": "x" * 30_000})).status_code == 200
 
 
-async def test_a_port_that_is_taken_is_said_clearly(operations: Operations) -> None:
+async def test_a_port_that_is_taken_is_said_clearly(store_operations: StoreOperations) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(ConfigError, match=f"port {port} on 127.0.0.1 is taken"):
-            await serve(create_app(operations), host="127.0.0.1", port=port, stop=asyncio.Event())
+            await serve(create_app(store_operations), host="127.0.0.1", port=port, stop=asyncio.Event())
 
 
 REACHABLE_HOSTS = ["0.0.0.0", "::", "", "192.0.2.1", "::ffff:192.0.2.1", "8.8.8.8"]
 
 
-async def test_a_bind_beyond_loopback_is_refused(operations: Operations) -> None:
+async def test_a_bind_beyond_loopback_is_refused(store_operations: StoreOperations) -> None:
     for host in REACHABLE_HOSTS:
         with pytest.raises(ConfigError, match="without API keys Duly serves loopback only"):
-            await serve(create_app(operations), host=host, port=0, stop=asyncio.Event())
+            await serve(create_app(store_operations), host=host, port=0, stop=asyncio.Event())
 
 
-async def test_localhost_is_a_loopback_bind(operations: Operations) -> None:
-    async with serving(operations, "localhost") as url:
+async def test_localhost_is_a_loopback_bind(store_operations: StoreOperations) -> None:
+    async with serving(store_operations, "localhost") as url:
         assert httpx.URL(url).host in ("127.0.0.1", "::1")
 
 
-async def test_a_port_that_is_none_is_said_clearly(operations: Operations) -> None:
+async def test_a_port_that_is_none_is_said_clearly(store_operations: StoreOperations) -> None:
     with pytest.raises(ConfigError, match="port must be 0 to 65535"):
-        await serve(create_app(operations), host="127.0.0.1", port=70_000, stop=asyncio.Event())
+        await serve(create_app(store_operations), host="127.0.0.1", port=70_000, stop=asyncio.Event())
 
 
 def test_without_fastapi_the_error_names_the_extra() -> None:
@@ -358,7 +359,7 @@ def test_without_fastapi_the_error_names_the_extra() -> None:
 
 async def test_a_larger_payload_setting_makes_room_for_larger_bodies(pool: Pool, database_url: str) -> None:
     settings = load_settings(database_url=database_url, open_api=True, payload_max_bytes=1_000_000)
-    app = create_app(await Operations.open(pool, settings))
+    app = create_app(await StoreOperations.open(pool, settings))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://[::1]") as client:
         response = await client.post(JOBS, json=MINIMAL | {"payload": "x" * 900_000})
         assert response.status_code == 201

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 
 from duly.config import Settings
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store.pool import Pool
 from harness.commands import Process
 
@@ -32,8 +32,8 @@ async def test_lists_of_large_payloads_leave_the_process_small(
     start: Callable[..., Process], pool: Pool, settings: Settings
 ) -> None:
     await pool.query(_FILL, JOBS)
-    operations = await Operations.open(pool, settings)
-    key = (await operations.create_key(role="read", tenant="default")).text
+    store_operations = await StoreOperations.open(pool, settings)
+    key = (await store_operations.keys.create(role="read", tenant="default")).text
     process = start("api", "--port", "0")
     url = process.wait_for(r"(http://127\.0\.0\.1:\d+)/api/v1")[1]
 

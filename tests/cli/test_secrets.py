@@ -21,9 +21,9 @@ from duly import Duly
 from duly.api.server import create_app
 from duly.cli.main import app as commands
 from duly.config import Settings
-from duly.model import JobRequest, Policy
+from duly.model import DEFAULT_TENANT, JobRequest, Policy
 from duly.node import running_worker
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.operations.rights import ROLES
 from duly.store.opening import open_store
 from duly.store.pool import Pool
@@ -75,9 +75,9 @@ async def echoing(call: Call, writer: asyncio.StreamWriter) -> None:
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[tuple[Pool, Operations]]:
+async def opened(settings: Settings) -> AsyncIterator[tuple[Pool, StoreOperations]]:
     async with open_store(settings) as store:
-        yield store.pool, await Operations.open(store.pool, settings)
+        yield store.pool, await StoreOperations.open(store.pool, settings)
 
 
 def closed_port() -> int:
@@ -115,7 +115,8 @@ async def live(settings: Settings) -> Life:
     """All that can become of them, and of one that is changed again and again."""
     app = make_app(settings)
     settings = settings.model_copy(update={"egress_allow": "127.0.0.0/8", "allow_commands": True})
-    async with opened(settings) as (pool, operations), Endpoint.serving() as endpoint:
+    async with opened(settings) as (pool, store_operations), Endpoint.serving() as endpoint:
+        operations = store_operations.for_tenant(DEFAULT_TENANT)
         wanted = list(requests(app, endpoint))
         ids = [str((await operations.submit(one, allow_unknown_handler=True)).job_id) for one in wanted]
 
@@ -127,31 +128,33 @@ async def live(settings: Settings) -> Life:
             await eventually(all_ended, seconds=60)
         changed = app.request("echo", {"password": secret("old")}, schedule="0 0 1 1 *", dedupe_key="yearly")
         job_id = str((await operations.submit(changed)).job_id)
-        await operations.change(job_id, {"payload": {"password": secret("new"), "users": {"token": secret("inner")}}})
-        await operations.change(job_id, {"secret_fields": ["password", "users"], "priority": 7})
-        await operations.change(job_id, {"payload": {"user": "x"}, "secret_fields": ["other"]})
-        await operations.change(job_id, {"payload": {"other": secret("other")}})
+        await operations.jobs.change(
+            job_id, {"payload": {"password": secret("new"), "users": {"token": secret("inner")}}}
+        )
+        await operations.jobs.change(job_id, {"secret_fields": ["password", "users"], "priority": 7})
+        await operations.jobs.change(job_id, {"payload": {"user": "x"}, "secret_fields": ["other"]})
+        await operations.jobs.change(job_id, {"payload": {"other": secret("other")}})
         await operations.declare(app.request("echo", {"password": secret("d")}, schedule="@daily", dedupe_key="yearly"))
-        await operations.trigger(job_id)
-        await operations.pause(job_id, reason="for now")
-        await operations.set_tenant("default", max_jobs=1_000)
+        await operations.jobs.trigger(job_id)
+        await operations.jobs.pause(job_id, reason="for now")
+        await store_operations.tenants.set("default", max_jobs=1_000)
         assert {call.path.partition("?")[0] for call in endpoint.calls} == {"/fine", "/bad"}
         assert secret("card") in endpoint.calls[0].body.decode(), "what is called gets the real payload"
-        dead = [letter.run_id for letter in (await operations.dead_letters()).items]
+        dead = [letter.run_id for letter in (await operations.dead_letters.page()).items]
         assert len(dead) == 5
         ids.append(job_id)
-        runs = [run.run_id for one in ids for run in (await operations.job_runs(one)).items]
+        runs = [run.run_id for one in ids for run in (await operations.runs.page(one)).items]
         return Life(ids, runs, dead)
 
 
 async def answers_of_the_api(settings: Settings, life: Life) -> AsyncIterator[tuple[str, httpx.Response]]:
     """What each role is told by every route that only tells."""
-    async with opened(settings) as (_, operations):
-        app = create_app(operations)
+    async with opened(settings) as (_, store_operations):
+        app = create_app(store_operations)
         calls = [call for call in calls_of(app) if call.method == "GET"]
         assert len(calls) > 10
         for role in ROLES:
-            key = await operations.create_key(tenant=None if role == "monitor" else "default", role=role)
+            key = await store_operations.keys.create(tenant=None if role == "monitor" else "default", role=role)
             headers = {"Authorization": f"Bearer {key.text}"}
             transport = httpx.ASGITransport(app=app)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:

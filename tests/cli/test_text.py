@@ -28,7 +28,7 @@ import typer
 from duly import Duly
 from duly.cli.main import app, execute
 from duly.config import Settings
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import progress
 from duly.store.pool import Pool
 from harness.commands import PATIENCE, Ended, Process
@@ -108,7 +108,9 @@ def poisoned(value: Any, name: str = "") -> Any:
 
 
 @pytest.fixture
-async def hostile(pool: Pool, settings: Settings, operations: Operations, database_url: str) -> Hostile:
+async def hostile(
+    pool: Pool, settings: Settings, operations: Operations, store_operations: StoreOperations, database_url: str
+) -> Hostile:
     """Jobs and runs in every state, workers, keys and limits: all of their texts hostile."""
     tasks = Duly(settings=settings)
 
@@ -125,7 +127,7 @@ async def hostile(pool: Pool, settings: Settings, operations: Operations, databa
     job = await bench.submit("fine", schedule="every 1h", name="hourly", dedupe_key="k", **options)
     target = {"type": "http", "url": "http://example.org/x", "headers": {"x-a": "b"}}
     paused = await bench.submit(target, {"payload": {}}, schedule="0 9 * * *", name="web")
-    await operations.pause(paused, reason="for now")
+    await operations.jobs.pause(paused, reason="for now")
     done, dead = await bench.submit("fine"), await bench.submit("bad", {})
     async with bench.working():
         ended, _ = await bench.end_of(done), await bench.end_of(dead, "dead")
@@ -133,10 +135,10 @@ async def hostile(pool: Pool, settings: Settings, operations: Operations, databa
     claim = await take(pool, queues=["slow"], lease=600)
     assert claim.claim_id is not None
     await progress.write(pool, [(claim.claim_id, 1, 0.5, "halfway")])
-    await operations.cancel(await bench.submit("fine", queue="none", run_at=operations.now() + timedelta(days=1)))
-    await operations.set_tenant("other", max_jobs=5)
-    created = await operations.create_key(role="admin", name="mine")
-    await operations.create_key(role="read", name="others", tenant="other")
+    await operations.jobs.cancel(await bench.submit("fine", queue="none", run_at=operations.now() + timedelta(days=1)))
+    await store_operations.tenants.set("other", max_jobs=5)
+    created = await store_operations.keys.create(role="admin", name="mine")
+    await store_operations.keys.create(role="read", name="others", tenant="other")
     found = Hostile(
         job, paused, ended.run_id, (await bench.run_of(running)).run_id, (await bench.run_of(dead)).run_id,
         created.key.key_id, {"DULY_API_KEY": created.text},

@@ -37,7 +37,7 @@ from duly.errors import (
 )
 from duly.model import DeadLetterFilter, JobRequest, Policy
 from duly.node import running_worker
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.endpoint import Endpoint, reply, silence
@@ -47,12 +47,12 @@ from harness.waiting import eventually
 
 
 @asynccontextmanager
-async def serving(operations: Operations) -> AsyncIterator[str]:
+async def serving(store_operations: StoreOperations) -> AsyncIterator[str]:
     """The API on a port of its own; yields its address."""
     stop = asyncio.Event()
     ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(
-        serve(create_app(operations), host="127.0.0.1", port=0, started=ready.set_result, stop=stop)
+        serve(create_app(store_operations), host="127.0.0.1", port=0, started=ready.set_result, stop=stop)
     )
     try:
         yield await asyncio.wait_for(ready, 30)
@@ -62,8 +62,8 @@ async def serving(operations: Operations) -> AsyncIterator[str]:
 
 
 @pytest.fixture
-async def url(operations: Operations) -> AsyncIterator[str]:
-    async with serving(operations) as address:
+async def url(store_operations: StoreOperations) -> AsyncIterator[str]:
+    async with serving(store_operations) as address:
         yield address
 
 
@@ -167,9 +167,9 @@ async def test_times_are_taken_from_any_zone_and_refused_without_one(call: Calls
 
 
 async def test_a_target_without_a_name_gets_the_name_that_the_library_gives_it(
-    caller: Caller, url: str, operations: Operations
+    caller: Caller, url: str, store_operations: StoreOperations
 ) -> None:
-    call = caller.at(url, (await operations.create_key(role="operator")).text)
+    call = caller.at(url, (await store_operations.keys.create(role="operator")).text)
     job = await call("submit", {"type": "command", "argv": ["/usr/bin/backup", "--all"], "secret_env": {"PIN": "1234"}})
     assert job.name == "backup"
     assert job.handler == {"type": "command", "argv": ["/usr/bin/backup", "--all"], "secret_env": {"PIN": "***"}}
@@ -277,7 +277,7 @@ async def test_every_occurrence_of_a_range_is_explained_page_by_page(
     start = datetime(2031, 1, 1, tzinfo=UTC)
     job = await call("submit", "report", schedule="every 10m", start_at=start)
     found = await call.every("explanations", job.job_id, start=start, end=start + timedelta(hours=2))
-    known = await operations.explain_range(str(job.job_id), start=start, end=start + timedelta(hours=2))
+    known = await operations.explain.between(str(job.job_id), start=start, end=start + timedelta(hours=2))
     assert [(one.scheduled_at, one.verdict, one.sentence) for one in found] == [
         (one.scheduled_at, one.verdict, one.sentence) for one in known
     ]
@@ -288,7 +288,7 @@ async def test_every_occurrence_of_a_range_is_explained_page_by_page(
 async def test_a_task_that_no_worker_has_is_refused_unless_it_is_allowed(
     caller: Caller, pool: Pool, settings: Settings
 ) -> None:
-    async with serving(await Operations.open(pool, settings, local_handlers=["known"])) as address:
+    async with serving(await StoreOperations.open(pool, settings, local_handlers=["known"])) as address:
         call = caller.at(address)
         with pytest.raises(InvalidInput) as refused:
             await call("submit", "unknown")
@@ -422,9 +422,9 @@ def test_every_call_is_a_method_of_both_clients() -> None:
             assert getattr(client, name).__doc__
 
 
-async def test_every_route_of_the_api_has_a_call(operations: Operations) -> None:
+async def test_every_route_of_the_api_has_a_call(store_operations: StoreOperations) -> None:
     """By walking the description that the server itself gives: a route without a call would be missed here."""
-    paths = create_app(operations).openapi()["paths"]
+    paths = create_app(store_operations).openapi()["paths"]
     routes = {(verb.upper(), path) for path, verbs in paths.items() if path.startswith("/api/v1") for verb in verbs}
     of_jobs = ("get_job", "change", "cancel", "pause", "resume", "trigger", "upcoming", "explain", "runs_page")
     of_runs = ("get_run", "cancel_run", "get_dead_letter", "redrive", "purge")
@@ -694,14 +694,11 @@ async def test_the_same_key_with_other_content_is_a_conflict(call: Calls) -> Non
         await call("submit", "other", dedupe_key="k")
 
 
-async def test_the_tenant_follows_from_the_key_and_is_never_sent(call: Calls) -> None:
-    with pytest.raises(InvalidInput, match="tenant"):
-        await call("submit_request", JobRequest("a", tenant="other"))
-
-
-async def test_keys_are_wanted_checked_and_held_to_their_role(caller: Caller, operations: Operations, url: str) -> None:
-    reader = await operations.create_key(tenant="acme", role="read")
-    writer = await operations.create_key(tenant="acme", role="write")
+async def test_keys_are_wanted_checked_and_held_to_their_role(
+    caller: Caller, store_operations: StoreOperations, url: str
+) -> None:
+    reader = await store_operations.keys.create(tenant="acme", role="read")
+    writer = await store_operations.keys.create(tenant="acme", role="write")
     await eventually(lambda: _refuses(caller, url))
     with pytest.raises(Unauthorized, match="unknown"):
         await caller.at(url, "duly_wrong")("stats")

@@ -22,7 +22,8 @@ sys.path[:0] = [str(Path(__file__).parents[1])]
 
 from cluster.failover import Blow, Pair
 from duly.config import load_settings
-from duly.operations import Operations
+from duly.model import DEFAULT_TENANT
+from duly.operations import StoreOperations
 from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
@@ -51,7 +52,9 @@ async def measure(kind: str, rounds: int, lease: float, folder: Path) -> dict[Bl
     try:
         pool = await Pool.connect(postgres.url)
         await migrate(pool)
-        operations = await Operations.open(pool, load_settings(database_url=postgres.url))
+        operations = (await StoreOperations.open(pool, load_settings(database_url=postgres.url))).for_tenant(
+            DEFAULT_TENANT
+        )
         (folder / "sink").touch()
         spawn = Spawn(folder, folder / "sink", postgres.url)
         with coordinator(kind) as address:

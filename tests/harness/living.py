@@ -9,8 +9,9 @@ from typing import Any
 
 from duly import Context, Duly, Permanent, Snooze
 from duly.config import Settings
+from duly.model import DEFAULT_TENANT
 from duly.node import running_scheduler, running_worker
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store import maintenance
 from duly.store.pool import Pool
 from harness.store import count, put_now, take
@@ -19,7 +20,8 @@ from harness.waiting import eventually
 
 async def live(pool: Pool, settings: Settings) -> None:
     """A job's life, in all its turns."""
-    operations = await Operations.open(pool, settings)
+    store_operations = await StoreOperations.open(pool, settings)
+    operations = store_operations.for_tenant(DEFAULT_TENANT)
     app = Duly(settings=settings)
     snoozed: set[str] = set()
 
@@ -52,40 +54,40 @@ async def live(pool: Pool, settings: Settings) -> None:
     await asyncio.sleep(0.02)
     assert (await maintenance.rescue(pool)).requeued == 3
 
-    await operations.set_tenant("default", max_jobs=1000)
+    await store_operations.tenants.set("default", max_jobs=1000)
     at = pool.clock.now() + timedelta(seconds=1)
     jobs = [await submit(task) for task in (fine, late, bad, never)]
     jobs.append(await submit(fine, schedule=at))
     jobs.append(await submit(fine, schedule="every 1s", max_runs=2, idempotency_key_template="own:{{job_id}}"))
     paused = await submit(fine, schedule="every 1h")
-    await operations.pause(paused)
-    await operations.resume(paused)
-    await operations.change(paused, {"priority": 7})
+    await operations.jobs.pause(paused)
+    await operations.jobs.resume(paused)
+    await operations.jobs.change(paused, {"priority": 7})
     cancelled = await submit(fine, schedule=at + timedelta(hours=1))
-    await operations.cancel(cancelled)
+    await operations.jobs.cancel(cancelled)
     async with running_scheduler(pool, settings), running_worker(pool, app.tasks, settings):
-        await operations.trigger(paused)
+        await operations.jobs.trigger(paused)
 
         async def ended() -> bool:
             # What the three claimed ones, five single ones, two of the interval and the trigger come to.
             return await count(pool, "history", "status in ('succeeded', 'dead')") == 3 + 5 + 2 + 1
 
         await eventually(ended, seconds=30)
-        [letter] = [one for one in (await operations.dead_letters()).items if one.handler == "never"]
-        await operations.redrive(letter.run_id)
+        [letter] = [one for one in (await operations.dead_letters.page()).items if one.handler == "never"]
+        await operations.dead_letters.redrive(letter.run_id)
 
         async def dead_again() -> bool:
             return await count(pool, "dead_letters") == 2 and await count(pool, "runs") == 0
 
         await eventually(dead_again, seconds=30)
-    await operations.status()
+    await operations.cluster.status()
     await operations.counts()
-    await operations.figures()
-    await operations.counts(tenant="default")
+    await operations.cluster.figures()
+    await store_operations.for_tenant("default").counts()
     for job_id in jobs:
-        await operations.explain(job_id)
-        await operations.job_runs(job_id)
-    await operations.list_jobs()
+        await operations.explain.occurrence(job_id)
+        await operations.runs.page(job_id)
+    await operations.jobs.page()
     assert await count(pool, "jobs", "status_reason is not null") == 0
     assert await count(pool, "parked") == 0
     await app.close()

@@ -50,7 +50,7 @@ class Workbench:
 
     async def run_of(self, job_id: str) -> Run:
         """The job's latest run as it is now."""
-        return (await self.operations.job_runs(job_id)).items[0]
+        return (await self.operations.runs.page(job_id)).items[0]
 
     async def end_of(self, job_id: str, *statuses: str, seconds: float = 30) -> Run:
         """The job's latest run once it has one of these statuses; by default succeeded or dead."""

@@ -376,13 +376,13 @@ async def test_a_healthy_busy_cluster_sees_no_repairs(
             await guardian.run_once()
             job = str(jobs[repeats % len(jobs)].job_id)
             with suppress(Conflict, NotFound):
-                await operations.trigger(job)
+                await operations.jobs.trigger(job)
             if repeats % 10 == 9:
-                await operations.cancel(job)
+                await operations.jobs.cancel(job)
             if repeats % 5 == 0:
-                for letter in (await operations.dead_letters(limit=5)).items:
+                for letter in (await operations.dead_letters.page(limit=5)).items:
                     with suppress(Conflict, NotFound):
-                        await operations.redrive(letter.run_id)
+                        await operations.dead_letters.redrive(letter.run_id)
             repeats += 1
             await asyncio.sleep(0.01)
     await look_twice(guardian)

@@ -83,7 +83,7 @@ async def keeper(pool: Pool) -> ZoneKeeper:
 async def put(operations: Operations, scheduler: FrozenScheduler, schedule: str, **fields: Any) -> str:
     request = JobRequest("noop", schedule=schedule, **{"timezone": ZONE, **fields})
     job_id = str((await operations.submit(request, allow_unknown_handler=True)).job_id)
-    await scheduler.lead(await operations.get_job(job_id))  # type: ignore[arg-type]
+    await scheduler.lead(await operations.jobs.get(job_id))  # type: ignore[arg-type]
     return job_id
 
 
@@ -113,13 +113,13 @@ class TestPlans:
         elsewhere = await put(operations, scheduler, "0 9 * * *", timezone=OTHER)
         in_utc = await put(operations, scheduler, "0 9 * * *", timezone="UTC")
         paused = await put(operations, scheduler, "0 9 * * *")
-        await operations.pause(paused)
+        await operations.jobs.pause(paused)
         ids = (daily, once, ruled, elsewhere, in_utc)
-        before = [(await operations.get_job(job_id)).next_run_at for job_id in ids]
+        before = [(await operations.jobs.get(job_id)).next_run_at for job_id in ids]
         await scheduler.at(NOW + MINUTE)
         machine.install("2030b", 3, (NOW - HOUR, 2))
         await keeper.run_once()
-        after = [(await operations.get_job(job_id)).next_run_at for job_id in ids]
+        after = [(await operations.jobs.get(job_id)).next_run_at for job_id in ids]
         assert [new - old for old, new in zip(before, after, strict=True) if old and new] == [
             HOUR, HOUR, HOUR, timedelta(0), timedelta(0)
         ]  # fmt: skip
@@ -132,10 +132,10 @@ class TestPlans:
         assert await changes_of(pool, elsewhere) == []
         await scheduler.step(NOW + DAY)
         assert [len(await runs_of(pool, job_id)) for job_id in ids] == [1, 1, 1, 1, 1]
-        told = await operations.explain(daily, at=NINE - 3 * HOUR)
+        told = await operations.explain.occurrence(daily, at=NINE - 3 * HOUR)
         assert told.verdict == "changed"
         assert "2030b came into force and moved it to" in told.sentence
-        past = await operations.explain(daily, at=NINE - 2 * HOUR)
+        past = await operations.explain.occurrence(daily, at=NINE - 2 * HOUR)
         assert past.verdict == "fired_late"
 
     async def test_a_fire_that_comes_first_puts_its_plan_right(
@@ -171,8 +171,8 @@ class TestPlans:
                     await keeper.run_once()
         finally:
             await stranger.close()
-        assert (await operations.get_job(free)).next_run_at == NINE - 2 * HOUR
-        assert (await operations.get_job(locked)).next_run_at == NINE - 3 * HOUR
+        assert (await operations.jobs.get(free)).next_run_at == NINE - 2 * HOUR
+        assert (await operations.jobs.get(locked)).next_run_at == NINE - 3 * HOUR
         await scheduler.step(NINE - 3 * HOUR)
         assert await runs_of(pool, locked) == []
         await scheduler.step(NINE - 2 * HOUR)
@@ -205,7 +205,7 @@ class TestPlans:
             await keeper.run_once()
         finally:
             await stranger.close()
-        assert (await operations.get_job(job_id)).next_run_at == NINE - 2 * HOUR
+        assert (await operations.jobs.get(job_id)).next_run_at == NINE - 2 * HOUR
         assert tries == 2
 
     async def test_a_plan_that_was_changed_since_it_was_looked_at_stays_where_it_was_put(
@@ -226,7 +226,7 @@ class TestPlans:
 
         monkeypatch.setattr(zones, "move", after_a_change)
         await keeper.run_once()
-        assert (await operations.get_job(job_id)).next_run_at == NINE - 3 * HOUR
+        assert (await operations.jobs.get(job_id)).next_run_at == NINE - 3 * HOUR
         assert await changes_of(pool, job_id) == []
 
     async def test_the_walk_goes_from_page_to_page_and_tells_of_plans_that_came_nearer(
@@ -251,7 +251,7 @@ class TestPlans:
             await eventually(lambda: ("mark", "") in heard)
         finally:
             await leader.close()
-        assert {(await operations.get_job(job_id)).next_run_at for job_id in ids} == {NINE - 4 * HOUR}
+        assert {(await operations.jobs.get(job_id)).next_run_at for job_id in ids} == {NINE - 4 * HOUR}
         assert heard[0] == ("duly_zones", "2030b")
         assert [channel for channel, _ in heard[1:]] == [*["duly_due"] * 3, "mark"]
         assert all(any(job_id in said for _, said in heard) for job_id in ids)
@@ -272,8 +272,8 @@ class TestPlans:
         other = ZoneKeeper(pool)
         other.lead(True)
         await other.run_once()
-        assert (await operations.get_job(first)).next_run_at == NINE - 3 * HOUR
-        assert (await operations.get_job(second)).next_run_at == NINE - 2 * HOUR
+        assert (await operations.jobs.get(first)).next_run_at == NINE - 3 * HOUR
+        assert (await operations.jobs.get(second)).next_run_at == NINE - 2 * HOUR
         assert [one.finished_at is not None for one in await zones.versions(pool)] == [True, True]
 
 
@@ -291,7 +291,7 @@ class TestVersions:
         await scheduler.at(NOW + MINUTE)
         machine.install("2030b", 3, (NOW - HOUR, 2))
         await keeper.run_once()
-        version = (await operations.get_job(job_id)).version
+        version = (await operations.jobs.get(job_id)).version
         # A node whose machine was not upgraded leads now: it plans by the data of the store.
         machine.install("2030a", 3)
         old = ZoneKeeper(pool, first_seconds=0)
@@ -302,10 +302,10 @@ class TestVersions:
         assert load_zone(ZONE).utcoffset(NINE.replace(tzinfo=None)) == 2 * HOUR
         assert changed_since() is not None
         assert [one.version for one in await zones.versions(pool)] == ["2030b", "2030a"]
-        assert (await operations.get_job(job_id)).version == version
+        assert (await operations.jobs.get(job_id)).version == version
         await scheduler.step(NINE - 2 * HOUR)
         assert await runs_of(pool, job_id) == [NINE - 2 * HOUR]
-        assert (await operations.get_job(job_id)).next_run_at == NINE - 2 * HOUR + DAY
+        assert (await operations.jobs.get(job_id)).next_run_at == NINE - 2 * HOUR + DAY
 
     async def test_only_a_leader_lets_data_come_into_force(self, machine: Machine, pool: Pool) -> None:
         machine.install("2030a", 3)

@@ -152,9 +152,9 @@ MUTANTS = (
     Mutant(
         "tenant-takes-all-connections",
         "a tenant whose transaction is open holds up all others",
-        "operations/submitting.py",
-        "await stack.enter_async_context(turn)",
-        "pass",
+        "operations/submits.py",
+        "async with self._turn():",
+        "if True:",
         ("api/test_busy.py::test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else",),
     ),
     Mutant(

@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         "change-does-not-look-again",
         "a retry stays in the queue that its job has left",
-        "operations/changing.py",
+        "operations/jobs.py",
         "await jobs.follow(self._pool, job_id=job_id)",
         "pass",
         (
@@ -308,8 +308,8 @@ MUTANTS = (
     Mutant(
         "unpark-the-kept",
         "a job that a person paused goes on by itself",
-        "operations/changing.py",
-        "await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=tenant, reason=reason) or job",
+        "operations/jobs.py",
+        "await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason) or job",
         "job",
         ("operations/test_changing.py::TestParked::test_a_person_who_pauses_it_keeps_it_paused",),
     ),

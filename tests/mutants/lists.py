@@ -35,7 +35,7 @@ MUTANTS = (
     Mutant(
         "a-page-that-ended-by-bytes-is-the-last",
         "whatever lies behind a page that was full of bytes is never listed",
-        "operations/looking.py",
+        "operations/jobs.py",
         "if found and found[-1].job_id != asked[-1]:",
         "if not found and asked:",
         ("store/test_lists.py::test_a_page_ends_by_bytes_and_the_next_goes_on_behind_it",),

@@ -15,8 +15,8 @@ import pytest
 from duly import Duly, InvalidInput
 from duly.config import Settings
 from duly.errors import Conflict, DataRefused, StoreUnavailable
-from duly.model import JobRequest, Policy
-from duly.operations import Operations, Submitted
+from duly.model import DEFAULT_TENANT, JobRequest, Policy
+from duly.operations import Operations, StoreOperations, SubmittedId
 from duly.operations.submitting import Preparing
 from duly.store import copying, ids, jobs
 from duly.store.jobs import NewJob
@@ -39,7 +39,7 @@ def proxy(database_url: str) -> Iterator[Proxy]:
 async def far_operations(proxy: Proxy, settings: Settings) -> AsyncIterator[Operations]:
     """A client that reaches its database only by way of the proxy."""
     pool = await Pool.connect(proxy.url, size=4)
-    yield await Operations.open(pool, settings)
+    yield (await StoreOperations.open(pool, settings)).for_tenant(DEFAULT_TENANT)
     await pool.close()
 
 
@@ -55,7 +55,7 @@ async def freeze(pool: Pool, moment: datetime) -> None:
 
 
 def prepared(requests: list[JobRequest], settings: Settings, now: datetime) -> list[NewJob]:
-    preparing = Preparing(now, settings=settings, shard_count=SHARDS)
+    preparing = Preparing(now, tenant=DEFAULT_TENANT, settings=settings, shard_count=SHARDS)
     job_ids = ids.new_job_ids(len(requests), 1_700_000_000_000_000)
     return [preparing.prepare(job_id, request) for job_id, request in zip(job_ids, requests, strict=True)]
 
@@ -95,7 +95,7 @@ VARIED = [
     JobRequest("noop", payload="x" * 200_000),
     JobRequest("noop", queue="other", priority=9),
     JobRequest("noop", queue="other", priority=0, labels={"team": "däta", "b": ""}),
-    JobRequest("noop", tenant="them", policy=Policy(max_retries=7, overlap="queue", timeout_seconds=0.5)),
+    JobRequest("noop", policy=Policy(max_retries=7, overlap="queue", timeout_seconds=0.5)),
     JobRequest("noop", schedule=MOMENT),
     JobRequest("noop", schedule="1950-01-01T00:00:00.000001Z"),
     JobRequest("noop", schedule="9998-12-31T23:59:59.999999Z"),
@@ -186,14 +186,14 @@ async def test_a_batch_of_the_api_whose_answer_is_lost_stores_every_job_once(
     pool: Pool, far_operations: Operations, proxy: Proxy
 ) -> None:
     lost = proxy.swallow("COMMIT")
-    answers = await far_operations.submit_each([JobRequest("noop") for _ in range(MANY)], tenant="default")
+    answers = await far_operations.submit_each([JobRequest("noop") for _ in range(MANY)])
     assert lost.struck == 1
-    assert all(isinstance(one, Submitted) and one.created for one in answers)
+    assert all(isinstance(one, SubmittedId) and one.created for one in answers)
     assert await count(pool, "jobs") == MANY == await count(pool, "runs")
 
 
 async def test_one_bad_job_among_ten_thousand_is_named_and_nothing_is_stored(
-    pool: Pool, operations: Operations
+    pool: Pool, operations: Operations, store_operations: StoreOperations
 ) -> None:
     requests = [JobRequest("noop", payload={"n": n}, schedule=MOMENT) for n in range(10_000)]
     requests[7_777] = JobRequest("noop", payload={"n": float("inf")}, schedule=MOMENT)
@@ -202,14 +202,14 @@ async def test_one_bad_job_among_ten_thousand_is_named_and_nothing_is_stored(
     assert refused.value.field == "jobs[7777].payload"
     assert await count(pool, "jobs") == 0
     # Where each has an answer of its own, the others are stored.
-    answers = await operations.submit_each(requests, tenant="default")
-    assert [index for index, one in enumerate(answers) if not isinstance(one, Submitted)] == [7_777]
+    answers = await store_operations.for_tenant("default").submit_each(requests)
+    assert [index for index, one in enumerate(answers) if not isinstance(one, SubmittedId)] == [7_777]
     assert await count(pool, "jobs") == 9_999
     assert len({row["job_id"] for row in await pool.query("select job_id from duly.jobs")} & _ids(answers)) == 9_999
 
 
 def _ids(answers: list[Any]) -> set[UUID]:
-    return {one.job_id for one in answers if isinstance(one, Submitted)}
+    return {one.job_id for one in answers if isinstance(one, SubmittedId)}
 
 
 async def test_duplicates_within_a_bulk_submit_and_with_what_is_there_come_to_one_job(
@@ -221,10 +221,10 @@ async def test_duplicates_within_a_bulk_submit_and_with_what_is_there_come_to_on
     (there,) = await operations.submit_many([request(0)])
     plain = [JobRequest("noop", schedule=MOMENT) for _ in range(MANY)]
     submitted = await operations.submit_many([request(0), *plain, request(1), request(1), request(2)])
-    assert submitted[0] == Submitted(there.job_id, created=False)
+    assert submitted[0] == SubmittedId(there.job_id, created=False)
     assert all(one.created for one in submitted[1 : MANY + 1])
     first, second, other = submitted[-3:]
-    assert (first.created, second) == (True, Submitted(first.job_id, created=False))
+    assert (first.created, second) == (True, SubmittedId(first.job_id, created=False))
     assert other.created
     assert await count(pool, "jobs") == MANY + 3
     with pytest.raises(Conflict, match="key 1"):

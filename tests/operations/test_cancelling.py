@@ -12,8 +12,8 @@ from uuid import UUID
 import pytest
 
 from duly.config import Settings
-from duly.model import Claim, ClaimedRun, JobRequest, Policy, Requeued, make_run_id
-from duly.operations import Operations
+from duly.model import DEFAULT_TENANT, Claim, ClaimedRun, JobRequest, Policy, Requeued, make_run_id
+from duly.operations import Operations, StoreOperations
 from duly.states import RunFlag
 from duly.store import maintenance, runs
 from duly.store.pool import InTransaction, Pool
@@ -64,7 +64,7 @@ class TestBesideARetry:
     async def test_no_run_of_a_cancelled_job_waits_or_begins(
         self, held: HeldPool, settings: Settings, pool: Pool, operations: Operations, how: str, running: bool
     ) -> None:
-        cancelling = await Operations.open(held, settings)
+        cancelling = (await StoreOperations.open(held, settings)).for_tenant(DEFAULT_TENANT)
 
         async def meanwhile() -> None:
             coming_back.append(asyncio.ensure_future(retry(pool, *claimed) if how == "retry" else give_up(pool)))
@@ -77,7 +77,7 @@ class TestBesideARetry:
             claimed = (await take(pool)).runs
             coming_back: list[asyncio.Future[None]] = []
             held.statements, held.hold_before = 0, number
-            await cancelling.cancel(job_id, running=running)
+            await cancelling.jobs.cancel(job_id, running=running)
             if not coming_back:
                 break
             await coming_back[0]
@@ -93,7 +93,7 @@ class TestBesideARetry:
     async def test_a_claim_in_the_middle_of_it_is_told_to_stop(
         self, held: HeldPool, settings: Settings, pool: Pool, operations: Operations
     ) -> None:
-        cancelling = await Operations.open(held, settings)
+        cancelling = (await StoreOperations.open(held, settings)).for_tenant(DEFAULT_TENANT)
 
         async def meanwhile() -> None:
             claims.append(await take(pool))
@@ -103,7 +103,7 @@ class TestBesideARetry:
             job_id = await submit(operations)
             claims: list[Claim] = []
             held.statements, held.hold_before = 0, number
-            await cancelling.cancel(job_id, running=True)
+            await cancelling.jobs.cancel(job_id, running=True)
             if not claims:
                 break
             for run in claims[0].runs:
@@ -118,7 +118,7 @@ class TestBesideARetry:
         job_id = await submit(operations)
         async with pool.transaction() as transaction:
             (run,) = (await take(transaction)).runs
-            cancelling = asyncio.ensure_future(operations.cancel(job_id, running=True))
+            cancelling = asyncio.ensure_future(operations.jobs.cancel(job_id, running=True))
             await eventually(lambda: somebody_waits(transaction))
         await cancelling
         assert await count(pool, "claims", "cancelled = array[$1::int]", run.ordinal) == 1
@@ -126,10 +126,10 @@ class TestBesideARetry:
     async def test_who_asks_again_reaches_those_that_run(self, pool: Pool, operations: Operations) -> None:
         job_id = await submit(operations)
         (run,) = (await take(pool)).runs
-        await operations.cancel(job_id)
+        await operations.jobs.cancel(job_id)
         assert await count(pool, "claims", "cancelled = '{}'") == 1
         for _ in range(2):
-            await operations.cancel(job_id, running=True)
+            await operations.jobs.cancel(job_id, running=True)
             assert await count(pool, "claims", "cancelled = array[$1::int]", run.ordinal) == 1
 
     async def test_a_worker_ends_the_run_of_a_cancelled_job_unbegun(self, bench: Workbench, pool: Pool) -> None:
@@ -156,7 +156,7 @@ class TestOneRun:
     async def asked_to_stop(self, pool: Pool, operations: Operations, **policy: object) -> ClaimedRun:
         job_id = await submit(operations, **policy)
         (run,) = (await take(pool)).runs
-        asked = await operations.cancel_run(make_run_id(UUID(job_id), run.scheduled_at))
+        asked = await operations.runs.cancel(make_run_id(UUID(job_id), run.scheduled_at))
         assert asked.status == "running"
         return run
 
@@ -182,7 +182,7 @@ class TestOneRun:
 
     async def test_the_next_of_its_line_goes(self, pool: Pool, operations: Operations) -> None:
         run = await self.asked_to_stop(pool, operations, overlap="queue")
-        await operations.trigger(str(run.job_id))
+        await operations.jobs.trigger(str(run.job_id))
         assert await count(pool, "runs", "state = 'waiting'") == 1
         await retry(pool, run)
         assert await count(pool, "runs", "state = 'queued'") == 1
@@ -194,7 +194,7 @@ class TestOneRun:
         (run,) = (await take(pool)).runs
         async with pool.transaction() as transaction:
             await runs.requeue(transaction, [Requeued(run, "retrying", 60.0, 1, 2, ERROR)])
-            cancelling = asyncio.ensure_future(operations.cancel_run(make_run_id(UUID(job_id), run.scheduled_at)))
+            cancelling = asyncio.ensure_future(operations.runs.cancel(make_run_id(UUID(job_id), run.scheduled_at)))
             await eventually(lambda: somebody_waits(transaction))
         assert (await cancelling).status == "cancelled"
         assert await count(pool, "runs") == 0
@@ -216,7 +216,7 @@ class TestOneRun:
         job_id = await bench.submit("stubborn", max_retries=max_retries, retry_backoff="immediate")
         async with bench.working():
             await begun.wait()
-            await bench.operations.cancel_run((await bench.run_of(job_id)).run_id)
+            await bench.operations.runs.cancel((await bench.run_of(job_id)).run_id)
             run = await bench.end_of(job_id, "cancelled", "dead")
         assert (run.status, run.attempt) == ("cancelled", 1)
         assert run.error is not None
@@ -244,7 +244,7 @@ async def test_no_attempt_begins_after_the_answer(bench: Workbench, pool: Pool) 
             "failing", {"number": number}, max_retries=100, retry_backoff="linear", retry_delay_seconds=0.3
         )
         await eventually(lambda: number in begun)
-        await bench.operations.cancel(job_id, running=dice.random() < 0.5)
+        await bench.operations.jobs.cancel(job_id, running=dice.random() < 0.5)
         answered[number] = time.monotonic()
 
     until = time.monotonic() + STRESS_SECONDS

@@ -19,7 +19,7 @@ from duly.config import Settings
 from duly.errors import Conflict, InvalidInput, InvalidSchedule, NotFound
 from duly.maintenance.unparker import Unparker
 from duly.model import Job, JobRequest, Policy
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import jobs as jobs_store
 from duly.store import runs
 from duly.store.jobs import ChangedJob, NewJob
@@ -65,8 +65,8 @@ class TestFields:
             "retry_backoff": "linear", "retry_delay_seconds": 5, "retry_max_delay_seconds": 50, "timeout_seconds": 9,
             "jitter_seconds": 0, "dst_gap": "skip", "dst_fold": "both", "idempotency_key_template": "{{name}}:{{date}}",
         }  # fmt: skip
-        changed = await operations.change(str(minutely.job_id), changes)
-        stored = await operations.get_job(str(minutely.job_id))
+        changed = await operations.jobs.change(str(minutely.job_id), changes)
+        stored = await operations.jobs.get(str(minutely.job_id))
         assert stored == changed
         for field, value in changes.items():
             assert (getattr(stored, field) if hasattr(stored, field) else getattr(stored.policy, field)) == value
@@ -109,35 +109,37 @@ class TestFields:
     async def test_what_is_wrong_is_refused_by_its_name_and_nothing_changes(
         self, operations: Operations, pool: Pool, minutely: NewJob, changes: dict[str, Any], field: str
     ) -> None:
-        before = await operations.get_job(str(minutely.job_id))
+        before = await operations.jobs.get(str(minutely.job_id))
         with pytest.raises(InvalidInput) as caught:
-            await operations.change(str(minutely.job_id), {"queue": "reports"} | changes)
+            await operations.jobs.change(str(minutely.job_id), {"queue": "reports"} | changes)
         assert caught.value.field == field
-        assert await operations.get_job(str(minutely.job_id)) == before
+        assert await operations.jobs.get(str(minutely.job_id)) == before
         assert await changes_of(pool, minutely) == []
 
     async def test_what_changes_nothing_writes_nothing(
         self, operations: Operations, pool: Pool, minutely: NewJob
     ) -> None:
         for changes in ({}, {"name": "test"}, {"schedule": "*  * * * *"}, {"timezone": "UTC", "priority": 5}):
-            assert (await operations.change(str(minutely.job_id), changes)).version == 1
+            assert (await operations.jobs.change(str(minutely.job_id), changes)).version == 1
         assert await changes_of(pool, minutely) == []
 
-    async def test_another_tenants_job_is_not_there(self, operations: Operations, minutely: NewJob) -> None:
+    async def test_another_tenants_job_is_not_there(
+        self, operations: Operations, store_operations: StoreOperations, minutely: NewJob
+    ) -> None:
         with pytest.raises(NotFound):
-            await operations.change(str(minutely.job_id), {"name": "x"}, tenant="other")
+            await store_operations.for_tenant("other").jobs.change(str(minutely.job_id), {"name": "x"})
         with pytest.raises(NotFound):
-            await operations.change(str(uuid4()), {"name": "x"})
+            await operations.jobs.change(str(uuid4()), {"name": "x"})
 
     async def test_queued_runs_follow_to_another_queue_and_priority(
         self, scheduler: FrozenScheduler, operations: Operations, pool: Pool, minutely: NewJob
     ) -> None:
         await scheduler.step(START + MINUTE)
         assert len((await take(pool, queues=("reports",))).runs) == 0
-        await operations.change(str(minutely.job_id), {"queue": "reports", "priority": 1})
+        await operations.jobs.change(str(minutely.job_id), {"queue": "reports", "priority": 1})
         assert await count(pool, "runs", "queue = 'reports' and priority = 1") == 1
         assert len((await take(pool, queues=("reports",))).runs) == 1
-        assert (await operations.get_job(str(minutely.job_id))).next_run_at == START + 2 * MINUTE
+        assert (await operations.jobs.get(str(minutely.job_id))).next_run_at == START + 2 * MINUTE
 
 
 class TestPlanning:
@@ -145,7 +147,7 @@ class TestPlanning:
         self, scheduler: FrozenScheduler, operations: Operations, minutely: NewJob
     ) -> None:
         await scheduler.step(START + MINUTE)
-        changed = await operations.change(str(minutely.job_id), {"schedule": "*/5 * * * *"})
+        changed = await operations.jobs.change(str(minutely.job_id), {"schedule": "*/5 * * * *"})
         assert changed.next_run_at == START + 5 * MINUTE
         for n in range(2, 11):
             await scheduler.step(START + n * MINUTE)
@@ -155,7 +157,7 @@ class TestPlanning:
         self, scheduler: FrozenScheduler, operations: Operations, minutely: NewJob
     ) -> None:
         await scheduler.at(START + HOUR + 30 * SECOND)
-        changed = await operations.change(str(minutely.job_id), {"payload": {"a": 1}, "max_retries": 9})
+        changed = await operations.jobs.change(str(minutely.job_id), {"payload": {"a": 1}, "max_retries": 9})
         assert changed.next_run_at == START + MINUTE
         await scheduler.step(START + HOUR + 30 * SECOND)
         assert await scheduler.late(minutely) == [START + HOUR]
@@ -174,7 +176,7 @@ class TestPlanning:
     ) -> None:
         now = START + 26 * HOUR + 30 * SECOND
         await scheduler.at(now)
-        changed = await operations.change(str(minutely.job_id), changes)
+        changed = await operations.jobs.change(str(minutely.job_id), changes)
         assert changed.next_run_at is not None
         assert changed.next_run_at > now
         assert await scheduler.missed(minutely) == {"changed": 1560}
@@ -189,7 +191,7 @@ class TestPlanning:
         """Not at one of its moments between the late one and the edit: nobody had asked for that yet."""
         now = START + MINUTE + 3 * SECOND
         await scheduler.at(now)
-        changed = await operations.change(str(minutely.job_id), {"schedule": "*/2 * * * * *"})
+        changed = await operations.jobs.change(str(minutely.job_id), {"schedule": "*/2 * * * * *"})
         assert changed.next_run_at == now + SECOND
         assert await scheduler.missed(minutely) == {"changed": 1}
         await scheduler.step(now + SECOND)
@@ -205,7 +207,7 @@ class TestPlanning:
         await scheduler.put(job)
         await scheduler.lead(job)
         await scheduler.step(START + 20 * HOUR + MINUTE)
-        await operations.change(str(job.job_id), {"schedule": "every 1s"})
+        await operations.jobs.change(str(job.job_id), {"schedule": "every 1s"})
         assert await scheduler.missed(job) == {"changed": 15}
         await scheduler.step(START + 20 * HOUR + MINUTE)
         assert await scheduler.late(job) == moments(START + HOUR, HOUR, 5)
@@ -216,9 +218,9 @@ class TestPlanning:
         await scheduler.step(START + MINUTE)
         # A node whose clock is behind plans a change.
         scheduler.clock.moment = START
-        changed = await operations.change(str(minutely.job_id), {"schedule": "*/1 * * * *", "dst_fold": "both"})
+        changed = await operations.jobs.change(str(minutely.job_id), {"schedule": "*/1 * * * *", "dst_fold": "both"})
         assert changed.next_run_at == START + 2 * MINUTE
-        changed = await operations.change(str(minutely.job_id), {"schedule": START + 30 * SECOND})
+        changed = await operations.jobs.change(str(minutely.job_id), {"schedule": START + 30 * SECOND})
         assert changed.next_run_at is not None
         assert changed.kind == "once"
 
@@ -228,11 +230,11 @@ class TestPlanning:
         job = due_job(pool, START + 10 * MINUTE, schedule="every 10m")
         await scheduler.put(job)
         await scheduler.at(START + 7 * MINUTE)
-        changed = await operations.change(str(job.job_id), {"schedule": "every 4m"})
+        changed = await operations.jobs.change(str(job.job_id), {"schedule": "every 4m"})
         assert changed.next_run_at == START + 8 * MINUTE
-        changed = await operations.change(str(job.job_id), {"start_at": START + 9 * MINUTE})
+        changed = await operations.jobs.change(str(job.job_id), {"start_at": START + 9 * MINUTE})
         assert changed.next_run_at == START + 9 * MINUTE
-        changed = await operations.change(str(job.job_id), {"start_at": None})
+        changed = await operations.jobs.change(str(job.job_id), {"start_at": None})
         assert changed.next_run_at == START + 8 * MINUTE
 
     async def test_a_one_off_is_moved(self, scheduler: FrozenScheduler, operations: Operations, pool: Pool) -> None:
@@ -240,7 +242,7 @@ class TestPlanning:
         await scheduler.put(job)
         await scheduler.lead(job)
         await scheduler.at(START + HOUR)
-        changed = await operations.change(str(job.job_id), {"schedule": START + 2 * HOUR})
+        changed = await operations.jobs.change(str(job.job_id), {"schedule": START + 2 * HOUR})
         assert changed.next_run_at == START + 2 * HOUR
         await scheduler.step(START + HOUR)
         assert await scheduler.runs(job) == []
@@ -253,7 +255,7 @@ class TestPlanning:
     ) -> None:
         await scheduler.step(START + MINUTE)
         await scheduler.at(START + MINUTE + SECOND)
-        changed = await operations.change(str(minutely.job_id), {"schedule": "now"})
+        changed = await operations.jobs.change(str(minutely.job_id), {"schedule": "now"})
         assert (changed.kind, changed.next_run_at) == ("once", START + MINUTE + SECOND)
         await scheduler.step(START + MINUTE + SECOND)
         assert await scheduler.runs(minutely) == [START + MINUTE, START + MINUTE + SECOND]
@@ -265,8 +267,8 @@ class TestPlanning:
         await scheduler.step(START + MINUTE)
         await scheduler.step(START + 2 * MINUTE)
         with pytest.raises(InvalidInput, match="max_runs"):
-            await operations.change(str(minutely.job_id), {"max_runs": 2})
-        await operations.change(str(minutely.job_id), {"max_runs": 3})
+            await operations.jobs.change(str(minutely.job_id), {"max_runs": 2})
+        await operations.jobs.change(str(minutely.job_id), {"max_runs": 3})
         for n in range(3, 6):
             await scheduler.step(START + n * MINUTE)
         assert len(await scheduler.runs(minutely)) == 3
@@ -278,7 +280,7 @@ class TestPlanning:
         connection = await asyncpg.connect(pool.url)
         try:
             await connection.add_listener("duly_due", lambda *args: heard.put_nowait(args[3]))
-            await operations.change(str(minutely.job_id), {"schedule": "* * * * * *"})
+            await operations.jobs.change(str(minutely.job_id), {"schedule": "* * * * * *"})
             async with asyncio.timeout(10):
                 payload = await heard.get()
         finally:
@@ -292,7 +294,7 @@ class TestStates:
     async def test_a_paused_job_has_nothing_planned_and_does_not_fire(
         self, scheduler: FrozenScheduler, operations: Operations, minutely: NewJob
     ) -> None:
-        paused = await operations.pause(str(minutely.job_id))
+        paused = await operations.jobs.pause(str(minutely.job_id))
         assert (paused.status, paused.next_run_at) == ("paused", None)
         await scheduler.step(START + 5 * MINUTE)
         assert await scheduler.runs(minutely) == []
@@ -300,39 +302,39 @@ class TestStates:
     async def test_a_paused_job_stays_paused_and_resumes_with_the_new_schedule(
         self, scheduler: FrozenScheduler, operations: Operations, minutely: NewJob
     ) -> None:
-        await operations.pause(str(minutely.job_id), reason="holidays")
-        changed = await operations.change(str(minutely.job_id), {"schedule": "0 * * * *"})
+        await operations.jobs.pause(str(minutely.job_id), reason="holidays")
+        changed = await operations.jobs.change(str(minutely.job_id), {"schedule": "0 * * * *"})
         assert (changed.status, changed.next_run_at, changed.status_reason) == ("paused", None, "holidays")
         await scheduler.at(START + 90 * MINUTE)
-        resumed = await operations.resume(str(minutely.job_id))
+        resumed = await operations.jobs.resume(str(minutely.job_id))
         assert resumed.next_run_at == START + 2 * HOUR
         assert await scheduler.missed(minutely) == {}
 
     async def test_what_is_over_cannot_be_changed(
         self, scheduler: FrozenScheduler, operations: Operations, pool: Pool, minutely: NewJob
     ) -> None:
-        await operations.cancel(str(minutely.job_id))
+        await operations.jobs.cancel(str(minutely.job_id))
         with pytest.raises(Conflict, match="cancelled"):
-            await operations.change(str(minutely.job_id), {"name": "x"})
+            await operations.jobs.change(str(minutely.job_id), {"name": "x"})
         once = due_job(pool, START + MINUTE, kind="once", schedule="2030-05-05T12:01:00Z")
         await scheduler.put(once)
         await scheduler.lead(once)
         await scheduler.step(START + MINUTE)
         # Its run has begun: what it is may still change, when it is no longer.
-        assert (await operations.change(str(once.job_id), {"priority": 8})).priority == 8
+        assert (await operations.jobs.change(str(once.job_id), {"priority": 8})).priority == 8
         with pytest.raises(Conflict, match="planned anew"):
-            await operations.change(str(once.job_id), {"schedule": START + DAY})
+            await operations.jobs.change(str(once.job_id), {"schedule": START + DAY})
         for run in (await take(pool)).runs:
             await runs.complete(pool, [succeeded(run)])
         with pytest.raises(Conflict, match="completed"):
-            await operations.change(str(once.job_id), {"name": "x"})
+            await operations.jobs.change(str(once.job_id), {"name": "x"})
 
     async def test_the_version_decides_who_was_first(self, operations: Operations, minutely: NewJob) -> None:
         job_id = str(minutely.job_id)
-        assert (await operations.change(job_id, {"name": "one"}, expected_version=1)).version == 2
+        assert (await operations.jobs.change(job_id, {"name": "one"}, expected_version=1)).version == 2
         with pytest.raises(Conflict, match="version 2"):
-            await operations.change(job_id, {"name": "two"}, expected_version=1)
-        assert (await operations.get_job(job_id)).name == "one"
+            await operations.jobs.change(job_id, {"name": "two"}, expected_version=1)
+        assert (await operations.jobs.get(job_id)).name == "one"
 
     async def test_changes_of_different_fields_at_once_are_all_kept(
         self, operations: Operations, minutely: NewJob
@@ -340,8 +342,8 @@ class TestStates:
         changes: list[dict[str, Any]] = [
             {"name": "one"}, {"priority": 8}, {"queue": "q"}, {"max_runs": 4}, {"timezone": "Asia/Tokyo"},
         ]  # fmt: skip
-        await asyncio.gather(*(operations.change(str(minutely.job_id), change) for change in changes))
-        job = await operations.get_job(str(minutely.job_id))
+        await asyncio.gather(*(operations.jobs.change(str(minutely.job_id), change) for change in changes))
+        job = await operations.jobs.get(str(minutely.job_id))
         assert (job.name, job.priority, job.queue, job.max_runs, job.timezone) == ("one", 8, "q", 4, "Asia/Tokyo")
         assert job.version == 6
 
@@ -355,7 +357,7 @@ class TestStates:
             return await real(store, changed)
 
         monkeypatch.setattr(jobs_store, "change", slowly)
-        changed = await operations.change(str(minutely.job_id), {"schedule": "*/1 * * * *", "dst_gap": "skip"})
+        changed = await operations.jobs.change(str(minutely.job_id), {"schedule": "*/1 * * * *", "dst_gap": "skip"})
         assert changed.next_run_at == START + MINUTE
         assert await scheduler.runs(minutely) == []
         await scheduler.step(START + MINUTE + SECOND, read=False)
@@ -367,7 +369,7 @@ class TestStates:
     ) -> None:
         request = JobRequest("noop", schedule="every 1h", dedupe_key="k", policy=Policy(max_retries=1))
         first = await operations.submit(request, allow_unknown_handler=True)
-        await operations.change(str(first.job_id), {"max_retries": 2})
+        await operations.jobs.change(str(first.job_id), {"max_retries": 2})
         again = await operations.submit(request, allow_unknown_handler=True)
         assert (again.job_id, again.created) == (first.job_id, False)
 
@@ -453,12 +455,12 @@ class TestParked:
         pool: Pool,
     ) -> None:  # fmt: skip
         with pytest.raises(Conflict, match="Atlantis/Main"):
-            await operations.resume(str(parked.job_id))
+            await operations.jobs.resume(str(parked.job_id))
         zones.bring()
-        resumed = await operations.resume(str(parked.job_id))
+        resumed = await operations.jobs.resume(str(parked.job_id))
         assert (resumed.status, resumed.next_run_at) == ("active", START + 2 * MINUTE)
         # A person pauses it afterwards: that is not the unparker's to undo.
-        await operations.pause(str(parked.job_id))
+        await operations.jobs.pause(str(parked.job_id))
         await unparker.run_once()
         assert (await scheduler.job(parked))["status"] == "paused"
         assert await count(pool, "parked") == 0
@@ -466,7 +468,7 @@ class TestParked:
     async def test_a_person_who_pauses_it_keeps_it_paused(
         self, operations: Operations, scheduler: FrozenScheduler, zones: Zones, parked: NewJob, unparker: Unparker
     ) -> None:
-        paused = await operations.pause(str(parked.job_id), reason="enough")
+        paused = await operations.jobs.pause(str(parked.job_id), reason="enough")
         assert paused.status_reason == "enough"
         zones.bring()
         await unparker.run_once()
@@ -475,7 +477,7 @@ class TestParked:
     async def test_it_goes_on_when_it_is_given_another_zone(
         self, operations: Operations, scheduler: FrozenScheduler, parked: NewJob, unparker: Unparker
     ) -> None:
-        changed = await operations.change(str(parked.job_id), {"timezone": "Europe/Berlin"})
+        changed = await operations.jobs.change(str(parked.job_id), {"timezone": "Europe/Berlin"})
         assert changed.status == "paused"
         await unparker.run_once()
         row = await scheduler.job(parked)
@@ -531,4 +533,4 @@ async def test_a_schedule_that_can_never_fire_again_is_refused(
     scheduler: FrozenScheduler, operations: Operations, minutely: NewJob
 ) -> None:
     with pytest.raises(InvalidSchedule):
-        await operations.change(str(minutely.job_id), {"end_at": START + 30 * SECOND})
+        await operations.jobs.change(str(minutely.job_id), {"end_at": START + 30 * SECOND})

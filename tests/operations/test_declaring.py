@@ -16,8 +16,8 @@ import pytest
 
 from duly.config import Settings
 from duly.maintenance.unparker import Unparker
-from duly.model import Claim, ClaimedRun, Job, JobRequest, Policy, Requeued
-from duly.operations import Operations
+from duly.model import DEFAULT_TENANT, Claim, ClaimedRun, Job, JobRequest, Policy, Requeued
+from duly.operations import Operations, StoreOperations
 from duly.store import runs
 from duly.store.pool import Pool, Querier
 from duly.timing import forget_zones
@@ -53,7 +53,7 @@ class Deployed:
         return job
 
     async def job(self) -> Job:
-        return await self.operations.get_job(str(self.job_id))
+        return await self.operations.jobs.get(str(self.job_id))
 
     async def log(self) -> list[tuple[str, dict[str, Any]]]:
         rows = await self.scheduler.pool.query("select what, detail from duly.job_changes order by change_id")
@@ -135,7 +135,7 @@ class TestInTheMiddleOfAFire:
     async def test_no_occurrence_runs_twice_or_is_recorded_as_anything_else(
         self, held: HeldPool, settings: Settings, scheduler: FrozenScheduler, code: Deployed, handler: str, timing: str
     ) -> None:
-        deploying = await Operations.open(held, settings)
+        deploying = (await StoreOperations.open(held, settings)).for_tenant(DEFAULT_TENANT)
         await code.deploy(declared("* * * * *", payload={"version": 0}))
         begun: list[ClaimedRun] = []
         due = START
@@ -257,11 +257,11 @@ class TestStandingStill:
         self, scheduler: FrozenScheduler, code: Deployed
     ) -> None:
         await code.deploy(declared("* * * * *"))
-        await code.operations.pause(str(code.job_id), reason="mine")
+        await code.operations.jobs.pause(str(code.job_id), reason="mine")
         job = await code.deploy(declared("*/5 * * * *", max_runs=3))
         assert (job.status, job.status_reason, job.next_run_at) == ("paused", "mine", None)
-        assert (await code.operations.resume(str(code.job_id))).next_run_at == START + 5 * MINUTE
-        await code.operations.cancel(str(code.job_id))
+        assert (await code.operations.jobs.resume(str(code.job_id))).next_run_at == START + 5 * MINUTE
+        await code.operations.jobs.cancel(str(code.job_id))
         job = await code.deploy(declared("* * * * *"))
         assert (job.status, job.schedule, job.next_run_at) == ("cancelled", "*/5 * * * *", None)
 
@@ -269,9 +269,9 @@ class TestStandingStill:
         self, scheduler: FrozenScheduler, code: Deployed
     ) -> None:
         await code.deploy(declared("* * * * *"))
-        changed = await code.operations.change(str(code.job_id), {"priority": 9})
+        changed = await code.operations.jobs.change(str(code.job_id), {"priority": 9})
         assert await code.deploy(declared("* * * * *", priority=9)) == changed
-        await code.operations.change(str(code.job_id), {"priority": 1})
+        await code.operations.jobs.change(str(code.job_id), {"priority": 1})
         # The code says nothing new, so what was done by hand since then stays.
         assert (await code.deploy(declared("* * * * *", priority=9))).priority == 1
 

@@ -25,7 +25,7 @@ from duly.model import (
     Verdict,
     to_micros,
 )
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.scheduler.planner import plan_batch
 from duly.store import cluster, fires, runs
 from duly.store.pool import InTransaction, Pool
@@ -59,7 +59,7 @@ class World:
         return await self.job(submitted.job_id)
 
     async def job(self, job_id: UUID | str) -> Job:
-        return await self.operations.get_job(str(job_id))
+        return await self.operations.jobs.get(str(job_id))
 
     async def lead(self, shard: int) -> int:
         node_id = uuid4()
@@ -96,14 +96,14 @@ class World:
         )
 
     async def explain(self, job: Job, at: datetime | None = None) -> Explanation:
-        explanation = await self.operations.explain(str(job.job_id), at=at)
+        explanation = await self.operations.explain.occurrence(str(job.job_id), at=at)
         # Whatever it is, it can be told.
         assert explanation.sentence.endswith("."), explanation.sentence
         assert explanation_document(explanation)["verdict"] == explanation.verdict
         return explanation
 
     async def explain_range(self, job: Job, start: datetime, end: datetime, limit: int = 2000) -> list[Explanation]:
-        return await self.operations.explain_range(str(job.job_id), start=start, end=end, limit=limit)
+        return await self.operations.explain.between(str(job.job_id), start=start, end=end, limit=limit)
 
 
 @pytest.fixture
@@ -218,7 +218,7 @@ async def test_a_cancelled_run_of_a_fired_occurrence(world: World) -> None:
     await world.at(START + HOUR)
     await world.fire(job)
     await world.at(START + HOUR + MINUTE)
-    await world.operations.cancel(str(job.job_id))
+    await world.operations.jobs.cancel(str(job.job_id))
     told = await world.explain(job, START + HOUR)
     assert told.verdict is Verdict.FIRED
     assert "its run was cancelled: the job was cancelled" in told.sentence
@@ -259,7 +259,7 @@ async def test_a_one_off_in_the_years_to_come(world: World) -> None:
 async def test_a_run_by_hand(world: World) -> None:
     job = await world.submit("0 * * * *")
     await world.at(START + 5 * MINUTE)
-    await world.operations.trigger(str(job.job_id))
+    await world.operations.jobs.trigger(str(job.job_id))
     told = await world.explain(job, START + 5 * MINUTE)
     assert told.verdict is Verdict.TRIGGERED
     assert told.sentence.startswith("Triggered by hand; it waits for a worker")
@@ -277,14 +277,14 @@ async def test_skipped_for_overlap_names_the_unfinished_run(world: World) -> Non
     told = await world.explain(job, START + 2 * HOUR)
     assert told.verdict is Verdict.SKIPPED
     assert told.sentence == "Skipped: overlap is skip, and the run of 2030-05-05 13:00:00Z was unfinished."
-    page = await world.operations.job_runs(str(job.job_id))
+    page = await world.operations.runs.page(str(job.job_id))
     assert told.facts["unfinished_run_id"] == page.items[1].run_id
 
 
 async def test_missed_inside_a_stretch_is_found_past_runs_by_hand(world: World) -> None:
     job = await world.submit("* * * * *", policy=Policy(missed_window="SKIP"))
     await world.at(START + 30 * MINUTE + timedelta(seconds=20))
-    await world.operations.trigger(str(job.job_id))
+    await world.operations.jobs.trigger(str(job.job_id))
     await world.at(START + HOUR + timedelta(seconds=30))
     await world.fire(job)
     told = await world.explain(job, START + 45 * MINUTE)
@@ -315,7 +315,7 @@ async def test_paused_then_resumed(world: World) -> None:
     job = await world.submit("*/10 * * * *")
     await world.at(START + 15 * MINUTE)
     await world.fire(job)
-    await world.operations.pause(str(job.job_id), reason="stocktaking")
+    await world.operations.jobs.pause(str(job.job_id), reason="stocktaking")
     await world.at(START + 25 * MINUTE)
     told = await world.explain(job)
     assert told.verdict is Verdict.PAUSED
@@ -324,7 +324,7 @@ async def test_paused_then_resumed(world: World) -> None:
     assert told.related.verdict is Verdict.PAUSED
     assert told.related.sentence.endswith("; it fires only if it is resumed before.")
     await world.at(START + 35 * MINUTE)
-    await world.operations.resume(str(job.job_id))
+    await world.operations.jobs.resume(str(job.job_id))
     await world.at(START + 40 * MINUTE)
     await world.fire(job)
     found = await world.explain_range(job, START, START + 50 * MINUTE)
@@ -337,7 +337,7 @@ async def test_paused_then_resumed(world: World) -> None:
 async def test_overdue_when_it_was_paused(world: World) -> None:
     job = await world.submit("*/10 * * * *")
     await world.at(START + 11 * MINUTE)
-    await world.operations.pause(str(job.job_id))
+    await world.operations.jobs.pause(str(job.job_id))
     told = await world.explain(job, START + 10 * MINUTE)
     assert told.verdict is Verdict.PAUSED
     assert told.sentence == "Due, but not fired before the job was paused at 2030-05-05 12:11:00Z."
@@ -346,13 +346,13 @@ async def test_overdue_when_it_was_paused(world: World) -> None:
 async def test_overdue_when_it_was_cancelled(world: World) -> None:
     job = await world.submit("*/10 * * * *")
     await world.at(START + 11 * MINUTE)
-    await world.operations.cancel(str(job.job_id))
+    await world.operations.jobs.cancel(str(job.job_id))
     assert (await world.explain(job, START + 10 * MINUTE)).verdict is Verdict.CANCELLED
 
 
 async def test_a_pause_from_before_there_was_a_log_is_known_by_the_job_itself(world: World, pool: Pool) -> None:
     job = await world.submit("*/10 * * * *")
-    await world.operations.pause(str(job.job_id), reason="old")
+    await world.operations.jobs.pause(str(job.job_id), reason="old")
     await pool.query("delete from duly.job_changes")
     told = await world.explain(job, START + 10 * MINUTE)
     assert told.verdict is Verdict.PAUSED
@@ -419,9 +419,9 @@ async def test_a_changed_schedule_gives_up_what_was_overdue(world: World) -> Non
     await world.at(START + 10 * MINUTE)
     await world.fire(job)
     await world.at(START + 35 * MINUTE)
-    await world.operations.change(str(job.job_id), {"priority": 7})
+    await world.operations.jobs.change(str(job.job_id), {"priority": 7})
     assert (await world.explain(job, START + 20 * MINUTE)).verdict is Verdict.OVERDUE
-    await world.operations.change(str(job.job_id), {"schedule": "45 * * * *"})
+    await world.operations.jobs.change(str(job.job_id), {"schedule": "45 * * * *"})
     found = await world.explain_range(job, START, START + HOUR)
     assert [one.scheduled_at - START for one in found] == [n * MINUTE for n in (10, 20, 30, 45)]
     assert verdicts(found) == ["fired", "changed", "changed", "not_due"]
@@ -613,12 +613,12 @@ async def test_a_range_is_bounded_and_its_answer_is_the_oldest(world: World) -> 
         await world.explain_range(job, START, START, limit=10_001)
 
 
-async def test_another_tenants_job_is_not_explained(world: World) -> None:
+async def test_another_tenants_job_is_not_explained(world: World, store_operations: StoreOperations) -> None:
     job = await world.submit("* * * * *")
     with pytest.raises(NotFound):
-        await world.operations.explain(str(job.job_id), tenant="other")
+        await store_operations.for_tenant("other").explain.occurrence(str(job.job_id))
     with pytest.raises(NotFound):
-        await world.operations.explain_range(str(job.job_id), start=START, end=START, limit=1, tenant="other")
+        await store_operations.for_tenant("other").explain.between(str(job.job_id), start=START, end=START, limit=1)
 
 
 @pytest.mark.parametrize("what", ["paused", "cancelled", "redefined"])
@@ -634,7 +634,7 @@ async def test_a_change_that_waits_for_a_fire_notes_where_the_fire_left_the_job(
         if what == "redefined":
             change: asyncio.Future[Any] = asyncio.ensure_future(world.operations.declare(request("30 * * * *")))
         else:
-            done = world.operations.pause(job_id) if what == "paused" else world.operations.cancel(job_id)
+            done = world.operations.jobs.pause(job_id) if what == "paused" else world.operations.jobs.cancel(job_id)
             change = asyncio.ensure_future(done)
         await eventually(lambda: _somebody_waits(transaction))
     await change
@@ -661,8 +661,8 @@ async def test_a_cancelled_job_is_told_to_be_so_whatever_became_of_its_last_run(
         await world.fire(job)
         await world.succeed()
         await world.at(START + HOUR + MINUTE)
-    await world.operations.cancel(str(job.job_id))
-    told = await world.operations.explain(str(job.job_id))
+    await world.operations.jobs.cancel(str(job.job_id))
+    told = await world.operations.explain.occurrence(str(job.job_id))
     assert "The job was cancelled at" in told.sentence
     assert "nothing more of it runs" in told.sentence
     assert "cancelled_at" in told.facts

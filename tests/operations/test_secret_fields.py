@@ -19,7 +19,7 @@ from duly.client.documents import encode, job_body, read_job
 from duly.config import Settings
 from duly.errors import Conflict, InvalidInput
 from duly.model import POLICY_RULES, Job, JobRequest, Policy
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import maintenance
 from duly.store.pool import Pool
 from harness.store import new_job, put, take
@@ -37,7 +37,7 @@ async def submitted(operations: Operations, payload: Any = None, *paths: str, **
         policy=Policy(secret_fields=paths or ("password",)),
         **fields,
     )
-    return await operations.get_job(str((await operations.submit(request)).job_id))
+    return await operations.jobs.get(str((await operations.submit(request)).job_id))
 
 
 async def test_the_handler_gets_the_secret_and_a_redrive_keeps_it(bench: Workbench) -> None:
@@ -55,11 +55,11 @@ async def test_the_handler_gets_the_secret_and_a_redrive_keeps_it(bench: Workben
         run = await bench.end_of(job_id)
         assert run.error is not None
         assert run.error.message == "***"
-        letter = await bench.operations.dead_letter(run.run_id)
+        letter = await bench.operations.dead_letters.get(run.run_id)
         assert (letter.payload, letter.secret_fields) == ({"password": SECRET}, ("password",))
         shown = dead_letter_document(letter)
         assert (shown["payload"], shown["secret_fields"]) == ({"password": "***"}, ["password"])
-        await bench.operations.redrive(run.run_id)
+        await bench.operations.dead_letters.redrive(run.run_id)
         run = await bench.end_of(job_id, "succeeded")
     assert run.result == "in with ***"
     assert got == [SECRET, SECRET]
@@ -82,7 +82,7 @@ async def test_a_worker_that_dies_leaves_a_letter_that_hides_as_much(pool: Pool,
     claim = await take(pool)
     await pool.query("update duly.claims set lease_until = '-infinity' where claim_id = $1", claim.claim_id)
     await maintenance.rescue(pool)
-    (letter,) = (await operations.dead_letters()).items
+    (letter,) = (await operations.dead_letters.page()).items
     assert dead_letter_document(letter)["payload"] == {"n": "***", "m": 8}
 
 
@@ -101,7 +101,7 @@ async def test_who_sends_back_what_was_shown_does_not_lose_the_secret(operations
     shown = job_document(job)["payload"]
     assert shown == {"a": [{"password": "***"}]}
     with pytest.raises(InvalidInput) as refused:
-        await operations.change(str(job.job_id), {"payload": shown})
+        await operations.jobs.change(str(job.job_id), {"payload": shown})
     assert (refused.value.field, "send the secret itself" in refused.value.message) == ("payload.a[0].password", True)
     with pytest.raises(InvalidInput) as refused:
         await submitted(operations, shown, "a.password")
@@ -110,7 +110,7 @@ async def test_who_sends_back_what_was_shown_does_not_lose_the_secret(operations
     with pytest.raises(InvalidInput) as refused:
         await operations.submit_many([JobRequest("h"), *many])
     assert refused.value.field == "jobs[1].payload.a[0].password"
-    assert (await operations.get_job(str(job.job_id))).payload == {"a": [{"password": SECRET}]}
+    assert (await operations.jobs.get(str(job.job_id))).payload == {"a": [{"password": SECRET}]}
     # Where it is no secret it is just a text.
     await submitted(operations, {"stars": "***"}, "password")
 
@@ -120,12 +120,12 @@ async def test_no_change_of_mind_shows_what_was_secret(operations: Operations, p
     job_id = str(job.job_id)
     for paths in ([], ["other"], ["card.numbers"], ["card.number.x"]):
         with pytest.raises(InvalidInput, match="secret_fields: cannot lose a path without a new payload"):
-            await operations.change(job_id, {"secret_fields": paths})
-    wider = await operations.change(job_id, {"secret_fields": ["card"]})
+            await operations.jobs.change(job_id, {"secret_fields": paths})
+    wider = await operations.jobs.change(job_id, {"secret_fields": ["card"]})
     assert (wider.payload, job_document(wider)["payload"]) == (job.payload, {"card": "***"})
     with pytest.raises(InvalidInput, match="cannot lose a path"):
-        await operations.change(job_id, {"secret_fields": ["card.number"]})
-    given = await operations.change(job_id, {"secret_fields": [], "payload": {"card": "none"}})
+        await operations.jobs.change(job_id, {"secret_fields": ["card.number"]})
+    given = await operations.jobs.change(job_id, {"secret_fields": [], "payload": {"card": "none"}})
     assert job_document(given)["payload"] == {"card": "none"}
     rows = await pool.query("select detail ->> 'old' as old from duly.job_changes where what = 'changed' order by at")
     old = [json.loads(row["old"]) for row in rows]
@@ -139,7 +139,7 @@ async def test_a_change_to_what_it_is_already_changes_nothing(operations: Operat
         {"payload": job.payload},
         {"secret_fields": ("a", "password")},
     ):
-        assert (await operations.change(str(job.job_id), change)).version == job.version
+        assert (await operations.jobs.change(str(job.job_id), change)).version == job.version
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ async def test_a_change_to_what_it_is_already_changes_nothing(operations: Operat
 async def test_what_is_no_list_of_paths_is_refused_by_name(operations: Operations, paths: Any) -> None:
     job = await submitted(operations)
     with pytest.raises(InvalidInput) as refused:
-        await operations.change(str(job.job_id), {"secret_fields": paths})
+        await operations.jobs.change(str(job.job_id), {"secret_fields": paths})
     assert refused.value.field == "secret_fields"
     with pytest.raises(InvalidInput) as refused:
         await operations.submit(JobRequest("h", policy=Policy(secret_fields=paths)))
@@ -158,9 +158,9 @@ async def test_what_is_no_list_of_paths_is_refused_by_name(operations: Operation
 
 
 async def test_every_interface_takes_them(
-    operations: Operations, settings: Settings, database_url: str, bench: Workbench
+    operations: Operations, store_operations: StoreOperations, settings: Settings, database_url: str, bench: Workbench
 ) -> None:
-    app = create_app(operations)
+    app = create_app(store_operations)
     job = {"name": "n", "handler": "h", "payload": {"password": SECRET}, "secret_fields": ["password"]}
     ids: list[str] = []
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://localhost") as http:
@@ -203,7 +203,7 @@ async def test_every_interface_takes_them(
         await connection.close()
     assert len(ids) == 9
     for job_id in ids:
-        stored = await operations.get_job(job_id)
+        stored = await operations.jobs.get(job_id)
         assert (stored.payload, stored.policy.secret_fields) == ({"password": SECRET}, ("password",)), job_id
         assert job_document(stored)["payload"] == {"password": "***"}
 
@@ -213,7 +213,7 @@ async def test_where_it_cannot_be_read_what_is_secret_nothing_is_shown(operation
     job = await submitted(operations)
     for policy in ('{"secret_fields": "password"}', '{"secret_fields": [7]}', '{"secret_fields": [], "overlap": 7}'):
         await pool.query("update duly.jobs set policy = $2::jsonb where job_id = $1", UUID(str(job.job_id)), policy)
-        spoilt = await operations.get_job(str(job.job_id))
+        spoilt = await operations.jobs.get(str(job.job_id))
         assert spoilt.unreadable is not None
         assert SECRET not in json.dumps(job_document(spoilt))
     await pool.query(
@@ -222,7 +222,7 @@ async def test_where_it_cannot_be_read_what_is_secret_nothing_is_shown(operation
         "select job_id, now(), now(), 1, tenant, name, queue, handler, payload, "
         """'{"type": "x", "message": ""}', '[]', '["a", 7]' from duly.jobs"""
     )
-    (letter,) = (await operations.dead_letters()).items
+    (letter,) = (await operations.dead_letters.page()).items
     assert SECRET not in json.dumps(dead_letter_document(letter))
 
 
@@ -249,7 +249,7 @@ async def test_a_handler_as_it_is_shown_is_no_handler(
 async def test_a_urls_query_is_shown_to_nobody_and_sent_as_it_is(operations: Operations) -> None:
     url = "https://example.org/hook?token=abc123&format=json"
     job_id = str((await operations.submit(JobRequest({"type": "http", "url": url}, schedule="@yearly"))).job_id)
-    job = await operations.get_job(job_id)
+    job = await operations.jobs.get(job_id)
     assert isinstance(job.handler, dict)
     assert job.handler["url"] == url
     assert job_document(job)["handler"]["url"] == "https://example.org/hook?token=***&format=***"

@@ -13,7 +13,7 @@ from duly.api.server import create_app
 from duly.config import Settings
 from duly.errors import Forbidden, InvalidInput, NotFound
 from duly.model import JobRequest
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.operations.rights import is_among
 from duly.store.pool import Pool
 
@@ -22,17 +22,23 @@ HOOK = {"type": "http", "url": "https://example.org/"}
 
 
 @pytest.fixture
-async def bound(operations: Operations) -> Operations:
-    await operations.set_tenant("acme", tasks=["reports.*", "mail"], queues=["acme"], commands=False)
+async def operations(store_operations: StoreOperations) -> Operations:
+    """The operations of the tenant acme."""
+    return store_operations.for_tenant("acme")
+
+
+@pytest.fixture
+async def bound(operations: Operations, store_operations: StoreOperations) -> Operations:
+    await store_operations.tenants.set("acme", tasks=["reports.*", "mail"], queues=["acme"], commands=False)
     return operations
 
 
-def request(handler: Any = "mail", queue: str = "acme", tenant: str = "acme", **options: Any) -> JobRequest:
-    return JobRequest(**{"schedule": "every 1h", "handler": handler, "queue": queue, "tenant": tenant, **options})
+def request(handler: Any = "mail", queue: str = "acme", **options: Any) -> JobRequest:
+    return JobRequest(**{"schedule": "every 1h", "handler": handler, "queue": queue, **options})
 
 
 async def names(operations: Operations) -> set[str]:
-    return {job.name for job in (await operations.list_jobs(tenant="acme")).items}
+    return {job.name for job in (await operations.jobs.page()).items}
 
 
 @pytest.mark.parametrize(
@@ -50,9 +56,8 @@ async def test_what_is_out_of_bounds_is_refused_by_its_field(
     bound: Operations, wrong: dict[str, Any], field: str, told: str
 ) -> None:
     for ask in (
-        bound.submit(request(**wrong), allow_unknown_handler=True),
         bound.submit_many([request(**wrong)], allow_unknown_handler=True),
-        bound.register(request(**wrong), allow_unknown_handler=True),
+        bound.submit(request(**wrong), allow_unknown_handler=True),
         bound.declare(request(**wrong, dedupe_key="k")),
     ):
         with pytest.raises(Forbidden, match=told) as refused:
@@ -61,25 +66,25 @@ async def test_what_is_out_of_bounds_is_refused_by_its_field(
     with pytest.raises(Forbidden) as refused:
         await bound.submit_many([request(), request(**wrong)], allow_unknown_handler=True)
     assert refused.value.field == f"jobs[1].{field}"
-    good, bad = await bound.submit_each(
-        [request(name="good"), request(**wrong)], tenant="acme", allow_unknown_handler=True
-    )
+    good, bad = await bound.submit_each([request(name="good"), request(**wrong)], allow_unknown_handler=True)
     assert not isinstance(good, Forbidden)
     assert isinstance(bad, Forbidden)
     assert await names(bound) == {"good"}
 
 
 @pytest.mark.parametrize("handler", ["mail", "reports.daily", "reports.", HOOK])
-async def test_what_is_within_bounds_is_taken(bound: Operations, handler: Any) -> None:
+async def test_what_is_within_bounds_is_taken(
+    bound: Operations, store_operations: StoreOperations, handler: Any
+) -> None:
     assert (await bound.submit(request(handler), allow_unknown_handler=True)).created
     # Of another tenant anything is.
-    free = request("other", "default", "free")
-    assert (await bound.submit(free, allow_unknown_handler=True)).created
+    free = request("other", "default")
+    assert (await store_operations.for_tenant("free").submit(free, allow_unknown_handler=True)).created
 
 
-async def test_over_http_it_is_403_and_names_the_field(bound: Operations) -> None:
-    key = await bound.create_key(tenant="acme", role="operator")
-    transport, headers = httpx.ASGITransport(app=create_app(bound)), {"Authorization": f"Bearer {key.text}"}
+async def test_over_http_it_is_403_and_names_the_field(bound: Operations, store_operations: StoreOperations) -> None:
+    key = await store_operations.keys.create(tenant="acme", role="operator")
+    transport, headers = httpx.ASGITransport(app=create_app(store_operations)), {"Authorization": f"Bearer {key.text}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
         for job, field in (
             ({"handler": COMMAND, "queue": "acme"}, "handler"),
@@ -94,22 +99,24 @@ async def test_over_http_it_is_403_and_names_the_field(bound: Operations) -> Non
         assert (await client.patch(f"/api/v1/jobs/{job_id}", json={"priority": 7})).status_code == 200
 
 
-async def test_jobs_that_are_there_go_on_but_are_not_changed(operations: Operations) -> None:
+async def test_jobs_that_are_there_go_on_but_are_not_changed(
+    operations: Operations, store_operations: StoreOperations
+) -> None:
     job_id = str((await operations.submit(request("other"), allow_unknown_handler=True)).job_id)
-    await operations.set_tenant("acme", tasks=["mail"])
+    await store_operations.tenants.set("acme", tasks=["mail"])
     with pytest.raises(Forbidden, match="may not submit task 'other'"):
-        await operations.change(job_id, {"payload": {"to": "all"}}, tenant="acme")
-    await operations.pause(job_id, tenant="acme")
-    await operations.resume(job_id, tenant="acme")
-    await operations.trigger(job_id, tenant="acme")
-    await operations.set_tenant("acme", tasks=None)
-    assert (await operations.change(job_id, {"payload": {"to": "all"}}, tenant="acme")).payload == {"to": "all"}
+        await operations.jobs.change(job_id, {"payload": {"to": "all"}})
+    await operations.jobs.pause(job_id)
+    await operations.jobs.resume(job_id)
+    await operations.jobs.trigger(job_id)
+    await store_operations.tenants.set("acme", tasks=None)
+    assert (await operations.jobs.change(job_id, {"payload": {"to": "all"}})).payload == {"to": "all"}
 
 
 async def test_a_submit_in_a_transaction_of_the_callers_is_bound_too(
-    operations: Operations, settings: Settings, database_url: str
+    store_operations: StoreOperations, settings: Settings, database_url: str
 ) -> None:
-    await operations.set_tenant("default", queues=["acme"])
+    await store_operations.tenants.set("default", queues=["acme"])
     app = Duly(settings=settings)
     connection = await asyncpg.connect(database_url)
     try:
@@ -119,7 +126,7 @@ async def test_a_submit_in_a_transaction_of_the_callers_is_bound_too(
     finally:
         await connection.close()
         await app.close()
-    assert [job.name for job in (await operations.list_jobs()).items] == ["mail"]
+    assert await names(store_operations.for_tenant("default")) == {"mail"}
 
 
 @pytest.mark.parametrize(
@@ -157,33 +164,35 @@ async def test_sql_and_python_agree_on_which_names_are_meant(pool: Pool, databas
         await connection.close()
 
 
-async def test_bounds_are_set_kept_shown_and_lifted_one_by_one(operations: Operations) -> None:
-    await operations.set_tenant("acme", tasks=["a", "b", "a"], max_jobs=5)
-    shown = await operations.set_tenant("acme", queues=["q"])
+async def test_bounds_are_set_kept_shown_and_lifted_one_by_one(store_operations: StoreOperations) -> None:
+    await store_operations.tenants.set("acme", tasks=["a", "b", "a"], max_jobs=5)
+    shown = await store_operations.tenants.set("acme", queues=["q"])
     assert (shown.tasks, shown.queues, shown.commands, shown.max_jobs) == (("a", "b"), ("q",), True, 5)
-    shown = await operations.set_tenant("acme", tasks=None, commands=False)
+    shown = await store_operations.tenants.set("acme", tasks=None, commands=False)
     assert (shown.tasks, shown.queues, shown.commands, shown.max_jobs) == (None, ("q",), False, 5)
-    assert await operations.get_tenant("acme") == shown == (await operations.list_tenants())[0]
+    assert await store_operations.tenants.get("acme") == shown == (await store_operations.tenants.all())[0]
     with pytest.raises(NotFound):
-        await operations.get_tenant("nobody")
+        await store_operations.tenants.get("nobody")
 
 
 @pytest.mark.parametrize("names_given", [[], [""], ["a*b"], ["**"], ["x" * 201], [f"t{n}" for n in range(201)]])
-async def test_names_that_are_none_are_refused(operations: Operations, names_given: list[str]) -> None:
+async def test_names_that_are_none_are_refused(store_operations: StoreOperations, names_given: list[str]) -> None:
     for field in ("tasks", "queues"):
         with pytest.raises(InvalidInput, match=field):
-            await operations.set_tenant("acme", **{field: names_given})  # type: ignore[arg-type]
+            await store_operations.tenants.set("acme", **{field: names_given})  # type: ignore[arg-type]
 
 
-async def test_who_is_bound_to_nothing_costs_no_statement_a_submit(operations: Operations) -> None:
-    await operations.submit(request(tenant="free"), allow_unknown_handler=True)
+async def test_who_is_bound_to_nothing_costs_no_statement_a_submit(
+    operations: Operations, store_operations: StoreOperations
+) -> None:
+    await store_operations.for_tenant("free").submit(request(), allow_unknown_handler=True)
     asked: list[str] = []
-    fetch = operations._pool.fetch
+    fetch = store_operations._pool.fetch
 
     async def listened(name: str, *arguments: Any) -> Any:
         asked.append(name)
         return await fetch(name, *arguments)
 
-    operations._pool.fetch = listened  # type: ignore[method-assign]
-    await operations.submit(request(tenant="free"), allow_unknown_handler=True)
+    store_operations._pool.fetch = listened  # type: ignore[method-assign]
+    await store_operations.for_tenant("free").submit(request(), allow_unknown_handler=True)
     assert [name for name in asked if name.startswith("tenants/")] == []

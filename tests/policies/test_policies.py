@@ -22,7 +22,7 @@ import pytest
 from conftest import Server
 from duly import Context
 from duly.errors import Conflict, InvalidInput, Permanent
-from duly.model import POLICY_FIELDS, JobRequest, Policy, make_run_id, parse_run_id
+from duly.model import DEFAULT_TENANT, POLICY_FIELDS, JobRequest, Policy, make_run_id, parse_run_id
 from duly.store import maintenance
 from duly.testing import DulyTest, StoreServer, running_server
 from duly.timing import jitter_offset
@@ -63,7 +63,7 @@ def stores(server: Server) -> Iterator[StoreServer]:
 class Story:
     def __init__(self, world: World, dice: random.Random) -> None:
         self.world = world
-        self.calls = world._operations
+        self.calls = world._operations.for_tenant(DEFAULT_TENANT)
         self.dice = dice
         zone, day = dice.choice(CHANGES)
         noon = datetime.fromisoformat(day).replace(tzinfo=ZoneInfo(zone)) - 12 * HOUR
@@ -187,7 +187,7 @@ class Story:
         now = self.world.now
         try:
             if refused is None:
-                job = await self.calls.get_job(job_id)
+                job = await self.calls.jobs.get(job_id)
                 offsets = {seconds: jitter_offset(job.job_id, seconds) for seconds in JITTERS}
             else:
                 offsets = dict.fromkeys(JITTERS, timedelta(0))
@@ -236,12 +236,12 @@ class Story:
             wanted = error
         try:
             if what == "change":
-                await self.calls.change(job_id, {name: value})
+                await self.calls.jobs.change(job_id, {name: value})
             elif what == "redrive":
-                await self.calls.redrive(make_run_id(UUID(job_id), value))
+                await self.calls.dead_letters.redrive(make_run_id(UUID(job_id), value))
                 model.redrive(value, now)
             elif what == "trigger":
-                at = parse_run_id(await self.calls.trigger(job_id))
+                at = parse_run_id((await self.calls.jobs.trigger(job_id)).run_id)
                 assert at is not None
                 assert before is not None
                 assert before - SECOND / 1000 < at[1] <= before
@@ -250,7 +250,7 @@ class Story:
                 assert at[1] != model.next
                 model.triggered(at[1], now)
             else:
-                await getattr(self.calls, what)(job_id)
+                await getattr(self.calls.jobs, what)(job_id)
         except (Conflict, InvalidInput) as error:
             if wanted is None:
                 raise AssertionError(f"{what} {job_id} {name} was refused") from error

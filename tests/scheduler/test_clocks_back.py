@@ -67,18 +67,18 @@ class TestGoingOn:
         else:
             await finish(pool)
         if what == "missed":
-            await operations.change(job_id, {"missed_window": "SKIP"})
+            await operations.jobs.change(job_id, {"missed_window": "SKIP"})
         await scheduler.step(last + (11 * SECOND if what == "missed" else 0 * SECOND))
         if what == "ran":
             assert await finish(pool) == [last]
-        assert (await operations.get_job(job_id)).next_run_at == last + MINUTE
+        assert (await operations.jobs.get(job_id)).next_run_at == last + MINUTE
         await scheduler.at(last - SECONDS_BACK * SECOND)
         match how:
             case "resume":
-                await operations.pause(job_id)
-                await operations.resume(job_id)
+                await operations.jobs.pause(job_id)
+                await operations.jobs.resume(job_id)
             case "change":
-                await operations.change(job_id, {"schedule": "0 * * * * *"})
+                await operations.jobs.change(job_id, {"schedule": "0 * * * * *"})
             case "unpark":
                 await pool.query("update duly.jobs set status = 'paused', next_run_at = null")
                 await pool.query("insert into duly.parked (job_id, version, parked_at) "
@@ -92,7 +92,7 @@ class TestGoingOn:
                 guardian.lead(True)
                 await guardian.run_once()
                 await guardian.run_once()
-        planned = await operations.get_job(job_id)
+        planned = await operations.jobs.get(job_id)
         assert (planned.status, planned.next_run_at) == ("active", last + MINUTE)
 
     @pytest.mark.parametrize("where", ["running", "retrying", "ended"])
@@ -100,7 +100,7 @@ class TestGoingOn:
         self, scheduler: FrozenScheduler, operations: Operations, pool: Pool, job: NewJob, where: str
     ) -> None:
         job_id = str(job.job_id)
-        await operations.change(job_id, {"overlap": "parallel"})
+        await operations.jobs.change(job_id, {"overlap": "parallel"})
         await scheduler.step(START + MINUTE)
         (run,) = (await take(pool)).runs
         if where == "retrying":
@@ -111,7 +111,7 @@ class TestGoingOn:
         ahead = await count(pool, "runs", "scheduled_at = $1 and state = 'queued'", START + 2 * MINUTE)
         assert ahead == 1
         await scheduler.at(START + MINUTE - SECONDS_BACK * SECOND)
-        changed = await operations.change(job_id, {"schedule": "0 * * * * *"})
+        changed = await operations.jobs.change(job_id, {"schedule": "0 * * * * *"})
         assert await count(pool, "runs", "state = 'queued'") == 0
         assert (changed.last_run_at, changed.next_run_at) == (START + MINUTE, START + 2 * MINUTE)
 
@@ -120,14 +120,14 @@ class TestGoingOn:
     ) -> None:
         await scheduler.step(START + MINUTE)
         (run,) = (await take(pool)).runs
-        await operations.change(str(job.job_id), {"overlap": "parallel"})
+        await operations.jobs.change(str(job.job_id), {"overlap": "parallel"})
         await scheduler.at(START + MINUTE + SECOND)
-        await operations.trigger(str(job.job_id))
+        await operations.jobs.trigger(str(job.job_id))
         assert await runs.requeue(pool, [Requeued(run, "queued", 0.0, None, None, refund=1)]) == 1
         await scheduler.at(START + MINUTE - SECONDS_BACK * SECOND)
-        await operations.pause(str(job.job_id))
+        await operations.jobs.pause(str(job.job_id))
         assert await count(pool, "runs") == 2
-        assert (await operations.get_job(str(job.job_id))).run_count == 1
+        assert (await operations.jobs.get(str(job.job_id))).run_count == 1
 
 
 class TestTokens:
@@ -163,7 +163,7 @@ class TestTokens:
                 assert (await maintenance.rescue(pool)).requeued == 1
             case "redrive":
                 assert await runs.bury(pool, [Buried(run, 1, 2, ERROR)]) == 1
-                await operations.redrive(make_run_id(run.job_id, run.scheduled_at))
+                await operations.dead_letters.redrive(make_run_id(run.job_id, run.scheduled_at))
 
     async def test_tokens_of_one_moment_ascend(self, pool: Pool) -> None:
         tokens = [(await pool.query("select duly.new_claim_id() as token"))[0]["token"] for _ in range(200)]
@@ -253,16 +253,16 @@ class History:
             self.log.append(f"    {error}")
 
     async def _pause(self) -> None:
-        await self._try(self.operations.pause(str(self.job_id)))
+        await self._try(self.operations.jobs.pause(str(self.job_id)))
 
     async def _resume(self) -> None:
-        await self._try(self.operations.resume(str(self.job_id)))
+        await self._try(self.operations.jobs.resume(str(self.job_id)))
 
     async def _change(self) -> None:
         change: dict[str, Any] = self.dice.choice(
             [{"schedule": "*/10 * * * * *"}, {"schedule": "*/5 * * * * *"}, {"schedule": "every 7s"}, {"priority": 6}]
         )
-        await self._try(self.operations.change(str(self.job_id), change))
+        await self._try(self.operations.jobs.change(str(self.job_id), change))
 
     async def _declare(self) -> None:
         schedule = self.dice.choice(["*/10 * * * * *", "*/4 * * * * *", "every 7s"])
@@ -288,13 +288,13 @@ class History:
 
     async def _trigger(self) -> None:
         await self.scheduler.at(self.scheduler.clock.moment + timedelta(microseconds=self.dice.randrange(1, 1000)))
-        await self._try(self.operations.trigger(str(self.job_id)))
+        await self._try(self.operations.jobs.trigger(str(self.job_id)))
 
     async def _redrive(self) -> None:
         dead = await self.pool.query("select scheduled_at from duly.dead_letters")
         for row in dead:
             self.allowed[row["scheduled_at"]] += 1
-            await self.operations.redrive(make_run_id(self.job_id, row["scheduled_at"]))
+            await self.operations.dead_letters.redrive(make_run_id(self.job_id, row["scheduled_at"]))
 
     async def _rescue(self) -> None:
         await self.pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
@@ -304,7 +304,7 @@ class History:
     async def check(self) -> None:
         twice = {at: n for at, n in self.begun.items() if n > 1 + self.allowed[at]}
         assert not twice, f"began twice: {twice}"
-        job = await self.operations.get_job(str(self.job_id))
+        job = await self.operations.jobs.get(str(self.job_id))
         if job.next_run_at is None:
             return
         self.log.append(f"    next {job.next_run_at:%H:%M:%S.%f}")

@@ -16,7 +16,7 @@ from duly.errors import Conflict, InvalidInput, TooCostly
 from duly.maintenance.unparker import Unparker
 from duly.model import JobRequest, Policy, Verdict
 from duly.node import running_scheduler
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import fires
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
@@ -112,17 +112,17 @@ async def test_nothing_tries_it_again_until_it_is_changed(pool: Pool, operations
     unparker = Unparker(pool)
     unparker.lead(True)
     await unparker.run_once()
-    shown = await operations.get_job(str(job.job_id))
+    shown = await operations.jobs.get(str(job.job_id))
     assert shown.status == "paused"
     with pytest.raises(Conflict, match="takes too long to work out"):
-        await operations.resume(str(job.job_id))
-    explained = await operations.explain(str(job.job_id), at=START + SECOND)
+        await operations.jobs.resume(str(job.job_id))
+    explained = await operations.explain.occurrence(str(job.job_id), at=START + SECOND)
     assert explained.verdict is Verdict.PARKED
     assert "too costly to plan" in explained.sentence
-    assert (await operations.explain(str(job.job_id))).verdict in (Verdict.PARKED, Verdict.UNRECORDED)
-    changed = await operations.change(str(job.job_id), {"schedule": "every 1h"})
+    assert (await operations.explain.occurrence(str(job.job_id))).verdict in (Verdict.PARKED, Verdict.UNRECORDED)
+    changed = await operations.jobs.change(str(job.job_id), {"schedule": "every 1h"})
     assert changed.status == "paused"
-    assert (await operations.resume(str(job.job_id))).next_run_at is not None
+    assert (await operations.jobs.resume(str(job.job_id))).next_run_at is not None
 
 
 async def test_planning_that_burns_time_and_no_fuel_is_stopped_by_the_clock(
@@ -158,12 +158,12 @@ async def test_a_slow_plan_is_told_from_a_slow_machine(pool: Pool, monkeypatch: 
 
 
 async def test_other_tenants_are_not_silent_beside_five_of_them_and_two_schedulers(
-    pool: Pool, settings: Settings, operations: Operations
+    pool: Pool, settings: Settings, operations: Operations, store_operations: StoreOperations
 ) -> None:
     now = operations.now()
     due = (now + timedelta(seconds=3)).replace(microsecond=0)
-    await operations.submit_many(
-        [JobRequest("noop", schedule="every 1s", tenant="b", policy=Policy(overlap="parallel")) for _ in range(20)],
+    await store_operations.for_tenant("b").submit_many(
+        [JobRequest("noop", schedule="every 1s", policy=Policy(overlap="parallel")) for _ in range(20)],
         allow_unknown_handler=True,
     )
     bad = [costly(pool, number, next_run_at=due) for number in range(5)]
@@ -192,10 +192,12 @@ async def test_what_is_submitted_changed_or_declared_is_refused_by_name(pool: Po
     assert {one.field for one in (caught.value, *caught.value.others)} == {"schedule", "max_runs"}
     job = (await operations.submit(JobRequest("noop", schedule="every 1h"), allow_unknown_handler=True)).job_id
     with pytest.raises(TooCostly):
-        await operations.change(str(job), {"schedule": GAPS, "timezone": "America/New_York", "dst_gap": "skip"})
+        await operations.jobs.change(str(job), {"schedule": GAPS, "timezone": "America/New_York", "dst_gap": "skip"})
 
 
-async def test_a_batch_of_costly_rules_gives_others_their_turn(operations: Operations) -> None:
+async def test_a_batch_of_costly_rules_gives_others_their_turn(
+    operations: Operations, store_operations: StoreOperations
+) -> None:
     """By time, not by count."""
     texts = [f"FREQ=MONTHLY;BYDAY=SU;BYHOUR={n % 24};BYMINUTE={n // 24};BYSETPOS=1;COUNT=1000000" for n in range(120)]
     turns = 0
@@ -208,8 +210,8 @@ async def test_a_batch_of_costly_rules_gives_others_their_turn(operations: Opera
             await asyncio.sleep(0)
 
     other = asyncio.create_task(beside())
-    answers = await operations.submit_each(
-        [JobRequest("noop", schedule=text) for text in texts], tenant="default", allow_unknown_handler=True
+    answers = await store_operations.for_tenant("default").submit_each(
+        [JobRequest("noop", schedule=text) for text in texts], allow_unknown_handler=True
     )
     done.set()
     await other

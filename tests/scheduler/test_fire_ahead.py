@@ -77,7 +77,7 @@ async def test_overlap_is_decided_at_its_time_not_before(
     scheduler: FrozenScheduler, pool: Pool, operations: Operations, ends: bool
 ) -> None:
     job = await put(scheduler)
-    await operations.trigger(str(job.job_id))
+    await operations.jobs.trigger(str(job.job_id))
     claim = await take(pool)
     assert len(claim.runs) == 1
     await scheduler.step(BEFORE)
@@ -98,7 +98,7 @@ async def test_a_node_ahead_of_the_database_does_not_ask_without_pause_what_it_m
     scheduler: FrozenScheduler, pool: Pool, operations: Operations
 ) -> None:
     job = await put(scheduler)
-    await operations.trigger(str(job.job_id))
+    await operations.jobs.trigger(str(job.job_id))
     assert len((await take(pool)).runs) == 1
     await scheduler.loader.run_once()
     await scheduler.at(BEFORE)
@@ -113,7 +113,8 @@ async def test_one_asked_for_by_hand_before_its_time_does_not_run_beside_it(
     await put(scheduler)
     await scheduler.step(BEFORE)
     (run_id,) = [
-        await operations.trigger(str(row["job_id"])) for row in await pool.query("select job_id from duly.jobs")
+        (await operations.jobs.trigger(str(row["job_id"]))).run_id
+        for row in await pool.query("select job_id from duly.jobs")
     ]
     await scheduler.at(DUE)
     first = await take(pool)
@@ -122,7 +123,7 @@ async def test_one_asked_for_by_hand_before_its_time_does_not_run_beside_it(
     await end(pool, first)
     await scheduler.at(DUE + SECOND)
     assert await run_all(pool) == 1
-    assert (await operations.get_run(run_id)).status == "succeeded"
+    assert (await operations.runs.get(run_id)).status == "succeeded"
 
 
 async def test_pausing_takes_it_back_and_resuming_runs_it_once(
@@ -131,10 +132,10 @@ async def test_pausing_takes_it_back_and_resuming_runs_it_once(
     job = await put(scheduler)
     await scheduler.step(BEFORE)
     assert (await scheduler.job(job))["run_count"] == 1
-    paused = await operations.pause(str(job.job_id))
+    paused = await operations.jobs.pause(str(job.job_id))
     assert (paused.status, paused.next_run_at, paused.run_count, paused.last_run_at) == ("paused", None, 0, None)
     assert await scheduler.runs() == []
-    resumed = await operations.resume(str(job.job_id))
+    resumed = await operations.jobs.resume(str(job.job_id))
     assert resumed.next_run_at == DUE
     await scheduler.step(BEFORE + 0.1 * AHEAD)
     await scheduler.step(DUE)
@@ -153,7 +154,7 @@ async def test_what_ran_before_is_remembered_when_the_next_is_taken_back(
         assert await run_all(pool) == 1
     await scheduler.step(DUE + 2 * HOUR - 0.5 * AHEAD)
     assert await scheduler.runs() == [DUE + 2 * HOUR]
-    paused = await operations.pause(str(job.job_id))
+    paused = await operations.jobs.pause(str(job.job_id))
     assert (paused.run_count, paused.last_run_at) == (2, DUE + HOUR)
     # Nothing of it looks like a run that was lost.
     await scheduler.at(DUE + 3 * HOUR)
@@ -177,7 +178,7 @@ async def test_cancelling_takes_it_back_and_it_leaves_no_outcome(
 ) -> None:
     job = await put(scheduler)
     await scheduler.step(BEFORE)
-    assert (await operations.cancel(str(job.job_id))).status == "cancelled"
+    assert (await operations.jobs.cancel(str(job.job_id))).status == "cancelled"
     await scheduler.step(DUE + SECOND)
     assert await run_all(pool) == 0
     assert await count(pool, "history") == 0
@@ -188,10 +189,10 @@ async def test_a_new_schedule_takes_it_back_and_other_changes_do_not(
 ) -> None:
     job = await put(scheduler)
     await scheduler.step(BEFORE)
-    changed = await operations.change(str(job.job_id), {"payload": {"n": 2}, "priority": 9})
+    changed = await operations.jobs.change(str(job.job_id), {"payload": {"n": 2}, "priority": 9})
     assert changed.next_run_at == DUE + HOUR
     assert await scheduler.runs(job, "priority = 9") == [DUE]
-    changed = await operations.change(str(job.job_id), {"schedule": "30 * * * *"})
+    changed = await operations.jobs.change(str(job.job_id), {"schedule": "30 * * * *"})
     assert changed.next_run_at == START + 30 * MINUTE
     assert changed.run_count == 0
     await scheduler.step(DUE + SECOND)
@@ -212,7 +213,7 @@ async def test_its_leader_is_told_of_one_that_is_put_back(
     try:
         assert await heard.get() == ""  # it listens
         await scheduler.step(BEFORE)
-        changed = await operations.change(str(job.job_id), {"schedule": "1 * * * *"})
+        changed = await operations.jobs.change(str(job.job_id), {"schedule": "1 * * * *"})
         assert changed.next_run_at == DUE
         assert await scheduler.runs() == []
         async with asyncio.timeout(10):
@@ -235,13 +236,13 @@ async def test_a_one_off_about_to_start_can_still_be_moved(
     await scheduler.step(BEFORE)
     assert await scheduler.runs() == [DUE]
     later = DUE + HOUR
-    assert (await operations.change(job_id, {"schedule": later.isoformat()})).next_run_at == later
+    assert (await operations.jobs.change(job_id, {"schedule": later.isoformat()})).next_run_at == later
     assert await scheduler.runs() == []
     await scheduler.step(DUE)
     assert await scheduler.runs() == []
     await scheduler.step(later)
     assert await run_all(pool) == 1
-    assert (await operations.get_job(job_id)).status == "completed"
+    assert (await operations.jobs.get(job_id)).status == "completed"
 
 
 async def test_an_app_that_declares_it_otherwise_takes_it_back(
@@ -257,7 +258,7 @@ async def test_an_app_that_declares_it_otherwise_takes_it_back(
     assert await scheduler.runs() == [DUE]
     assert await operations.declare(declared("30 * * * *")) == job_id
     assert await scheduler.runs() == []
-    assert (await operations.get_job(str(job_id))).next_run_at == START + 30 * MINUTE
+    assert (await operations.jobs.get(str(job_id))).next_run_at == START + 30 * MINUTE
 
 
 async def test_several_of_a_short_period_are_taken_back_together(pool: Pool, operations: Operations) -> None:
@@ -270,7 +271,7 @@ async def test_several_of_a_short_period_are_taken_back_together(pool: Pool, ope
     await scheduler.step(DUE - SECOND)
     assert await scheduler.runs() == [DUE, DUE + SECOND, DUE + 2 * SECOND]
     await scheduler.at(DUE)
-    assert (await operations.pause(str(job.job_id))).run_count == 1
+    assert (await operations.jobs.pause(str(job.job_id))).run_count == 1
     assert await scheduler.runs() == [DUE]  # its time has come: it may have been taken
 
 

@@ -278,7 +278,7 @@ async def test_who_asks_for_a_change_waits_for_it(pool: Pool, operations: Operat
     """Users are told what became of what they asked for: they do wait."""
     job = await operations.submit(JobRequest("noop", schedule="@hourly"), allow_unknown_handler=True)
     async with locked(pool, due_job(pool, DUE, job_id=job.job_id)):
-        asked = asyncio.create_task(operations.pause(str(job.job_id)))
+        asked = asyncio.create_task(operations.jobs.pause(str(job.job_id)))
         done, _ = await asyncio.wait([asked], timeout=0.2)
         assert not done
     assert (await asked).status == "paused"

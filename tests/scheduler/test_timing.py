@@ -9,7 +9,7 @@ import pytest
 
 from conftest import Server
 from duly import InvalidInput
-from duly.model import JobRequest, Policy
+from duly.model import DEFAULT_TENANT, JobRequest, Policy
 from duly.operations import Operations
 from duly.operations.previewing import preview
 from duly.testing import DulyTest, StoreServer, duly_test, running_server
@@ -41,17 +41,17 @@ async def virtual(duly_test: DulyTest) -> DulyTest:
 
 @pytest.fixture
 def calls(virtual: DulyTest) -> Operations:
-    return virtual._operations
+    return virtual._operations.for_tenant(DEFAULT_TENANT)
 
 
 async def submitted(virtual: DulyTest, calls: Operations, *, offset: timedelta, **fields: object) -> str:
     """A job whose jitter of ten minutes comes to at least `offset` and less than a minute more."""
     while True:
         job_id = await virtual.submit("noop", **fields)
-        job = await calls.get_job(job_id)
+        job = await calls.jobs.get(job_id)
         if offset <= jitter_offset(job.job_id, 600) < offset + MINUTE:
             return job_id
-        await calls.cancel(job_id)
+        await calls.jobs.cancel(job_id)
 
 
 class TestOneOffs:
@@ -64,13 +64,13 @@ class TestOneOffs:
             await virtual.submit("noop", schedule=schedule, timezone="Europe/Berlin", jitter_seconds=jitter)
             for _ in range(5)
         ]
-        planned = [(await calls.get_job(job_id)).next_run_at for job_id in ids]
-        assert planned == [NINE + jitter_offset((await calls.get_job(job_id)).job_id, jitter) for job_id in ids]
-        shown = [[one.scheduled_at for one in await calls.upcoming(job_id)] for job_id in ids]
+        planned = [(await calls.jobs.get(job_id)).next_run_at for job_id in ids]
+        assert planned == [NINE + jitter_offset((await calls.jobs.get(job_id)).job_id, jitter) for job_id in ids]
+        shown = [[one.scheduled_at for one in await calls.jobs.upcoming(job_id)] for job_id in ids]
         assert shown == [[moment] for moment in planned]
         runs = await virtual.advance(days=3)
         assert sorted(run.scheduled_at for run in runs) == sorted(moment for moment in planned if moment)
-        assert [(await calls.explain(job_id)).verdict for job_id in ids] == ["fired"] * 5
+        assert [(await calls.explain.occurrence(job_id)).verdict for job_id in ids] == ["fired"] * 5
 
     async def test_jittered_one_offs_of_a_bulk_submit_run_once(self, virtual: DulyTest, calls: Operations) -> None:
         policy = Policy(jitter_seconds=600)
@@ -92,14 +92,14 @@ class TestOneOffs:
         )
         runs = await virtual.advance(days=2)
         assert [run.scheduled_at for run in runs] == [NINE]
-        assert (await calls.get_job(job_id)).status == "completed"
+        assert (await calls.jobs.get(job_id)).status == "completed"
 
     async def test_a_paused_one_off_keeps_its_jittered_time(self, virtual: DulyTest, calls: Operations) -> None:
         job_id = await virtual.submit("noop", schedule=NINE, jitter_seconds=600)
-        planned = (await calls.get_job(job_id)).next_run_at
-        await calls.pause(job_id)
-        assert (await calls.resume(job_id)).next_run_at == planned
-        changed = await calls.change(job_id, {"jitter_seconds": 0})
+        planned = (await calls.jobs.get(job_id)).next_run_at
+        await calls.jobs.pause(job_id)
+        assert (await calls.jobs.resume(job_id)).next_run_at == planned
+        changed = await calls.jobs.change(job_id, {"jitter_seconds": 0})
         assert changed.next_run_at == NINE
 
     @pytest.mark.parametrize(("field", "value"), [("start_at", NINE), ("end_at", NINE), ("max_runs", 3)])
@@ -111,21 +111,21 @@ class TestOneOffs:
         assert caught.value.field == field
         once = await virtual.submit("noop", schedule=NINE)
         with pytest.raises(InvalidInput) as caught:
-            await calls.change(once, {field: value})
+            await calls.jobs.change(once, {field: value})
         assert caught.value.field == field
         bounded = await virtual.submit("noop", schedule="@hourly", **{field: NINE + DAY if field != "max_runs" else 3})
         with pytest.raises(InvalidInput) as caught:
-            await calls.change(bounded, {"schedule": NINE + DAY})
+            await calls.jobs.change(bounded, {"schedule": NINE + DAY})
         assert caught.value.field == field
-        await calls.change(bounded, {"schedule": NINE + DAY, field: None})
+        await calls.jobs.change(bounded, {"schedule": NINE + DAY, field: None})
 
 
 class TestJitter:
     async def test_jitter_that_is_added_does_not_run_a_job_again(self, virtual: DulyTest, calls: Operations) -> None:
         job_id = await submitted(virtual, calls, schedule="0 9 * * *", offset=7 * MINUTE)
-        own = jitter_offset((await calls.get_job(job_id)).job_id, 600)
+        own = jitter_offset((await calls.jobs.get(job_id)).job_id, 600)
         await virtual.advance(until=NINE + 5 * MINUTE)
-        changed = await calls.change(job_id, {"jitter_seconds": 600})
+        changed = await calls.jobs.change(job_id, {"jitter_seconds": 600})
         assert changed.next_run_at == NINE + DAY + own
         runs = await virtual.advance(days=2)
         assert [run.scheduled_at for run in runs] == [NINE + DAY + own, NINE + 2 * DAY + own][: len(runs)]
@@ -138,7 +138,7 @@ class TestJitter:
             virtual, calls, schedule="0 9 * * *", offset=7 * MINUTE, jitter_seconds=600, missed_window=missed_window
         )
         assert await virtual.advance(until=NINE + 5 * MINUTE) == []
-        changed = await calls.change(job_id, {"jitter_seconds": 0})
+        changed = await calls.jobs.change(job_id, {"jitter_seconds": 0})
         assert changed.next_run_at == NINE + 5 * MINUTE
         runs = await virtual.advance(until=NINE + DAY)
         assert [(run.scheduled_at, run.status, run.missed) for run in runs] == [
@@ -151,9 +151,9 @@ class TestJitter:
     ) -> None:
         job_id = await submitted(virtual, calls, schedule="0 9 * * *", offset=7 * MINUTE)
         await virtual.advance(until=NINE + MINUTE)
-        await calls.pause(job_id)
-        await calls.change(job_id, {"jitter_seconds": 600})
-        resumed = await calls.resume(job_id)
+        await calls.jobs.pause(job_id)
+        await calls.jobs.change(job_id, {"jitter_seconds": 600})
+        resumed = await calls.jobs.resume(job_id)
         assert resumed.next_run_at == NINE + DAY + jitter_offset(resumed.job_id, 600)
 
 
@@ -166,12 +166,12 @@ class TestCounted:
     ) -> None:
         shown = [one.scheduled_at for one in preview(rule, after=START, start_at=start_at).occurrences]
         job_id = await virtual.submit("noop", schedule=rule, jitter_seconds=jitter, start_at=start_at)
-        offset = jitter_offset((await calls.get_job(job_id)).job_id, jitter)
-        assert [one.scheduled_at for one in await calls.upcoming(job_id)] == [one + offset for one in shown]
+        offset = jitter_offset((await calls.jobs.get(job_id)).job_id, jitter)
+        assert [one.scheduled_at for one in await calls.jobs.upcoming(job_id)] == [one + offset for one in shown]
         runs = await virtual.advance(days=4)
         assert [run.scheduled_at for run in runs] == [one + offset for one in shown]
         assert len(runs) == count
-        explained = await calls.explain_range(job_id, start=START - DAY, end=START + 4 * DAY)
+        explained = await calls.explain.between(job_id, start=START - DAY, end=START + 4 * DAY)
         assert [one.verdict for one in explained] == ["fired"] * count
 
 
@@ -183,9 +183,9 @@ class TestByHand:
         """Before the fire, between fire and claim, and after the run: each is a run of its own."""
         job_id = await virtual.submit("noop", schedule="0 * * * *", overlap=overlap)
         await virtual.at(NINE)
-        asked = {await calls.trigger(job_id), await calls.trigger(job_id)}
+        asked = {(await calls.jobs.trigger(job_id)).run_id, (await calls.jobs.trigger(job_id)).run_id}
         runs = await virtual.drain()
-        asked |= {await calls.trigger(job_id)}
+        asked |= {(await calls.jobs.trigger(job_id)).run_id}
         runs += await virtual.drain()
         assert len({run.run_id for run in runs}) == len(runs)
         assert len(asked) == 3
@@ -201,7 +201,7 @@ class TestByHand:
     ) -> None:
         job_id = await virtual.submit("noop", schedule="*/20 * * * *", overlap="parallel", missed_window="RUN_ALL")
         await virtual.at(NINE)
-        asked = await calls.trigger(job_id)
+        asked = (await calls.jobs.trigger(job_id)).run_id
         runs = await virtual.drain()
         assert sorted(run.status for run in runs) == ["succeeded"] * 4
         assert asked in {run.run_id for run in runs}
@@ -215,10 +215,10 @@ class TestByHand:
         @virtual.app.task(overlap="parallel")
         async def again() -> None:
             if len(seen) < 5:
-                seen.append(await calls.trigger(job_id))
+                seen.append((await calls.jobs.trigger(job_id)).run_id)
 
         job_id = await virtual.submit(again, schedule="0 * * * *")
         await virtual.advance(until=NINE)
         assert len(set(seen)) == 5
-        page = await calls.job_runs(job_id)
+        page = await calls.runs.page(job_id)
         assert sorted(run.status for run in page.items) == ["succeeded"] * 6

@@ -26,8 +26,8 @@ import pytest
 from duly.api.server import create_app
 from duly.config import Settings
 from duly.maintenance.sql_submits import SqlSubmits
-from duly.model import JobRequest
-from duly.operations import Operations
+from duly.model import DEFAULT_TENANT, JobRequest
+from duly.operations import Operations, StoreOperations
 from duly.operations.sql_submits import plan_sql_submit
 from duly.store.pool import Pool
 from harness.scheduler import FrozenClock
@@ -383,12 +383,12 @@ def differences(case: Case, one: dict[str, Any], other: dict[str, Any]) -> list[
 
 
 @pytest.fixture
-async def door(pool: Pool, settings: Settings, operations: Operations, database_url: str) -> Any:
+async def door(pool: Pool, settings: Settings, store_operations: StoreOperations, database_url: str) -> Any:
     await pool.query("update duly.clock set frozen_at = $1", NOW)
     pool.clock = FrozenClock(NOW)
     caller = await asyncpg.connect(database_url)
-    transport = httpx.ASGITransport(create_app(operations))
-    headers = {"Authorization": f"Bearer {(await operations.create_key(role='admin')).text}"}
+    transport = httpx.ASGITransport(create_app(store_operations))
+    headers = {"Authorization": f"Bearer {(await store_operations.keys.create(role='admin')).text}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1", headers=headers) as api:
         yield Door(pool, settings, api, caller)
     await caller.close()
@@ -505,7 +505,7 @@ async def test_a_one_off_with_jitter_is_planned_by_python(door: Door, pool: Pool
 
 
 async def test_the_default_limit_of_tenants_holds_for_sql_too(
-    pool: Pool, settings: Settings, database_url: str, operations: Operations
+    pool: Pool, settings: Settings, database_url: str, store_operations: StoreOperations
 ) -> None:
     limited = settings.model_copy(update={"tenant_max_jobs": 2})
     caller = await asyncpg.connect(database_url)
@@ -514,7 +514,7 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     service = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, limited), told=True, tenant_max_jobs=2)
     service.lead(True)
     await service.run_once()
-    within = await Operations.open(pool, limited)
+    within = (await StoreOperations.open(pool, limited)).for_tenant(DEFAULT_TENANT)
     await within.submit(JobRequest("x", schedule="every 1h"))
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h')")
     for tenant in ("default", "early"):
@@ -526,7 +526,7 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     with pytest.raises(Exception, match="0 more active or paused jobs"):
         await within.submit(JobRequest("x", schedule="every 1h"))
     # A tenant's own limit goes before the default, and the default may go again.
-    await operations.set_tenant("early", max_jobs=3)
+    await store_operations.tenants.set("early", max_jobs=3)
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => 'early')")
     free = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, settings), told=True, payload_max_bytes=100)
     free.lead(True)

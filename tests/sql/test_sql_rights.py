@@ -17,7 +17,7 @@ from duly import Duly
 from duly.config import Settings
 from duly.errors import Forbidden, InvalidInput, NotFound
 from duly.model import JobRequest
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store.pool import Pool
 from harness.store import count
 
@@ -121,9 +121,11 @@ async def allowed(caller: asyncpg.Connection[asyncpg.Record], tries: dict[str, s
 
 
 async def test_with_the_right_of_the_manual_a_role_submits_for_its_tenant_and_can_do_nothing_else(
-    database_url: str, pool: Pool, operations: Operations
+    database_url: str, pool: Pool, operations: Operations, store_operations: StoreOperations
 ) -> None:
-    await operations.submit(JobRequest("theirs", payload={"secret": 1}, tenant="b"), allow_unknown_handler=True)
+    await store_operations.for_tenant("b").submit(
+        JobRequest("theirs", payload={"secret": 1}), allow_unknown_handler=True
+    )
     async with session_of(database_url) as admin:
         await admin.execute(manual("shop"))
         await admin.execute("alter role shop login")
@@ -160,11 +162,11 @@ async def test_with_the_right_of_the_manual_a_role_submits_for_its_tenant_and_ca
 
 
 async def test_limits_announcements_and_the_callers_transaction_hold_for_such_a_role(
-    database_url: str, pool: Pool, operations: Operations
+    database_url: str, pool: Pool, store_operations: StoreOperations
 ) -> None:
     role = await new_role(pool)
-    await operations.add_submitter(role, tenant="small")
-    await operations.set_tenant("small", max_jobs=2)
+    await store_operations.submitters.add(role, tenant="small")
+    await store_operations.tenants.set("small", max_jobs=2)
     heard: list[tuple[str, str]] = []
     async with session_of(database_url) as listener, session_of(database_url, role) as caller:
         for channel in ("duly_work", "duly_due", "duly_submitted"):
@@ -183,11 +185,11 @@ async def test_limits_announcements_and_the_callers_transaction_hold_for_such_a_
 
 
 async def test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_set(
-    database_url: str, pool: Pool, operations: Operations
+    database_url: str, pool: Pool, store_operations: StoreOperations
 ) -> None:
     a, b, member, shared, nobody = [await new_role(pool) for _ in range(5)]
-    await operations.add_submitter(a, tenant="a")
-    await operations.add_submitter(b, tenant="b", commands=True)
+    await store_operations.submitters.add(a, tenant="a")
+    await store_operations.submitters.add(b, tenant="b", commands=True)
     await pool.query(f"grant {a} to {member}")
     await pool.query(f"alter role {shared} noinherit")
     await pool.query(f"grant {a}, {b} to {shared}")
@@ -243,11 +245,11 @@ async def test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_s
 
 
 async def test_what_a_caller_puts_in_front_of_postgresqls_own_is_not_asked(
-    database_url: str, pool: Pool, operations: Operations
+    database_url: str, pool: Pool, store_operations: StoreOperations
 ) -> None:
     """Temporary tables and types come before everything unless a path names them."""
     role = await new_role(pool)
-    await operations.add_submitter(role, tenant="a")
+    await store_operations.submitters.add(role, tenant="a")
     await pool.query(f"grant temporary on database {database_url.rpartition('/')[2].partition('?')[0]} to {role}")
     async with session_of(database_url, role) as caller:
         await caller.execute(
@@ -275,7 +277,7 @@ async def test_what_a_caller_puts_in_front_of_postgresqls_own_is_not_asked(
 
 
 async def test_a_role_that_could_write_the_store_is_not_bound_but_refused(
-    database_url: str, pool: Pool, operations: Operations
+    database_url: str, pool: Pool, store_operations: StoreOperations
 ) -> None:
     old = await new_role(pool)
     async with session_of(database_url) as admin:
@@ -283,53 +285,57 @@ async def test_a_role_that_could_write_the_store_is_not_bound_but_refused(
         with pytest.raises(
             InvalidInput, match=rf"^role: {old} may write or call more .*duly\.jobs.* first run: (.*)"
         ) as no:
-            await operations.add_submitter(old, tenant="a")
+            await store_operations.submitters.add(old, tenant="a")
         for statement in str(no.value).rpartition("first run: ")[2].split("; "):
             await admin.execute(statement)
-    await operations.add_submitter(old, tenant="a")
+    await store_operations.submitters.add(old, tenant="a")
     async with session_of(database_url, old) as caller:
         assert await caller.fetchval("select duly.submit('x')")
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await caller.fetchval("select tenant from duly.jobs")
     with pytest.raises(InvalidInput, match="owns the store"):
-        await operations.add_submitter("duly", tenant="a")
+        await store_operations.submitters.add("duly", tenant="a")
     with pytest.raises(InvalidInput, match="there is no role"):
-        await operations.add_submitter("no one", tenant="a")
+        await store_operations.submitters.add("no one", tenant="a")
     with pytest.raises(InvalidInput, match=r"^role: must have"):
-        await operations.add_submitter("x" * 64, tenant="a")
+        await store_operations.submitters.add("x" * 64, tenant="a")
     writer = await new_role(pool)
     await pool.query(f"grant pg_write_all_data to {writer}")
     with pytest.raises(InvalidInput, match="no tenant would bind it"):
-        await operations.add_submitter(writer, tenant="a")
+        await store_operations.submitters.add(writer, tenant="a")
 
 
-async def test_a_role_is_bound_anew_and_let_go(database_url: str, pool: Pool, operations: Operations) -> None:
+async def test_a_role_is_bound_anew_and_let_go(
+    database_url: str, pool: Pool, store_operations: StoreOperations
+) -> None:
     role = await new_role(pool)
-    await operations.add_submitter(role, tenant="a", commands=True)
-    await operations.add_submitter(role, tenant="b")
-    assert [(one.role, one.tenant, one.commands) for one in await operations.list_submitters()] == [(role, "b", False)]
+    await store_operations.submitters.add(role, tenant="a", commands=True)
+    await store_operations.submitters.add(role, tenant="b")
+    assert [(one.role, one.tenant, one.commands) for one in await store_operations.submitters.all()] == [
+        (role, "b", False)
+    ]
     async with session_of(database_url, role) as caller:
         assert await caller.fetchval("select duly.submit('x')")
         assert await tenants(pool) == ["b"]
-        await operations.remove_submitter(role)
+        await store_operations.submitters.remove(role)
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="permission denied"):
             await caller.fetchval("select duly.submit('x')")
     with pytest.raises(NotFound, match="duly submitter list"):
-        await operations.remove_submitter(role)
+        await store_operations.submitters.remove(role)
     # Nothing is left that would keep the role from being dropped; and one that is gone can be removed.
-    await operations.add_submitter(other := await new_role(pool), tenant="a")
+    await store_operations.submitters.add(other := await new_role(pool), tenant="a")
     await pool.query(f"drop role {role}")
     await pool.query(f"drop owned by {other}")
     await pool.query(f"drop role {other}")
-    await operations.remove_submitter(other)
-    assert await operations.list_submitters() == []
+    await store_operations.submitters.remove(other)
+    assert await store_operations.submitters.all() == []
 
 
 async def test_app_submit_on_a_connection_of_such_a_role_says_what_to_call(
-    database_url: str, pool: Pool, operations: Operations, settings: Settings
+    database_url: str, pool: Pool, store_operations: StoreOperations, settings: Settings
 ) -> None:
     role = await new_role(pool)
-    await operations.add_submitter(role, tenant="a")
+    await store_operations.submitters.add(role, tenant="a")
     app = Duly(settings=settings)
     async with session_of(database_url, role) as caller:
         with pytest.raises(Forbidden, match=r"call duly\.submit.*docs/sql\.md"):
@@ -339,10 +345,10 @@ async def test_app_submit_on_a_connection_of_such_a_role_says_what_to_call(
 
 @pytest.mark.parametrize("limited", [False, True])
 async def test_with_the_rights_of_the_manual_app_submit_works_on_a_connection(
-    database_url: str, pool: Pool, operations: Operations, settings: Settings, limited: bool
+    database_url: str, pool: Pool, store_operations: StoreOperations, settings: Settings, limited: bool
 ) -> None:
     if limited:
-        await operations.set_tenant("default", max_jobs=400)
+        await store_operations.tenants.set("default", max_jobs=400)
     text = manual("own_app")
     async with session_of(database_url) as admin:
         await admin.execute(text if limited else text.partition("-- Where tenants have limits")[0])

@@ -18,7 +18,7 @@ import pytest
 from duly.config import Settings
 from duly.model import JobRequest
 from duly.node import SchedulerNode, running_scheduler
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import cluster
 from duly.store.pool import Pool
 from harness.store import SHARDS, count
@@ -65,7 +65,7 @@ async def test_a_job_without_a_schedule_is_in_the_queue_at_the_commit(
     async with caller.transaction():
         job_id = await submit(caller, payload={"report_type": "weekly"}, queue="reports", priority=7)
         assert await count(pool, "jobs") == await count(pool, "runs") == 0
-    job = await operations.get_job(job_id)
+    job = await operations.jobs.get(job_id)
     assert (job.handler, job.name, job.payload) == ("send_report", "send_report", {"report_type": "weekly"})
     assert (job.kind, job.schedule, job.status, job.run_count) == ("once", "now", "active", 1)
     runs = await pool.query("select * from duly.runs")
@@ -94,15 +94,15 @@ async def test_it_runs_like_any_other(
     async with bench.working():
         job_id = await submit(caller, handler="greet", payload={"name": "world"})
         assert (await bench.end_of(job_id, seconds=30)).result == "hello, world"
-    assert (await operations.get_job(job_id)).status == "completed"
+    assert (await operations.jobs.get(job_id)).status == "completed"
 
 
 async def test_a_moment_is_planned_at_once_as_python_would(
     caller: asyncpg.Connection[asyncpg.Record], operations: Operations
 ) -> None:
-    job = await operations.get_job(await submit(caller, run_at=MOMENT, timezone="Europe/Berlin"))
+    job = await operations.jobs.get(await submit(caller, run_at=MOMENT, timezone="Europe/Berlin"))
     other = await operations.submit(JobRequest("send_report", schedule=MOMENT, timezone="Europe/Berlin"))
-    twin = await operations.get_job(str(other.job_id))
+    twin = await operations.jobs.get(str(other.job_id))
     assert (job.kind, job.schedule, job.next_run_at, job.status, job.timezone) == (
         twin.kind, twin.schedule, twin.next_run_at, twin.status, twin.timezone,
     )  # fmt: skip
@@ -132,7 +132,7 @@ async def test_ids_ascend_and_lie_in_their_shard(
 
 
 async def test_every_field_arrives(caller: asyncpg.Connection[asyncpg.Record], operations: Operations) -> None:
-    job = await operations.get_job(
+    job = await operations.jobs.get(
         await submit(
             caller, name="café, weekly", payload={"ключ": [1, None, 2.5]}, payload_ref="s3://b/k", queue="q'1",
             priority=0, dedupe_key="w-23", tenant="default", labels={"team": 'a"b'}, run_at=MOMENT,
@@ -156,12 +156,12 @@ async def test_a_recurring_job_is_planned_and_fires_within_a_second(
         job_id = await submit(caller, schedule="every 1s", name=f"n{number}")
 
         async def planned(job_id: str = job_id) -> bool:
-            return (await operations.get_job(job_id)).status == "active"
+            return (await operations.jobs.get(job_id)).status == "active"
 
         await eventually(planned)
         waits.append(time.monotonic() - started)
     assert sorted(waits)[2] < 1.0, waits
-    job = await operations.get_job(job_id)
+    job = await operations.jobs.get(job_id)
     assert (job.kind, job.schedule, job.status_reason) == ("interval", "every 1s", None)
 
     async def fired() -> bool:
@@ -186,14 +186,14 @@ async def test_it_becomes_what_python_would_have_made_of_it(
         job_id = await submit(caller, schedule=schedule, timezone=zone, start_at=start_at)
 
         async def planned(job_id: str = job_id) -> bool:
-            return (await operations.get_job(job_id)).status == "active"
+            return (await operations.jobs.get(job_id)).status == "active"
 
         await eventually(planned)
-        job = await operations.get_job(job_id)
+        job = await operations.jobs.get(job_id)
         other = await operations.submit(
             JobRequest("send_report", schedule=schedule, timezone=zone, start_at=start_at), allow_unknown_handler=True
         )
-        twin = await operations.get_job(str(other.job_id))
+        twin = await operations.jobs.get(str(other.job_id))
         assert (job.kind, job.schedule, job.next_run_at) == (twin.kind, twin.schedule, twin.next_run_at)
 
 
@@ -225,7 +225,7 @@ async def test_what_only_python_can_refuse_is_paused_with_the_reason(
         return await count(pool, "sql_submits") == 0
 
     await eventually(looked_at)
-    job = await operations.get_job(job_id)
+    job = await operations.jobs.get(job_id)
     assert job.status == "paused"
     assert job.status_reason is not None
     assert said in job.status_reason
@@ -236,7 +236,7 @@ async def test_a_job_that_nobody_has_planned_yet_says_so_and_loses_nothing(
     caller: asyncpg.Connection[asyncpg.Record], pool: Pool, settings: Settings, operations: Operations
 ) -> None:
     job_id = await submit(caller, schedule="every 1h", policy={"missed_window": "RUN_ALL"})
-    job = await operations.get_job(job_id)
+    job = await operations.jobs.get(job_id)
     assert job.status == "paused"
     assert "not planned" in (job.status_reason or "")
     # Nobody was there for three hours: what was due since then is late, as for any other job.
@@ -248,7 +248,7 @@ async def test_a_job_that_nobody_has_planned_yet_says_so_and_loses_nothing(
             return await count(pool, "runs") == 3
 
         await eventually(caught_up)
-    assert (await operations.get_job(job_id)).next_run_at == job.created_at + timedelta(hours=4)
+    assert (await operations.jobs.get(job_id)).next_run_at == job.created_at + timedelta(hours=4)
 
 
 async def test_without_notifications_it_is_planned_within_a_second_too(
@@ -260,7 +260,7 @@ async def test_without_notifications_it_is_planned_within_a_second_too(
         job_id = await submit(caller, schedule="every 1h")
 
         async def planned() -> bool:
-            return (await operations.get_job(job_id)).status == "active"
+            return (await operations.jobs.get(job_id)).status == "active"
 
         await eventually(planned)
         # A poll a second; the rest is what a busy machine takes.
@@ -275,10 +275,10 @@ async def test_a_job_that_is_cancelled_before_it_was_planned_stays_so(
     caller: asyncpg.Connection[asyncpg.Record], pool: Pool, settings: Settings, operations: Operations
 ) -> None:
     job_id = await submit(caller, schedule="every 1h")
-    await operations.cancel(job_id)
+    await operations.jobs.cancel(job_id)
     async with running_scheduler(pool, settings):
         await eventually(lambda: count_is(pool, "sql_submits", "true", 0))
-    job = await operations.get_job(job_id)
+    job = await operations.jobs.get(job_id)
     assert (job.status, job.next_run_at) == ("cancelled", None)
 
 
@@ -288,9 +288,9 @@ async def test_an_http_target_and_a_template_of_ones_own_run_once_they_are_check
     http = await submit(caller, handler='{"type": "http", "url": "https://example.org/hook"}')
     own = await submit(caller, policy={"idempotency_key_template": "{{name}}:{{date}}"})
     await eventually(lambda: count_is(pool, "runs", "true", 2))
-    job = await operations.get_job(http)
+    job = await operations.jobs.get(http)
     assert job.handler == {"type": "http", "url": "https://example.org/hook"}
-    assert (await operations.job_runs(own)).items[0].status == "queued"
+    assert (await operations.runs.page(own)).items[0].status == "queued"
 
 
 # What is refused at once
@@ -387,11 +387,11 @@ async def test_a_payload_that_python_could_not_read_is_refused(caller: asyncpg.C
 async def test_texts_that_look_like_code_are_texts(
     caller: asyncpg.Connection[asyncpg.Record], pool: Pool, operations: Operations, text: str
 ) -> None:
-    job = await operations.get_job(
+    job = await operations.jobs.get(
         await submit(caller, handler=text, name=text, queue=text, dedupe_key=text, payload={text: text})
     )
     assert (job.handler, job.name, job.queue, job.dedupe_key, job.payload) == (text, text, text, text, {text: text})
-    paused = await operations.get_job(await submit(caller, handler=text, schedule=text, timezone=text))
+    paused = await operations.jobs.get(await submit(caller, handler=text, schedule=text, timezone=text))
     assert (paused.schedule, paused.timezone) == (text, text)
     with pytest.raises(asyncpg.PostgresError, match="dedupe_key"):
         await submit(caller, handler=text, dedupe_key=text)
@@ -464,9 +464,9 @@ async def test_a_hundred_pairs_of_twins_at_the_same_moment_are_a_hundred_jobs(da
 
 
 async def test_a_tenants_limit_holds(
-    caller: asyncpg.Connection[asyncpg.Record], pool: Pool, operations: Operations
+    caller: asyncpg.Connection[asyncpg.Record], pool: Pool, store_operations: StoreOperations
 ) -> None:
-    await operations.set_tenant("default", max_jobs=2)
+    await store_operations.tenants.set("default", max_jobs=2)
     await submit(caller, dedupe_key="a")
     await submit(caller, schedule="every 1h")
     with pytest.raises(asyncpg.ProgramLimitExceededError, match="tenant"):
@@ -480,7 +480,7 @@ async def test_a_tenants_limit_holds(
 
 
 async def test_the_snippets_of_the_manual_run(
-    caller: asyncpg.Connection[asyncpg.Record], pool: Pool, scheduler: SchedulerNode, operations: Operations
+    caller: asyncpg.Connection[asyncpg.Record], pool: Pool, scheduler: SchedulerNode, store_operations: StoreOperations
 ) -> None:
     snippets = re.findall(r"```sql\n(.*?)```", MANUAL.read_text(), re.DOTALL)
     assert len(snippets) >= 5
@@ -490,7 +490,7 @@ async def test_the_snippets_of_the_manual_run(
     assert await count(pool, "jobs") >= 5
     assert await count(pool, "jobs", "status = 'paused'") == 0
     # The rights that the manual names are enough.
-    await operations.set_tenant("default", max_jobs=100)
+    await store_operations.tenants.set("default", max_jobs=100)
     await caller.execute("set role shop")
     for arguments in ({}, {"schedule": "every 1h", "dedupe_key": "k"}, {"run_at": MOMENT}):
         await submit(caller, allow_unknown_handler=True, **arguments)

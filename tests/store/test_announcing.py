@@ -144,8 +144,8 @@ async def test_a_rescue(ears: Ears, pool: Pool) -> None:
 async def test_a_resume(ears: Ears, pool: Pool, operations: Operations) -> None:
     request = JobRequest("noop", schedule="every 5m")
     job_id = str((await operations.submit(request, allow_unknown_handler=True)).job_id)
-    assert await ears.during(operations.pause(job_id)) == []
-    ((channel, said),) = await ears.during(operations.resume(job_id))
+    assert await ears.during(operations.jobs.pause(job_id)) == []
+    ((channel, said),) = await ears.during(operations.jobs.resume(job_id))
     assert channel == "duly_due"
     assert job_id in said
 
@@ -154,4 +154,4 @@ async def test_a_run_by_hand(ears: Ears, pool: Pool, operations: Operations) -> 
     for overlap in ("skip", "parallel"):
         job = due_job(pool, pool.clock.now() + HOUR, policy=f'{{"overlap":"{overlap}"}}')
         await put(pool, job)
-        assert await ears.during(operations.trigger(str(job.job_id))) == work()
+        assert await ears.during(operations.jobs.trigger(str(job.job_id))) == work()

@@ -28,7 +28,7 @@ from duly.maintenance.sql_submits import SqlSubmits
 from duly.maintenance.unparker import Unparker
 from duly.model import Buried, DeadLetterFilter, Policy, Requeued
 from duly.node import running_scheduler
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.operations.sql_submits import plan_sql_submit
 from duly.scheduler.firer import Firer
 from duly.store import dead_letters, maintenance, runs
@@ -130,25 +130,30 @@ def stand(pool: Pool) -> Stand:
 
 
 async def test_lists_and_looks_show_every_job_and_say_what_cannot_be_read(
-    stand: Stand, pool: Pool, operations: Operations
+    stand: Stand, pool: Pool, operations: Operations, store_operations: StoreOperations
 ) -> None:
     await stand.make([due_job(pool, pool.clock.now() + timedelta(hours=23)) for _ in range(SIZE)])
-    listed = {job.job_id: job for job in (await operations.list_jobs(limit=1000)).items}
+    listed = {job.job_id: job for job in (await operations.jobs.page(limit=1000)).items}
     assert listed.keys() == {*stand.innocent, *stand.bad}
     for job_id, (column, value) in stand.bad.items():
         job = listed[job_id]
         if column in ("policy", "target", "payload", "labels") and value[:60] == DIGITS[:60]:
             assert job.unreadable is not None
             assert "cannot be read" in (job.status_reason or ""), (column, value)
-        for look in (operations.get_job, operations.explain, operations.job_runs, operations.upcoming):
+        for look in (
+            operations.jobs.get,
+            operations.explain.occurrence,
+            operations.runs.page,
+            operations.jobs.upcoming,
+        ):
             with suppress(DulyError):  # about this job, and in words of ours
                 await look(str(job_id))
     for job_id in stand.innocent:
         assert listed[job_id].unreadable is None
-        assert len(await operations.upcoming(str(job_id))) > 1
+        assert len(await operations.jobs.upcoming(str(job_id))) > 1
     await operations.forecast(minutes=1440)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(create_app(operations)), base_url="http://127.0.0.1"
+        transport=httpx.ASGITransport(create_app(store_operations)), base_url="http://127.0.0.1"
     ) as api:
         answer = await api.get("/api/v1/jobs", params={"limit": 1000})
         assert answer.status_code == 200, answer.text[:300]
@@ -274,10 +279,10 @@ async def test_a_worker_ends_each_run_by_itself(
 
         await eventually(ended, seconds=30)
     for job_id in stand.innocent:
-        assert (await operations.job_runs(str(job_id))).items[0].status == "succeeded"
+        assert (await operations.runs.page(str(job_id))).items[0].status == "succeeded"
     for job_id, spoilt in stand.bad.items():
         if await count(pool, "history", "job_id = $1 and status = 'dead'", job_id):
-            letter = (await operations.dead_letters(DeadLetterFilter(job_id=str(job_id)))).items[0]
+            letter = (await operations.dead_letters.page(DeadLetterFilter(job_id=str(job_id)))).items[0]
             assert letter.error.message, spoilt
         if spoilt == ("policy", '{"max_retries": "three"}'):
             assert "max_retries" in letter.error.message
@@ -309,7 +314,7 @@ async def test_requeue_bury_complete_list_redrive_and_purge_beside_what_is_bad(
     taken = await take(pool, limit=1000)
     buried = [Buried(run, 1, 2, error_text("E", "enough")) for run in taken.runs]
     assert await runs.bury(pool, buried) == len(taken.runs) == await count(pool, "dead_letters")
-    shown = (await operations.dead_letters(limit=1000)).items
+    shown = (await operations.dead_letters.page(limit=1000)).items
     assert len(shown) == len(taken.runs)
     wanted = Filter("default")
     worked = await dead_letters.redrive(
@@ -331,7 +336,7 @@ async def test_requeue_bury_complete_list_redrive_and_purge_beside_what_is_bad(
 async def test_a_trigger_never_fails_for_a_policy(stand: Stand, pool: Pool, operations: Operations) -> None:
     await stand.make([due_job(pool, pool.clock.now() + timedelta(hours=1)) for _ in range(SIZE)])
     for job_id in [*stand.innocent, *stand.bad]:
-        assert await operations.trigger(str(job_id))
+        await operations.jobs.trigger(str(job_id))
     assert await count(pool, "runs") == len(stand.innocent) + len(stand.bad)
 
 
@@ -384,7 +389,7 @@ async def test_a_run_that_cannot_be_taken_back_ends_with_the_reason_and_the_othe
     await rescuer.run_once()
     assert await count(pool, "claims") == 0
     assert {row["job_id"] for row in await pool.query("select job_id from duly.runs")} == {*job_ids} - {bad}
-    letter = (await operations.dead_letters()).items[0]
+    letter = (await operations.dead_letters.page()).items[0]
     assert letter.job_id == bad
     assert "cannot hold this" in letter.error.message
     assert str(bad) in caplog.text
@@ -428,11 +433,11 @@ async def test_an_unreadable_job_is_neither_changed_nor_resumed(pool: Pool, oper
     await pool.query(
         "update duly.jobs set payload = $2::text::jsonb where job_id = $1", job.job_id, f'{{"a": {DIGITS}}}'
     )
-    await operations.pause(str(job.job_id))
-    for call in (operations.change(str(job.job_id), {"name": "x"}), operations.resume(str(job.job_id))):
+    await operations.jobs.pause(str(job.job_id))
+    for call in (operations.jobs.change(str(job.job_id), {"name": "x"}), operations.jobs.resume(str(job.job_id))):
         with pytest.raises(DulyError, match="payload cannot be read"):
             await call
-    assert (await operations.cancel(str(job.job_id))).status == "cancelled"
+    assert (await operations.jobs.cancel(str(job.job_id))).status == "cancelled"
 
 
 # What says nothing of the data, and is said of one job each time

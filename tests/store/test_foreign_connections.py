@@ -30,7 +30,7 @@ from psycopg.rows import namedtuple_row
 from duly import Conflict, Duly, InvalidInput, UnknownHandler
 from duly.config import Settings
 from duly.errors import LimitReached, StoreMismatch
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import cluster
 from duly.store.foreign import Joined, recognise
 from duly.store.pool import Pool
@@ -346,7 +346,7 @@ async def test_a_commit_makes_the_job_visible_and_not_before(
     job_id = await caller.submit("send_report", {"report_type": "weekly"})
     assert await count(pool, "jobs") == 0
     await caller.commit()
-    job = await operations.get_job(job_id)
+    job = await operations.jobs.get(job_id)
     assert (job.handler, job.payload, job.queue, job.status) == (
         "send_report", {"report_type": "weekly"}, "reports", "active",
     )  # fmt: skip
@@ -361,7 +361,7 @@ async def test_every_field_arrives_as_it_was_given(caller: Caller, operations: O
         priority=9, dedupe_key=NASTY.replace("\t", ""), labels={"team": 'a"b'}, overlap="queue", max_retries=0,
     )  # fmt: skip
     await caller.commit()
-    job = await operations.get_job(job_id)
+    job = await operations.jobs.get(job_id)
     assert job.payload == payload
     assert (job.name, job.payload_ref, job.timezone) == ("café, weekly", "s3://b/k?a=1&b=2%20", "Europe/Berlin")
     assert (job.start_at, job.end_at, job.max_runs) == (MOMENT, MOMENT + timedelta(days=9), 7)
@@ -373,7 +373,7 @@ async def test_every_field_arrives_as_it_was_given(caller: Caller, operations: O
 async def test_a_moment_is_kept_to_the_microsecond(caller: Caller, operations: Operations) -> None:
     job_id = await caller.submit("send_report", run_at=MOMENT)
     await caller.commit()
-    assert (await operations.get_job(job_id)).next_run_at == MOMENT
+    assert (await operations.jobs.get(job_id)).next_run_at == MOMENT
 
 
 async def test_the_same_dedupe_key_is_the_same_job_in_and_after_the_transaction(caller: Caller, pool: Pool) -> None:
@@ -471,10 +471,10 @@ async def test_a_twin_of_a_transaction_that_rolls_back_is_a_job_of_its_own(
 
 
 async def test_a_value_never_gets_into_a_comment(
-    opened: Callable[[str], Awaitable[Caller]], pool: Pool, operations: Operations
+    opened: Callable[[str], Awaitable[Caller]], pool: Pool, store_operations: StoreOperations
 ) -> None:
     """Some drivers write values into the statement's text, and a line break in one would end the comment."""
-    await operations.set_tenant("acme", max_jobs=1)
+    await store_operations.tenants.set("acme", max_jobs=1)
     for kind in ("psycopg that binds by itself", "psycopg2"):
         joined = Joined(recognise((await opened(kind)).connection))
         hostile = "\n; drop table duly.tenants; --"
@@ -493,9 +493,9 @@ async def test_many_jobs_go_in_one_transaction(
 
 
 async def test_a_limit_refuses_and_leaves_the_transaction_whole(
-    caller: Caller, operations: Operations, pool: Pool
+    caller: Caller, store_operations: StoreOperations, pool: Pool
 ) -> None:
-    await operations.set_tenant("default", max_jobs=2)
+    await store_operations.tenants.set("default", max_jobs=2)
     await caller.submit("send_report", dedupe_key="a")
     await caller.submit("send_report")
     with pytest.raises(LimitReached, match="default"):

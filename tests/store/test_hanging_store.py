@@ -15,8 +15,8 @@ import pytest
 
 from duly.config import load_settings
 from duly.errors import StoreUnavailable
-from duly.model import JobRequest
-from duly.operations import Operations
+from duly.model import DEFAULT_TENANT, JobRequest
+from duly.operations import StoreOperations
 from duly.store import embedded
 from duly.store import pool as pool_module
 from duly.store.migrate import migrate
@@ -77,7 +77,9 @@ async def test_whoever_is_told_to_end_while_postgresql_hangs_ends_within_its_gra
     spawn = Spawn(tmp_path, sink, hanging.url)
     pool = await Pool.connect(hanging.url)
     try:
-        operations = await Operations.open(pool, load_settings(database_url=hanging.url), local_handlers=["hold"])
+        operations = (
+            await StoreOperations.open(pool, load_settings(database_url=hanging.url), local_handlers=["hold"])
+        ).for_tenant(DEFAULT_TENANT)
         nodes = [spawn(kind, settings=USUAL) for kind in ("scheduler", "worker", "worker")]
 
         async def ready() -> bool:
@@ -109,7 +111,9 @@ async def test_a_server_that_stands_still_for_a_while_is_not_cut_off_and_what_wa
     monkeypatch.setattr(pool_module, "PROMPT_SECONDS", 1.0)
     pool = await Pool.connect(hanging.url)
     try:
-        operations = await Operations.open(pool, load_settings(database_url=hanging.url), local_handlers=["hold"])
+        operations = (
+            await StoreOperations.open(pool, load_settings(database_url=hanging.url), local_handlers=["hold"])
+        ).for_tenant(DEFAULT_TENANT)
         await operations.submit(JobRequest(handler="hold"))
         later = JobRequest(handler="hold", schedule="every 1h")
         with hanging.stopped():

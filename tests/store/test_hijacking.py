@@ -21,7 +21,7 @@ from conftest import Server
 from duly import Duly
 from duly.config import Settings
 from duly.errors import Conflict, LimitReached
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store import pool as pools
 from duly.store.migrate import known_migrations, migrate
 from duly.store.pool import Pool
@@ -31,8 +31,8 @@ from harness.living import live
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
 # What is asked over a caller's connection, whose search_path may be anything.
 OVER_ANOTHERS = (
-    "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates", "jobs/submit", "store/joining",
-    "tenants/count_new", "tenants/room", "tenants/take",
+    "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates", "jobs/submit",
+    "store/transaction_facts", "tenants/count_new", "tenants/room", "tenants/take",
 )  # fmt: skip
 OWN = {"search_path": "pg_catalog"}
 TRAPS = Path(__file__).with_name("traps.sql")
@@ -129,12 +129,12 @@ async def test_what_is_asked_over_a_callers_connection_is_named_above(pool: Pool
         asked.add(name)
         return await run(self, name, args)
 
-    operations = await Operations.open(pool, settings)
+    store_operations = await StoreOperations.open(pool, settings)
     app = Duly(settings=settings)
     connection = await asyncpg.connect(pool.url)
     foreign._Asyncpg.run = noted  # type: ignore[method-assign]
     try:
-        await submit_over(app, operations, connection)
+        await submit_over(app, store_operations, connection)
     finally:
         foreign._Asyncpg.run = run  # type: ignore[method-assign]
         await connection.close()
@@ -142,10 +142,12 @@ async def test_what_is_asked_over_a_callers_connection_is_named_above(pool: Pool
     assert asked == set(OVER_ANOTHERS)
 
 
-async def submit_over(app: Duly, operations: Operations, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+async def submit_over(
+    app: Duly, store_operations: StoreOperations, connection: asyncpg.Connection[asyncpg.Record]
+) -> None:
     """All that submitting over a connection does: single, many, again under the same key, within a limit."""
     for most in (None, 500):
-        await operations.set_tenant("default", max_jobs=most)
+        await store_operations.tenants.set("default", max_jobs=most)
         async with connection.transaction():
             await app.submit("x", connection=connection)
             await app.submit("x", schedule="every 1m", connection=connection)
@@ -185,11 +187,11 @@ async def test_submitting_over_a_callers_connection_and_by_sql_whatever_its_path
     trapped_url: str, settings: Settings
 ) -> None:
     pool = await Pool.connect(trapped_url)
-    operations = await Operations.open(pool, settings)
+    store_operations = await StoreOperations.open(pool, settings)
     app = Duly(settings=settings)
     connection = await asyncpg.connect(trapped_url, server_settings={"search_path": "public, pg_catalog"})
     try:
-        await submit_over(app, operations, connection)
+        await submit_over(app, store_operations, connection)
         for arguments in (
             "'x'", "'x', run_at => '2035-01-01 00:00:00+00'", "'x', schedule => 'every 1h', dedupe_key => 's'",
             "'x', schedule => 'every 1h', dedupe_key => 's'", "'{\"type\": \"http\", \"url\": \"https://example.org/\"}'",

@@ -11,8 +11,9 @@ from uuid import UUID
 import pytest
 
 from duly.config import load_settings
-from duly.model import DeadLetterFilter
-from duly.operations import Operations, forecasting
+from duly.model import DEFAULT_TENANT, DeadLetterFilter
+from duly.operations import StoreOperations
+from duly.operations import forecast as forecasting
 from duly.store import history, jobs, stores
 from duly.store.pool import Pool
 from duly.store.statements import statement
@@ -145,10 +146,10 @@ async def test_every_list_is_whole_and_no_page_of_it_costs_more_than_its_bound(p
 @pytest.mark.usefixtures("narrow")
 async def test_few_of_a_status_are_one_page_beside_many_that_are_completed(pool: Pool, database_url: str) -> None:
     await fill(pool)
-    operations = await Operations.open(pool, load_settings(database_url=database_url))
+    store_operations = await StoreOperations.open(pool, load_settings(database_url=database_url))
     for tenant in ("default", "acme"):
         for status, many in (("active", 40), ("paused", 30), ("cancelled", 30)):
-            page = await operations.list_jobs(tenant=tenant, status=status, limit=50)
+            page = await store_operations.for_tenant(tenant).jobs.page(status=status, limit=50)
             assert (len(page.items), page.next_cursor) == (many, None), (tenant, status)
             watched = Watched(pool)
             await jobs.list_ids(watched, jobs.Wanted(tenant, status), limit=50)  # type: ignore[arg-type]
@@ -160,9 +161,9 @@ async def test_a_job_is_found_by_its_name_behind_many_others(pool: Pool, databas
     job = due_job(pool, hours_ago(-1), name="nightly", tenant="acme")
     await put(pool, job)
     await put_now(pool, 5 * MOST, tenant="acme")
-    operations = await Operations.open(pool, load_settings(database_url=database_url))
-    assert (await operations.find_job("nightly", tenant="acme")).job_id == job.job_id
-    assert (await operations.find_job(str(job.job_id)[:13], tenant="acme")).job_id == job.job_id
+    store_operations = await StoreOperations.open(pool, load_settings(database_url=database_url))
+    assert (await store_operations.for_tenant("acme").jobs.find("nightly")).job_id == job.job_id
+    assert (await store_operations.for_tenant("acme").jobs.find(str(job.job_id)[:13])).job_id == job.job_id
 
 
 async def test_a_page_ends_by_bytes_and_the_next_goes_on_behind_it(
@@ -174,15 +175,15 @@ async def test_a_page_ends_by_bytes_and_the_next_goes_on_behind_it(
         "insert into duly.dead_letters select job_id, created_at, created_at, 1, tenant, name, queue, handler, null, "
         'payload, null, \'{"type": "E", "message": "m"}\', \'[]\' from duly.jobs'
     )
-    operations = await Operations.open(pool, load_settings(database_url=database_url))
+    operations = (await StoreOperations.open(pool, load_settings(database_url=database_url))).for_tenant(DEFAULT_TENANT)
 
     async def sizes(what: str, **options: Any) -> list[int]:
         cursor, found, pages = None, [], []
         while True:
             if what == "jobs":
-                page: Any = await operations.list_jobs(cursor=cursor, limit=1000, **options)
+                page: Any = await operations.jobs.page(cursor=cursor, limit=1000, **options)
             else:
-                page = await operations.dead_letters(DeadLetterFilter(), cursor=cursor, limit=1000, **options)
+                page = await operations.dead_letters.page(DeadLetterFilter(), cursor=cursor, limit=1000, **options)
             found += [item.job_id for item in page.items]
             pages.append(len(page.items))
             assert all(item.payload == ("x" * 30_000 if options.get("payload", True) else None) for item in page.items)
@@ -218,8 +219,8 @@ async def test_dead_letters_of_a_tenant_are_listed_without_all_others(
         '\'{"type": "E", "message": "m"}\', \'[]\' from generate_series(1, 2000) n'
     )
     await pool.query("analyze duly.dead_letters")
-    operations = await Operations.open(pool, load_settings(database_url=database_url))
-    page = await operations.dead_letters(tenant="acme", limit=100)
+    store_operations = await StoreOperations.open(pool, load_settings(database_url=database_url))
+    page = await store_operations.for_tenant("acme").dead_letters.page(limit=100)
     assert (len(page.items), page.next_cursor) == (20, None)
     explained = await pool.query(
         f"explain (analyze, timing off, format json) {statement('dead_letters/list_places')}",
@@ -230,7 +231,9 @@ async def test_dead_letters_of_a_tenant_are_listed_without_all_others(
     # Two of many: over as many pages as it takes.
     found, cursor = [], None
     while True:
-        page = await operations.dead_letters(DeadLetterFilter(name="name 7"), tenant="other", cursor=cursor)
+        page = await store_operations.for_tenant("other").dead_letters.page(
+            DeadLetterFilter(name="name 7"), cursor=cursor
+        )
         found += page.items
         if (cursor := page.next_cursor) is None:
             break
@@ -259,11 +262,11 @@ async def test_others_jobs_do_not_make_an_estimate_of_a_tenants_forecast(
     soon = hours_ago(-0.01)
     await put(pool, *(due_job(pool, soon, tenant="a") for _ in range(600)))
     await put(pool, *(due_job(pool, soon, tenant="b") for _ in range(25)))
-    operations = await Operations.open(pool, load_settings(database_url=database_url))
-    ours = await operations.forecast(minutes=30, tenant="b")
+    store_operations = await StoreOperations.open(pool, load_settings(database_url=database_url))
+    ours = await store_operations.for_tenant("b").forecast(minutes=30)
     assert (ours.total, ours.estimated, ours.cut) == (25, False, False)
     monkeypatch.setattr(forecasting, "_OWN_JOBS", 24)
-    assert (await operations.forecast(minutes=30, tenant="b")).estimated
+    assert (await store_operations.for_tenant("b").forecast(minutes=30)).estimated
 
 
 async def test_recent_runs_are_found_behind_others_and_read_no_more_than_some_of_them(pool: Pool) -> None:
@@ -290,10 +293,10 @@ async def test_a_page_of_runs_ends_by_bytes(pool: Pool, database_url: str, monke
         "from generate_series(1, 9) n",
         job.job_id,
     )
-    operations = await Operations.open(pool, load_settings(database_url=database_url))
+    operations = (await StoreOperations.open(pool, load_settings(database_url=database_url))).for_tenant(DEFAULT_TENANT)
     found, pages, cursor = [], [], None
     while True:
-        page = await operations.job_runs(str(job.job_id), cursor=cursor, limit=1000)
+        page = await operations.runs.page(str(job.job_id), cursor=cursor, limit=1000)
         found += [run.scheduled_at for run in page.items]
         pages.append(len(page.items))
         if (cursor := page.next_cursor) is None:

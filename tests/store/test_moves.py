@@ -17,8 +17,8 @@ import pytest
 
 import duly.store
 from duly.config import Settings
-from duly.model import Buried, Claim, ClaimedRun, Requeued
-from duly.operations import Operations
+from duly.model import DEFAULT_TENANT, Buried, Claim, ClaimedRun, Requeued
+from duly.operations import Operations, StoreOperations
 from duly.states import BORN, LEGAL_MOVES, RunFlag
 from duly.store import dead_letters, maintenance, runs
 from duly.store import jobs as jobs_store
@@ -206,7 +206,7 @@ class Life:
         assert await self.scheduler.runs(job) == []
         other = await self.recurring(queue="before")
         await self.fire()
-        await self.operations.change(str(other.job_id), {"queue": "after"})
+        await self.operations.jobs.change(str(other.job_id), {"queue": "after"})
         for one in (job, other):
             await jobs_store.cancel(self.pool, job_id=one.job_id, tenant="default", running=False)
 
@@ -249,7 +249,8 @@ class Life:
 async def test_statements_make_the_legal_moves_and_no_others(
     pool: Pool, settings: Settings, database_url: str, injector: Injector, tmp_path: Path
 ) -> None:
-    life = Life(pool, await Operations.open(pool, settings), injector)
+    store_operations = await StoreOperations.open(pool, settings)
+    life = Life(pool, store_operations.for_tenant(DEFAULT_TENANT), injector)
     await life.scheduler.at(START)
     for turn in (
         life.attempts, life.claims_of_every_kind, life.cancelled, life.lines, life.late, life.changed, life.rescued,

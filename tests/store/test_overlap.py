@@ -173,13 +173,13 @@ class History:
         if not there:
             return
         moment = self.dice.choice(sorted(there))
-        run = await self.operations.cancel_run(make_run_id(self.job.job_id, moment))
+        run = await self.operations.runs.cancel(make_run_id(self.job.job_id, moment))
         assert run.status == ("running" if there[moment] == "running" else "cancelled")
         self.log.append(f"cancel {moment:%S} ({there[moment]})")
 
     async def trigger(self) -> None:
         try:
-            await self.operations.trigger(str(self.job.job_id))
+            await self.operations.jobs.trigger(str(self.job.job_id))
             self.log.append("trigger")
         except Conflict:
             waiting = [where for where in (await self.unfinished()).values() if where == "waiting"]
@@ -187,10 +187,10 @@ class History:
             self.log.append("trigger refused")
 
     async def redrive(self) -> None:
-        page = await self.operations.dead_letters(limit=1000)
+        page = await self.operations.dead_letters.page(limit=1000)
         if page.items:
             letter = self.dice.choice(page.items)
-            await self.operations.redrive(letter.run_id)
+            await self.operations.dead_letters.redrive(letter.run_id)
             self.log.append(f"redrive {letter.scheduled_at:%S}")
 
     async def upkeep(self) -> None:
@@ -206,7 +206,7 @@ class History:
     async def change_overlap(self, overlap: Overlap | None = None) -> None:
         drawn: Overlap = self.dice.choice(("skip", "queue", "parallel"))
         self.overlap = overlap or drawn
-        await self.operations.change(str(self.job.job_id), {"overlap": self.overlap})
+        await self.operations.jobs.change(str(self.job.job_id), {"overlap": self.overlap})
         await self.pool.query(
             "update duly.jobs set updated_at = greatest($1, last_run_at, extra_at)", self.next - SECOND
         )
@@ -226,7 +226,7 @@ class History:
         self.log.append(f"catch up {[moment.second for moment in moments]}")
 
     async def redrive_all(self) -> None:
-        async for _ in self.operations.redrive_all():
+        async for _ in self.operations.dead_letters.redrive_all():
             pass
         self.log.append("redrive all")
 
@@ -328,7 +328,7 @@ async def test_runs_that_were_allowed_to_overlap_are_all_waited_for(
     await history.fire()
     await pool.query("update duly.runs set run_at = duly.now()")
     older, last = (await take(pool, limit=5)).runs
-    await operations.change(str(history.job.job_id), {"overlap": overlap})
+    await operations.jobs.change(str(history.job.job_id), {"overlap": overlap})
     # Of many jobs at once, only those are looked at closely that are in a claim, as this one is until both have ended.
     others = [uuid4() for _ in range(100 if many else 0)]
 
@@ -498,18 +498,18 @@ async def test_overlap_holds_while_many_act_at_once(pool: Pool, operations: Oper
             try:
                 match dice.randrange(3):
                     case 0:
-                        await operations.trigger(str(job.job_id))
+                        await operations.jobs.trigger(str(job.job_id))
                         done["triggered"] += 1
                     case 1:
-                        page = await operations.dead_letters(limit=5)
+                        page = await operations.dead_letters.page(limit=5)
                         if page.items:
-                            await operations.redrive(dice.choice(page.items).run_id)
+                            await operations.dead_letters.redrive(dice.choice(page.items).run_id)
                             done["redriven"] += 1
                     case 2:
                         rows = await pool.query("select scheduled_at from duly.runs where job_id = $1", job.job_id)
                         if rows:
                             run_id = make_run_id(job.job_id, dice.choice(rows)["scheduled_at"])
-                            await operations.cancel_run(run_id)
+                            await operations.runs.cancel(run_id)
                             done["cancelled"] += 1
             except (Conflict, NotFound):
                 done["refused"] += 1

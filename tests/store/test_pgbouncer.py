@@ -18,9 +18,9 @@ import asyncpg
 import pytest
 
 from duly.config import Settings
-from duly.model import JobRequest, Policy
+from duly.model import DEFAULT_TENANT, JobRequest, Policy
 from duly.node import running_scheduler, running_worker
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store import maintenance
 from duly.store.migrate import migrate
 from duly.store.pool import LARGE, Pool, connection_options
@@ -95,7 +95,7 @@ async def test_a_store_is_made_and_used_through_the_pooler(
     fresh = await Pool.connect(pgbouncer.url, size=8, pgbouncer=True)
     try:
         assert await migrate(fresh)
-        operations = await Operations.open(fresh, settings)
+        operations = (await StoreOperations.open(fresh, settings)).for_tenant(DEFAULT_TENANT)
         tried: list[int] = []
 
         async def flaky(ctx: Any) -> None:

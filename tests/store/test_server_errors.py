@@ -29,9 +29,9 @@ from duly.api.server import create_app
 from duly.config import Settings
 from duly.errors import DataRefused, StoreUnavailable
 from duly.maintenance.unparker import Unparker
-from duly.model import JobRequest, Policy, parse_run_id
+from duly.model import DEFAULT_TENANT, JobRequest, Policy, parse_run_id
 from duly.node import running_scheduler, running_worker
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.store.pool import Pool
 from duly.store.statements import statement
 from harness.injecting import DATA, OTHERS, Injector, injected
@@ -127,7 +127,8 @@ class Life:
         await take(clean, limit=2, queues=["ghost"], lease=0.5)
         self.expected |= {ghost.job_id: ("succeeded", 1) for ghost in ghosts}
 
-        operations = await insist(lambda: Operations.open(pool, settings))
+        store_operations = await insist(lambda: StoreOperations.open(pool, settings))
+        operations = store_operations.for_tenant(DEFAULT_TENANT)
         chance, injector.chance = injector.chance, 0.0
         async with (
             running_scheduler(pool, settings) as scheduler,
@@ -159,12 +160,12 @@ class Life:
             hourly = await submit(operations, "fine", 1, schedule="every 1h")
             await self._handle(operations, hourly)
             away = await submit(operations, "fine", 0, schedule=now + timedelta(hours=1))
-            await self._settle(lambda: operations.cancel(away), clean, away, "cancelled")
-            await self._ask(operations, hourly)
+            await self._settle(lambda: operations.jobs.cancel(away), clean, away, "cancelled")
+            await self._ask(store_operations, hourly)
 
             await self._all_end(clean)
             injector.chance = chance
-            letters = await insist(lambda: operations.dead_letters())
+            letters = await insist(lambda: operations.dead_letters.page())
             assert [str(letter.job_id) for letter in letters.items] == [dead]
             await clean.query("delete from duly.attempts where job_id = $1", UUID(dead))
             await self._redrive(operations, clean, letters.items[0].run_id)
@@ -178,19 +179,19 @@ class Life:
         """What people do with a job, each as often as it takes."""
 
         async def done(call: Callable[[], Awaitable[Any]], status: str) -> None:
-            while (await insist(lambda: operations.get_job(job_id))).status != status:
+            while (await insist(lambda: operations.jobs.get(job_id))).status != status:
                 try:
                     await call()
                 except (StoreUnavailable, DataRefused):
                     await asyncio.sleep(0.02)
 
-        await done(lambda: operations.pause(job_id), "paused")
-        await done(lambda: operations.resume(job_id), "active")
-        await insist(lambda: operations.change(job_id, {"priority": 7}))
-        before = len((await insist(lambda: operations.job_runs(job_id))).items)
-        while len((await insist(lambda: operations.job_runs(job_id))).items) == before:
+        await done(lambda: operations.jobs.pause(job_id), "paused")
+        await done(lambda: operations.jobs.resume(job_id), "active")
+        await insist(lambda: operations.jobs.change(job_id, {"priority": 7}))
+        before = len((await insist(lambda: operations.runs.page(job_id))).items)
+        while len((await insist(lambda: operations.runs.page(job_id))).items) == before:
             try:
-                await operations.trigger(job_id)
+                await operations.jobs.trigger(job_id)
             except (StoreUnavailable, DataRefused):
                 await asyncio.sleep(0.02)
 
@@ -203,16 +204,16 @@ class Life:
 
     async def _redrive(self, operations: Operations, clean: Pool, run_id: str) -> None:
         """Its letter is gone, or there is a newer one: then it went through."""
-        first = (await insist(lambda: operations.dead_letter(run_id))).buried_at
+        first = (await insist(lambda: operations.dead_letters.get(run_id))).buried_at
         while await count(clean, "dead_letters", "buried_at = $1", first):
             try:
-                await operations.redrive(run_id)
+                await operations.dead_letters.redrive(run_id)
             except (StoreUnavailable, DataRefused):
                 await asyncio.sleep(0.02)
 
-    async def _ask(self, operations: Operations, job_id: str) -> None:
+    async def _ask(self, store_operations: StoreOperations, job_id: str) -> None:
         """Whatever can be asked over HTTP: an answer, or word to try again."""
-        transport = httpx.ASGITransport(app=create_app(operations), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app=create_app(store_operations), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             for path in (
                 "/api/v1/jobs", f"/api/v1/jobs/{job_id}", f"/api/v1/jobs/{job_id}/runs", "/api/v1/dead-letters",
@@ -387,8 +388,8 @@ async def test_the_api_says_that_it_is_worth_another_try(database_url: str, sett
     with injected(Injector(random.Random(0))) as injector:
         pool = await opened(database_url)
         try:
-            operations = await Operations.open(pool, settings)
-            transport = httpx.ASGITransport(app=create_app(operations), raise_app_exceptions=False)
+            store_operations = await StoreOperations.open(pool, settings)
+            transport = httpx.ASGITransport(app=create_app(store_operations), raise_app_exceptions=False)
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
                 asked = {"name": "greet", "handler": "greet", "schedule": "now", "dedupe_key": "k"}
                 injector.strike("jobs/submit", state, times=40)
@@ -412,8 +413,8 @@ async def test_a_password_that_is_being_changed_is_a_passing_error(server: Serve
         try:
             await admin.execute(f"create role {name} superuser login")
             pool = await Pool.connect(url.replace("//duly@", f"//{name}@"), size=2)
-            operations = await Operations.open(pool, settings)
-            transport = httpx.ASGITransport(app=create_app(operations), raise_app_exceptions=False)
+            store_operations = await StoreOperations.open(pool, settings)
+            transport = httpx.ASGITransport(app=create_app(store_operations), raise_app_exceptions=False)
             await admin.execute(f"alter role {name} nologin")
             await pool._pool.expire_connections()
             async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -449,7 +450,7 @@ async def test_errors_on_the_wire_cost_no_run(database_url: str, pool: Pool, set
 
         far = await Pool.connect(proxy.url, size=4)
         try:
-            operations = await Operations.open(far, settings)
+            operations = (await StoreOperations.open(far, settings)).for_tenant(DEFAULT_TENANT)
             own = settings.model_copy(update={"database_url": proxy.url})
             faults = [
                 proxy.answer(statement(name), state, times=2)
@@ -498,7 +499,7 @@ async def test_a_record_in_the_handlers_own_transaction_that_failed_for_a_passin
                     if not injector.struck:
                         injector.strike(name, "55P03", when)
 
-            operations = await Operations.open(pool, settings)
+            operations = (await StoreOperations.open(pool, settings)).for_tenant(DEFAULT_TENANT)
             await operations.submit(app.request("write"), allow_unknown_handler=True)
             async with running_worker(pool, app.tasks, settings):
 

@@ -183,8 +183,8 @@ async def test_what_can_go_on_goes_on_and_what_cannot_goes_on_afterwards(
                     async with asyncio.timeout(30):
                         await eventually(lambda at=since + FIRED_BEFORE: ticks.gone_on(at), seconds=30)  # type: ignore[misc]
                         if modes == WEAK:
-                            await operations.status()
-                            await operations.job_runs(ticks.jobs[0])
+                            await operations.cluster.status()
+                            await operations.runs.page(ticks.jobs[0])
                             await bench.submit("tick")
                             await bench.submit("tick", schedule="every 1h")
                     await asyncio.sleep(max(0.0, HOLD_SECONDS - (pool.clock.now() - since).total_seconds()))

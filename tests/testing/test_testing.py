@@ -19,6 +19,7 @@ import pytest
 from conftest import Server
 from duly import Context, Duly, InvalidInput, InvalidSchedule, Permanent, RetryAfter, Snooze
 from duly.errors import ConfigError, DulyError, MissingExtra, StoreUnavailable
+from duly.model import DEFAULT_TENANT
 from duly.store import embedded
 from duly.store.pool import Pool
 from duly.testing import DulyTest, StoreServer, duly_test, occurrences, running_server
@@ -192,9 +193,9 @@ class TestTime:
         job_id = await virtual.submit(tick, schedule="@daily")
         operations = await virtual.app.operations()
         assert len(await virtual.advance(days=3)) == 3
-        await operations.pause(job_id)
+        await operations.jobs.pause(job_id)
         assert await virtual.advance(days=30) == []
-        await operations.resume(job_id)
+        await operations.jobs.resume(job_id)
         assert len(await virtual.advance(days=2)) == 2
 
     async def test_declared_jobs_are_registered_when_the_test_says_so(self, duly_test: DulyTest) -> None:
@@ -306,7 +307,9 @@ class TestErrors:
         job = await virtual.submit(fails, schedule="@hourly")
         await virtual.submit(other, schedule="@hourly")
         await virtual.advance(minutes=61)
-        await virtual._operations.change(job, {"schedule": f"30 {(START + 2 * HOUR).hour} * * *"})
+        await virtual._operations.for_tenant(DEFAULT_TENANT).jobs.change(
+            job, {"schedule": f"30 {(START + 2 * HOUR).hour} * * *"}
+        )
         await virtual.advance(hours=1)
         await virtual.at(START + 3 * HOUR)
         ended = [run.status for run in await virtual.drain() if str(run.job_id) == job]
@@ -335,7 +338,7 @@ class TestStores:
             return number
 
         operations = await duly_test.app.operations()
-        assert (await operations.list_jobs()).items == []
+        assert (await operations.jobs.page()).items == []
         await duly_test.submit(mine, dedupe_key="the same")
         assert [run.result for run in await duly_test.drain()] == [number]
 

@@ -156,20 +156,20 @@ def _next_or_same() -> None:
     Not in every `next()`: with that nothing fires at all, because a scheduler parks such a job at once, and whoever
     walks a timetable never comes to an end.
     """
-    changing = import_module("duly.operations.changing")
-    original = changing.Changing._resume_at
+    jobs = import_module("duly.operations.jobs")
+    original = jobs.JobOperations._resume_at
 
-    def resume_at(self: Any, job: Any) -> Any:
-        future = original(self, job)
+    def resume_at(self: Any, job: Any, now: Any) -> Any:
+        future = original(self, job, now)
         if job.kind == "once":
             return future
-        timetable = changing.timetable_of(job)
+        timetable = jobs.timetable_of(job)
         found = timetable.next(future - timedelta(seconds=10))
         while (following := timetable.next(found)) < future:
             found = following
         return found
 
-    _replace(changing.Changing, "_resume_at", resume_at)
+    _replace(jobs.JobOperations, "_resume_at", resume_at)
 
 
 def _lead_for_ever() -> None:

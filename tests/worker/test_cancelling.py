@@ -18,11 +18,11 @@ async def test_a_waiting_run_ends_at_once(bench: Workbench) -> None:
         raise AssertionError("it was cancelled")
 
     job_id = await bench.submit(never)
-    run = await bench.operations.cancel_run((await bench.run_of(job_id)).run_id)
+    run = await bench.operations.runs.cancel((await bench.run_of(job_id)).run_id)
     assert run.status == "cancelled"
     async with bench.working() as worker:
         await worker.wait_idle()
-    assert (await bench.operations.get_job(job_id)).status == "completed"
+    assert (await bench.operations.jobs.get(job_id)).status == "completed"
 
 
 async def test_a_running_one_is_told_within_a_second(bench: Workbench) -> None:
@@ -43,7 +43,7 @@ async def test_a_running_one_is_told_within_a_second(bench: Workbench) -> None:
     async with bench.working():
         await began.wait()
         asked = loop.time()
-        assert (await bench.operations.cancel_run((await bench.run_of(job_id)).run_id)).status == "running"
+        assert (await bench.operations.runs.cancel((await bench.run_of(job_id)).run_id)).status == "running"
         run = await bench.end_of(job_id, "cancelled")
     assert told_after[0] - asked < 1
     assert run.error is not None
@@ -71,7 +71,7 @@ async def test_without_notifications_it_is_told_within_a_second_as_well(bench: W
     async with bench.working():
         await began.wait()
         asked = loop.time()
-        await bench.operations.cancel_run((await bench.run_of(job_id)).run_id)
+        await bench.operations.runs.cancel((await bench.run_of(job_id)).run_id)
         await bench.end_of(job_id, "cancelled")
     assert told[0] - asked < 1.5
 

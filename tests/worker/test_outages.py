@@ -17,8 +17,8 @@ import pytest
 
 from duly.config import load_settings
 from duly.errors import StoreUnavailable
-from duly.model import JobRequest
-from duly.operations import Operations
+from duly.model import DEFAULT_TENANT, JobRequest
+from duly.operations import Operations, StoreOperations
 from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
@@ -81,7 +81,8 @@ async def store_at(url: str) -> AsyncIterator[tuple[Pool, Operations]]:
     try:
         await migrate(pool)
         await pool.measure_clock()
-        yield pool, await Operations.open(pool, load_settings(database_url=url))
+        store = await StoreOperations.open(pool, load_settings(database_url=url))
+        yield pool, store.for_tenant(DEFAULT_TENANT)
     finally:
         await pool.close()
 

@@ -13,6 +13,7 @@ import pytest
 from duly import Context
 from duly.api.documents import cluster_document
 from duly.model import Claim, JobRequest, Policy
+from duly.operations import StoreOperations
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from duly.store.runs import Served
@@ -43,10 +44,11 @@ def bench(bench: Workbench) -> Workbench:
 
 async def submit(bench: Workbench, tenant: str, number: int) -> None:
     requests = [
-        JobRequest(handler="note", payload={"whose": tenant}, tenant=tenant, policy=Policy(retry_delay_seconds=0.05))
+        JobRequest(handler="note", payload={"whose": tenant}, policy=Policy(retry_delay_seconds=0.05))
         for _ in range(number)
     ]
-    await bench.operations.submit_many(requests, allow_unknown_handler=True)
+    operations = (await StoreOperations.open(bench.pool, bench.settings)).for_tenant(tenant)
+    await operations.submit_many(requests, allow_unknown_handler=True)
 
 
 async def claim(pool: Pool, *tenants: str, floors: Any = None, stretch: int = 1000, limit: int = 100) -> Claim:
@@ -199,13 +201,13 @@ def test_stretches_grow_to_a_bound() -> None:
 
 async def test_the_cluster_says_whom_a_worker_serves_and_names_no_other_tenant(bench: Workbench) -> None:
     async with bench.working(tenants=["b", "c", "b"]):
-        status = await bench.operations.status()
+        status = await bench.operations.cluster.status()
         (worker,) = cluster_document(status)["workers"]
         assert worker["tenants"] == ["b", "c"]
         assert cluster_document(status, tenant="b")["workers"][0]["tenants"] == ["b"]
         assert cluster_document(status, tenant="a")["workers"][0]["tenants"] == []
     async with bench.working():
-        status = await bench.operations.status()
+        status = await bench.operations.cluster.status()
     assert [worker["tenants"] for worker in cluster_document(status)["workers"] if worker["alive"]] in ([None], [])
 
 

@@ -36,7 +36,7 @@ async def test_an_async_handler_gets_its_payload_and_its_result_is_kept(bench: W
     assert run.started_at is not None
     assert run.finished_at is not None
     assert run.scheduled_at <= run.started_at <= run.finished_at
-    assert (await bench.operations.get_job(job_id)).status == "completed"
+    assert (await bench.operations.jobs.get(job_id)).status == "completed"
 
 
 async def test_no_run_seems_to_start_before_it_was_due(bench: Workbench) -> None:
@@ -49,7 +49,7 @@ async def test_no_run_seems_to_start_before_it_was_due(bench: Workbench) -> None
         # Measured badly, as on a machine that is busy: 2 s behind, and 3 s would be possible.
         bench.pool.clock._offset_us -= 2_000_000
         bench.pool.clock._error_us = 3_000_000
-        await bench.operations.trigger(job_id)
+        await bench.operations.jobs.trigger(job_id)
         run = await bench.attempt_of(job_id)
     assert run.started_at is not None
     assert run.started_at >= run.scheduled_at
@@ -281,7 +281,7 @@ async def test_cancelling_a_job_stops_what_runs_when_asked_to(bench: Workbench) 
         async with asyncio.timeout(10):
             await started.wait()
         asked = time.monotonic()
-        await bench.operations.cancel(job_id, running=True)
+        await bench.operations.jobs.cancel(job_id, running=True)
         run = await bench.attempt_of(job_id)
         assert time.monotonic() - asked < 2
     assert run.status == "cancelled"

@@ -31,7 +31,7 @@ from starlette.requests import Request
 from duly.api.problems import Problem
 from duly.local_keys import LocalKey
 from duly.model import DEFAULT_TENANT
-from duly.operations import Operations
+from duly.operations import Operations, StoreOperations
 from duly.operations.keys import Principal
 from duly.operations.rights import ROLES, Role, holds
 
@@ -52,7 +52,7 @@ class Access:
 
     def __init__(
         self,
-        operations: Operations,
+        operations: StoreOperations,
         *,
         local_key: LocalKey | None = None,
         open_to_all: bool = False,
@@ -89,12 +89,16 @@ class Access:
         async with self._looking:
             # Another may have looked while this one waited.
             if time.monotonic() >= self._look_again_at:
-                self._keyed = await self._operations.has_keys()
+                self._keyed = await self._operations.keys.exist()
                 self._look_again_at = time.monotonic() + _LOOK_SECONDS
         return self._keyed
 
-    async def admit(self, headers: Headers) -> Principal:
-        """Who this is, or a `Problem`."""
+    async def admit(self, headers: Headers) -> tuple[Principal, Operations]:
+        """The caller, and the operations of its tenant; or a `Problem`. No route binds a tenant by itself."""
+        who = await self._identify(headers)
+        return who, self._operations.for_tenant(who.tenant)
+
+    async def _identify(self, headers: Headers) -> Principal:
         given = headers.getlist("authorization")
         if not given:
             if self._open and not await self.has_keys():
@@ -104,7 +108,7 @@ class Access:
         if match is not None and self._local_key is not None and self._local_key.opens(match[1]):
             return ITS_USER
         # Before the look for keys, which may be a second old: the first key counts from its first call on.
-        principal = await self._operations.authenticate(match[1]) if match is not None else None
+        principal = await self._operations.keys.authenticate(match[1]) if match is not None else None
         if principal is None:
             if self._open and not await self.has_keys():
                 return ANYBODY
@@ -156,6 +160,13 @@ class Bucket:
             self._held -= 1
             return 0.0
         return (1 - self._held) / self.rate if self.rate > 0 else 3600.0
+
+
+def operations_of(request: Request) -> Operations:
+    """The operations of the tenant that the caller's key belongs to; `Guard` has bound them."""
+    operations = request.scope["duly.operations"]
+    assert isinstance(operations, Operations)
+    return operations
 
 
 def principal_of(request: Request) -> Principal:

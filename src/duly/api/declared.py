@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from duly.api.access import allowed, check_role, needed_by, principal_of
-from duly.operations.base import reading
+from duly.store.pool import reading
 from duly.turns import turn
 
 #: In the description: the roles that may make this call.

@@ -135,4 +135,4 @@ class Guard:
         if self._access.known_to_have_keys and self._hosts and not _is_named(headers, self._hosts):
             raise Problem(421, "this name is not served here; the setting api_hosts says which are")
         if private:
-            scope["duly.principal"] = await self._access.admit(headers)
+            scope["duly.principal"], scope["duly.operations"] = await self._access.admit(headers)

@@ -19,7 +19,7 @@ from duly.api.declared import declared_page
 from duly.api.problems import json_response
 from duly.errors import DulyError, StoreUnavailable
 from duly.model import ClusterStatus, Job, Run
-from duly.operations import Operations, Principal
+from duly.operations import Principal, StoreOperations
 from duly.operations.upcoming import upcoming
 from duly.timing import Fuel
 from duly.timing.wording import time_text
@@ -43,7 +43,7 @@ _ICON = (
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def make_routes(operations: Operations) -> list[Route]:
+def make_routes(operations: StoreOperations) -> list[Route]:
     """Not in the OpenAPI schema: what the page and it say to each other may change with any release."""
     live = Live(operations)
 
@@ -55,7 +55,7 @@ def make_routes(operations: Operations) -> list[Route]:
     async def readyz(_: Request) -> Response:
         try:
             async with asyncio.timeout(_READY_SECONDS):
-                await operations.ready()
+                await operations.cluster.ready()
         except TimeoutError as error:
             raise StoreUnavailable(f"the store did not answer within {_READY_SECONDS} s") from error
         except StoreUnavailable:
@@ -99,7 +99,7 @@ def _file(content: bytes, media_type: str) -> Endpoint:
 class Live:
     """One look at the store, shared by all pages of a tenant that ask within the same second."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: StoreOperations) -> None:
         self._operations = operations
         # By what may be seen. Whoever comes while one looks for the same gets what that one gets, be it an error; a
         # tenant whose look takes long holds up no other's.
@@ -132,13 +132,14 @@ class Live:
         return document
 
     async def _look(self, tenant: str, whole_store: bool) -> dict[str, Any]:
+        operations = self._operations.for_tenant(tenant)
         page, runs, status = await asyncio.gather(
-            self._operations.list_jobs(tenant=tenant, status="active", limit=SHOWN, payload=False),
-            self._operations.recent_runs(tenant=tenant, limit=SHOWN),
-            self._operations.status(),
+            operations.jobs.page(status="active", limit=SHOWN, payload=False),
+            operations.runs.recent(limit=SHOWN),
+            operations.cluster.status(),
         )
         if not whole_store:
-            status = replace(status, counts=await self._operations.counts(tenant=tenant))
+            status = replace(status, counts=await operations.counts())
         # One amount of fuel for the whole page: jobs that it does not reach show their next occurrence alone.
         fuel = Fuel.for_list(SHOWN * UPCOMING)
         return {

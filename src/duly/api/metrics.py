@@ -23,7 +23,7 @@ from starlette.routing import Route
 
 from duly.api.access import needs
 from duly.api.declared import declared_page
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store.stores import MOST_COUNTED, Figures
 
 #: Of the text format, which every Prometheus reads whatever else it asks for.
@@ -34,7 +34,7 @@ OTHER_QUEUES = "(other queues)"
 _FRESH_SECONDS = 1.0
 
 
-def make_routes(operations: Operations) -> list[Route]:
+def make_routes(operations: StoreOperations) -> list[Route]:
     metrics = Metrics(operations)
 
     @needs("monitor")
@@ -47,7 +47,7 @@ def make_routes(operations: Operations) -> list[Route]:
 class Metrics(Collector):
     """One look at the store, told to all who ask within the same second."""
 
-    def __init__(self, operations: Operations) -> None:
+    def __init__(self, operations: StoreOperations) -> None:
         self._operations = operations
         self._looking = asyncio.Lock()
         self._fresh_until = 0.0
@@ -63,7 +63,7 @@ class Metrics(Collector):
     async def text(self) -> bytes:
         async with self._looking:
             if time.monotonic() >= self._fresh_until:
-                self._figures = await self._operations.figures()
+                self._figures = await self._operations.cluster.figures()
                 self._note_queues(self._figures.queue_depth)
                 self._text = generate_latest(self._registry)
                 self._fresh_until = time.monotonic() + _FRESH_SECONDS

@@ -28,7 +28,6 @@ from duly.api.problems import MOST_ERRORS, FieldError, Problem, type_message
 from duly.handlers import MAX_ARGUMENTS, MAX_HEADERS, METHODS
 from duly.model import (
     DEFAULT_POLICY,
-    DEFAULT_TENANT,
     JOB_RULES,
     POLICY_FIELDS,
     POLICY_RULES,
@@ -217,13 +216,13 @@ class JobBody(_DescribedFields):
     )
     payload: Any = Field(default_factory=dict, description="Any JSON, without NUL characters in its strings")
 
-    def to_request(self, *, dedupe_key: str | None, tenant: str) -> JobRequest:
+    def to_request(self, *, dedupe_key: str | None) -> JobRequest:
         given = {name: getattr(self, name) for name in _SETTABLE}
         chosen = {name: given.pop(name) for name in POLICY_FIELDS}
         chosen["secret_fields"] = tuple(chosen["secret_fields"])
         # Most jobs do not choose a policy.
         policy = policy_with(DEFAULT_POLICY, chosen) if POLICY_FIELDS & self.model_fields_set else DEFAULT_POLICY
-        return JobRequest(policy=policy, **{**given, "dedupe_key": dedupe_key, "tenant": tenant})
+        return JobRequest(policy=policy, **{**given, "dedupe_key": dedupe_key})
 
 
 # What a job keeps for good.
@@ -622,7 +621,7 @@ def _broken_rules(document: Mapping[str, Any], wrong: Collection[str]) -> list[F
     """What the rules say of those fields that have the right type."""
     right = {field: value for field, value in document.items() if field in JobBody.model_fields and field not in wrong}
     body = JobBody.model_validate({"name": "x", "handler": "x", **right})
-    request = body.to_request(dedupe_key=body.dedupe_key, tenant=DEFAULT_TENANT)
+    request = body.to_request(dedupe_key=body.dedupe_key)
     return [FieldError(one.field, one.message) for one in problems_of(request, now=datetime.now(UTC))]
 
 

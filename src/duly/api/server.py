@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from duly.api.binding import BACKLOG, address_of, bind, find_address
 from duly.errors import ConfigError, MissingExtra
 from duly.local_keys import LocalKey
-from duly.operations import Operations
+from duly.operations import StoreOperations
 
 _EXTRA = ("fastapi", "starlette", "uvicorn", "prometheus_client")
 
@@ -39,7 +39,7 @@ CONNECTION_SECONDS = 10.0
 READ_SECONDS = 2.0
 
 
-def create_app(operations: Operations, *, local_key: LocalKey | None = None) -> FastAPI:
+def create_app(operations: StoreOperations, *, local_key: LocalKey | None = None) -> FastAPI:
     """Everything that Duly serves over HTTP, on top of one store's operations.
 
     `local_key`: accepted beside the keys of the store, while only loopback is served.
@@ -65,7 +65,7 @@ def create_app(operations: Operations, *, local_key: LocalKey | None = None) -> 
         Guard, access=access, hosts=[host.strip() for host in settings.api_hosts.split(",") if host.strip()]
     )
     limit = settings.payload_max_bytes + BODY_HEADROOM
-    router = routes.make_router(operations, body_limit=limit)
+    router = routes.make_router(settings, body_limit=limit)
     pages = [*live.make_routes(operations), *metrics.make_routes(operations)]
     problems.install(app, [*router.routes, *pages])
     # As routes of the app itself: a router within it would look for each request's route twice more.

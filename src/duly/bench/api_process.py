@@ -25,7 +25,7 @@ from duly.bench.server import bench_settings
 from duly.bench.statements import bench_statement
 from duly.bench.worker_process import profiled
 from duly.local_keys import LocalKey
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.process import run
 from duly.store.pool import Pool, connection_options
 
@@ -61,7 +61,7 @@ async def ours(url: str, connections: int, key_file: Path) -> AsyncIterator[Fast
     """The API as `duly up` serves it, with the local key."""
     pool = await Pool.connect(url, size=connections)
     try:
-        operations = await Operations.open(pool, bench_settings(url), local_handlers=["noop"])
+        operations = await StoreOperations.open(pool, bench_settings(url), local_handlers=["noop"])
         yield create_app(operations, local_key=LocalKey(key_file))
     finally:
         await pool.close()

@@ -32,7 +32,7 @@ from duly.process import conceal, run
 if TYPE_CHECKING:
     from duly.config import Settings
     from duly.local_keys import LocalKey
-    from duly.operations import Operations
+    from duly.operations import StoreOperations
     from duly.store.opening import OpenStore
 
 log = logging.getLogger("duly.cli")
@@ -69,7 +69,7 @@ async def serve(
 ) -> int:
     """Serve the API until a signal. `handlers`: tasks that may be submitted before a worker offers them."""
     from duly.local_keys import announced
-    from duly.operations import Operations
+    from duly.operations import StoreOperations
     from duly.process import Signals
     from duly.store.opening import open_store
 
@@ -80,7 +80,7 @@ async def serve(
             watch_lifeline(lifeline, signals)
         async with cancelled_by(signals):
             store = await stack.enter_async_context(open_store(settings))
-            operations = await Operations.open(store.pool, settings, local_handlers=handlers)
+            operations = await StoreOperations.open(store.pool, settings, local_handlers=handlers)
             local_key = await _local_key(operations, store, host=host, port=port)
 
         def accepting(address: str) -> None:
@@ -97,7 +97,7 @@ async def serve(
     return exit_code(signals)
 
 
-async def _local_key(operations: Operations, store: OpenStore, *, host: str, port: int) -> LocalKey | None:
+async def _local_key(operations: StoreOperations, store: OpenStore, *, host: str, port: int) -> LocalKey | None:
     """Makes a local key if the store has no keys; an existing one stays valid beside them. Only on loopback."""
     from duly.api.binding import find_address
     from duly.homes import default_home
@@ -108,7 +108,7 @@ async def _local_key(operations: Operations, store: OpenStore, *, host: str, por
     loopback = (await find_address(host, port))[2]
     if settings.require_keys or not loopback:
         return None
-    keyed = await operations.has_keys()
+    keyed = await operations.keys.exist()
     if settings.open_api:
         if keyed:
             log.warning("the API is not open: the store has keys, so every call needs one")
@@ -118,7 +118,7 @@ async def _local_key(operations: Operations, store: OpenStore, *, host: str, por
             )
         return None
     home = settings.home or default_home()
-    path = key_file(home, None if store.embedded else (await stores.joining(store.pool, tenants=())).store_id)
+    path = key_file(home, None if store.embedded else (await stores.facts(store.pool)).store_id)
     if keyed and not os.path.lexists(path):
         return None
     obtain_key(path)

@@ -30,32 +30,19 @@ if TYPE_CHECKING:
         Run,
         Swept,
     )
-    from duly.operations import Submitted
+    from duly.operations import Submitted, SubmittedId
 
 _PAGE = 500
 
 
-class Backend(Protocol):
-    """The operations that a command may ask for, by their names and meaning in `duly.operations`."""
+class Jobs(Protocol):
+    """`JobOperations`, as far as commands use it."""
 
-    def now(self) -> datetime: ...
+    async def get(self, job_id: str) -> Job: ...
 
-    async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted: ...
+    async def find(self, text: str) -> Job: ...
 
-    async def submit_each(
-        self,
-        requests: Sequence[JobRequest],
-        *,
-        tenant: str,
-        atomic: bool = False,
-        allow_unknown_handler: bool = False,
-    ) -> list[Submitted | DulyError]: ...
-
-    async def get_job(self, job_id: str) -> Job: ...
-
-    async def find_job(self, text: str) -> Job: ...
-
-    async def list_jobs(
+    async def page(
         self,
         *,
         status: str | None = None,
@@ -67,8 +54,6 @@ class Backend(Protocol):
         payload: bool = True,
     ) -> Page[Job]: ...
 
-    async def job_runs(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]: ...
-
     async def upcoming(self, job_id: str, *, count: int = 10) -> list[Occurrence]: ...
 
     async def pause(self, job_id: str, *, reason: str | None = None) -> Job: ...
@@ -77,27 +62,29 @@ class Backend(Protocol):
 
     async def cancel(self, job_id: str, *, running: bool = False) -> Job: ...
 
-    async def trigger(self, job_id: str) -> str: ...
+    async def trigger(self, job_id: str) -> Run: ...
 
-    async def get_run(self, run_id: str) -> Run: ...
 
-    async def cancel_run(self, run_id: str) -> Run: ...
+class Runs(Protocol):
+    """`RunOperations`, as far as commands use it."""
 
-    async def explain(self, job_id: str, *, at: datetime | None = None) -> Explanation: ...
+    async def page(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]: ...
 
-    async def explain_range(
-        self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000
-    ) -> list[Explanation]: ...
+    async def get(self, run_id: str) -> Run: ...
 
-    async def forecast(self, *, minutes: int = 60) -> Forecast: ...
+    async def cancel(self, run_id: str) -> Run: ...
 
-    async def dead_letters(
+
+class DeadLetters(Protocol):
+    """`DeadLetterOperations`."""
+
+    async def page(
         self, wanted: DeadLetterFilter = ..., *, cursor: str | None = None, limit: int = 100, payload: bool = True
     ) -> Page[DeadLetter]: ...
 
-    async def dead_letter(self, run_id: str) -> DeadLetter: ...
+    async def get(self, run_id: str) -> DeadLetter: ...
 
-    async def count_dead_letters(self, wanted: DeadLetterFilter = ...) -> int: ...
+    async def count(self, wanted: DeadLetterFilter = ...) -> int: ...
 
     async def redrive(self, run_id: str) -> None: ...
 
@@ -107,14 +94,56 @@ class Backend(Protocol):
 
     def purge_all(self, wanted: DeadLetterFilter = ...) -> AsyncIterator[Swept]: ...
 
+
+class Explain(Protocol):
+    """`ExplainOperations`, as far as commands use it."""
+
+    async def occurrence(self, job_id: str, *, at: datetime | None = None) -> Explanation: ...
+
+    async def between(self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000) -> list[Explanation]: ...
+
+
+class Cluster(Protocol):
+    """`ClusterOperations`, as far as commands use it."""
+
     async def status(self) -> ClusterStatus: ...
 
 
+class Backend(Protocol):
+    """The operations that a command may ask for, by their names and meaning in `duly.operations`."""
+
+    @property
+    def jobs(self) -> Jobs: ...
+    @property
+    def runs(self) -> Runs: ...
+    @property
+    def dead_letters(self) -> DeadLetters: ...
+    @property
+    def explain(self) -> Explain: ...
+    @property
+    def cluster(self) -> Cluster: ...
+
+    def now(self) -> datetime: ...
+
+    async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted: ...
+
+    async def submit_each(
+        self, requests: Sequence[JobRequest], *, atomic: bool = False, allow_unknown_handler: bool = False
+    ) -> list[SubmittedId | DulyError]: ...
+
+    async def forecast(self, *, minutes: int = 60) -> Forecast: ...
+
+
 class Remote:
-    """A store behind its API."""
+    """A store behind its API, for the tenant that the API key belongs to."""
 
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
+        self.jobs = _RemoteJobs(client)
+        self.runs = _RemoteRuns(client)
+        self.dead_letters = _RemoteDeadLetters(client)
+        self.explain = _RemoteExplain(client)
+        self.cluster = _RemoteCluster(client)
 
     def now(self) -> datetime:
         return self._client.now()
@@ -123,33 +152,58 @@ class Remote:
         from duly.operations import Submitted
 
         submitted = await self._client.submit_request(request, allow_unknown_handler=allow_unknown_handler)
-        return Submitted(submitted.job.job_id, submitted.created)
+        return Submitted(submitted.job, submitted.created)
 
     async def submit_each(
-        self,
-        requests: Sequence[JobRequest],
-        *,
-        tenant: str,
-        atomic: bool = False,
-        allow_unknown_handler: bool = False,
-    ) -> list[Submitted | DulyError]:
-        """Of the tenant that the API key belongs to, whatever is asked for."""
-        from duly.operations import Submitted
+        self, requests: Sequence[JobRequest], *, atomic: bool = False, allow_unknown_handler: bool = False
+    ) -> list[SubmittedId | DulyError]:
+        from duly.operations import SubmittedId
 
-        found: list[Submitted | DulyError] = []
+        found: list[SubmittedId | DulyError] = []
         items = await self._client.submit_many(requests, atomic=atomic, allow_unknown_handler=allow_unknown_handler)
         for item in items:
             if item.error is not None:
                 found.append(item.error)
             else:
                 assert item.job_id is not None
-                found.append(Submitted(item.job_id, item.created))
+                found.append(SubmittedId(item.job_id, item.created))
         return found
 
-    async def get_job(self, job_id: str) -> Job:
+    async def forecast(self, *, minutes: int = 60) -> Forecast:
+        return await self._client.forecast(minutes=minutes)
+
+    async def preview(
+        self,
+        schedule: str | None,
+        *,
+        timezone: str = "UTC",
+        dst_gap: DstGap = "shift",
+        dst_fold: DstFold = "first",
+        start_at: datetime | None = None,
+        end_at: datetime | None = None,
+        after: datetime | None = None,
+        count: int = 10,
+    ) -> Preview:
+        return await self._client.preview(
+            schedule,
+            timezone=timezone,
+            dst_gap=dst_gap,
+            dst_fold=dst_fold,
+            start_at=start_at,
+            end_at=end_at,
+            after=after,
+            count=count,
+        )
+
+
+class _RemoteJobs:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def get(self, job_id: str) -> Job:
         return await self._client.get_job(job_id)
 
-    async def find_job(self, text: str) -> Job:
+    async def find(self, text: str) -> Job:
         """By its id, the beginning of it, or its name, as on a store of one's own."""
         found = {job.job_id: job for job in await self._by_id(text)}
         cursor = None
@@ -180,7 +234,7 @@ class Remote:
         page = await self._client.jobs_page(cursor=str(high), limit=5)
         return [job for job in page.items if low <= job.job_id <= high]
 
-    async def list_jobs(
+    async def page(
         self,
         *,
         status: str | None = None,
@@ -201,9 +255,6 @@ class Remote:
             payload=payload,
         )
 
-    async def job_runs(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]:
-        return await self._client.runs_page(job_id, cursor=cursor, limit=limit)
-
     async def upcoming(self, job_id: str, *, count: int = 10) -> list[Occurrence]:
         return await self._client.upcoming(job_id, count=count)
 
@@ -216,32 +267,29 @@ class Remote:
     async def cancel(self, job_id: str, *, running: bool = False) -> Job:
         return await self._client.cancel(job_id, running=running)
 
-    async def trigger(self, job_id: str) -> str:
-        return (await self._client.trigger(job_id)).run_id
+    async def trigger(self, job_id: str) -> Run:
+        return await self._client.trigger(job_id)
 
-    async def get_run(self, run_id: str) -> Run:
+
+class _RemoteRuns:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def page(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]:
+        return await self._client.runs_page(job_id, cursor=cursor, limit=limit)
+
+    async def get(self, run_id: str) -> Run:
         return await self._client.get_run(run_id)
 
-    async def cancel_run(self, run_id: str) -> Run:
+    async def cancel(self, run_id: str) -> Run:
         return await self._client.cancel_run(run_id)
 
-    async def explain(self, job_id: str, *, at: datetime | None = None) -> Explanation:
-        return await self._client.explain(job_id, at=at)
 
-    async def explain_range(
-        self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000
-    ) -> list[Explanation]:
-        found: list[Explanation] = []
-        async for one in self._client.explanations(job_id, start=start, end=end):
-            found.append(one)
-            if len(found) >= limit:
-                break
-        return found
+class _RemoteDeadLetters:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
 
-    async def forecast(self, *, minutes: int = 60) -> Forecast:
-        return await self._client.forecast(minutes=minutes)
-
-    async def dead_letters(
+    async def page(
         self,
         wanted: DeadLetterFilter | None = None,
         *,
@@ -251,10 +299,10 @@ class Remote:
     ) -> Page[DeadLetter]:
         return await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=limit, payload=payload)
 
-    async def dead_letter(self, run_id: str) -> DeadLetter:
+    async def get(self, run_id: str) -> DeadLetter:
         return await self._client.get_dead_letter(run_id)
 
-    async def count_dead_letters(self, wanted: DeadLetterFilter | None = None) -> int:
+    async def count(self, wanted: DeadLetterFilter | None = None) -> int:
         """Page by page, because the API does not count."""
         count = 0
         cursor = None
@@ -295,34 +343,32 @@ class Remote:
             done += part.done
             yield Swept(done, 0)
 
+
+class _RemoteExplain:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    async def occurrence(self, job_id: str, *, at: datetime | None = None) -> Explanation:
+        return await self._client.explain(job_id, at=at)
+
+    async def between(self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000) -> list[Explanation]:
+        found: list[Explanation] = []
+        async for one in self._client.explanations(job_id, start=start, end=end):
+            found.append(one)
+            if len(found) >= limit:
+                break
+        return found
+
+
+class _RemoteCluster:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
     async def status(self) -> ClusterStatus:
         from duly.model import ClusterStatus
 
         cluster = await self._client.cluster()
         return ClusterStatus(cluster.nodes, cluster.shards, cluster.lag_seconds, await self._client.stats())
-
-    async def preview(
-        self,
-        schedule: str | None,
-        *,
-        timezone: str = "UTC",
-        dst_gap: DstGap = "shift",
-        dst_fold: DstFold = "first",
-        start_at: datetime | None = None,
-        end_at: datetime | None = None,
-        after: datetime | None = None,
-        count: int = 10,
-    ) -> Preview:
-        return await self._client.preview(
-            schedule,
-            timezone=timezone,
-            dst_gap=dst_gap,
-            dst_fold=dst_fold,
-            start_at=start_at,
-            end_at=end_at,
-            after=after,
-            count=count,
-        )
 
 
 def _given(wanted: DeadLetterFilter | None) -> DeadLetterFilter:

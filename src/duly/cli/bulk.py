@@ -104,7 +104,6 @@ async def _submit(
     allow_unknown_handler: bool,
     progress: _Progress,
 ) -> None:
-    from duly.model import DEFAULT_TENANT
     from duly.operations import Refused
 
     while chunk := list(islice(read, MAX_ATOMIC + 1 if atomic else CHUNK)):
@@ -114,7 +113,6 @@ async def _submit(
         try:
             found = await operations.submit_each(
                 [one for _, one in good],
-                tenant=DEFAULT_TENANT,
                 atomic=atomic,
                 allow_unknown_handler=allow_unknown_handler,
             )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from duly.app import Duly
     from duly.cli.backend import Backend, Remote
     from duly.config import Settings
-    from duly.operations import Operations
+    from duly.operations import Operations, StoreOperations
 
 T = TypeVar("T")
 
@@ -103,7 +103,14 @@ def with_operations(
     session = session_of(context)
     if session.remote_url is not None:
         return with_remote(context, work)
-    return with_store(context, work, application=application)
+    return with_store(context, lambda operations: work(own_tenant(operations)), application=application)
+
+
+def own_tenant(operations: StoreOperations) -> Operations:
+    """The operations of a command that opens the store itself: always the default tenant's."""
+    from duly.model import DEFAULT_TENANT
+
+    return operations.for_tenant(DEFAULT_TENANT)
 
 
 def with_remote(context: typer.Context, work: Callable[[Remote], Awaitable[T]]) -> T:
@@ -124,18 +131,18 @@ def with_remote(context: typer.Context, work: Callable[[Remote], Awaitable[T]]) 
 
 
 def with_store(
-    context: typer.Context, work: Callable[[Operations], Awaitable[T]], *, application: Duly | None = None
+    context: typer.Context, work: Callable[[StoreOperations], Awaitable[T]], *, application: Duly | None = None
 ) -> T:
     """Run `work` on the store, which is opened, checked for its version, and closed again."""
     settings = session_of(context).settings_with(application)
     tasks = application.tasks if application is not None else ()
 
     async def connected() -> T:
-        from duly.operations import Operations
+        from duly.operations import StoreOperations
         from duly.store.opening import open_store
 
         async with open_store(settings) as store:
-            return await work(await Operations.open(store.pool, settings, local_handlers=tasks))
+            return await work(await StoreOperations.open(store.pool, settings, local_handlers=tasks))
 
     from duly.process import run
 

@@ -18,7 +18,6 @@ from duly.errors import InvalidInput
 from duly.handlers import check_handler
 from duly.model import (
     DEFAULT_POLICY,
-    DEFAULT_TENANT,
     POLICY_FIELDS,
     Attempt,
     Cluster,
@@ -253,12 +252,10 @@ def read_counts(document: Document) -> Counts:
 
 def job_body(request: JobRequest) -> dict[str, Any]:
     """What a request says that is not a default anyway: the server's own defaults hold for the rest."""
-    if request.tenant != DEFAULT_TENANT:
-        raise InvalidInput("tenant", "follows from the API key and cannot be chosen")
     body = {
         field.name: value
         for field in fields(JobRequest)
-        if field.name not in ("policy", "tenant", "handler", "name", "payload")
+        if field.name not in ("policy", "handler", "name", "payload")
         and (value := getattr(request, field.name)) not in (None, _DEFAULTS[field.name])
     }
     body |= {

@@ -47,7 +47,6 @@ class JobRequest:
         None, "Submitting the same job under the same key again returns the existing job", 1, 200
     )
     labels: Mapping[str, str] = described(dict, "Labels of the job, by key", 0, 32)
-    tenant: str = DEFAULT_TENANT
 
 
 #: The rules of a job's own fields. Handler and payload have rules of their own; the policy's are `POLICY_RULES`.

@@ -1,15 +1,41 @@
-"""What API, CLI, dashboard and SDK all call. None of them speaks SQL; this layer speaks neither HTTP nor terminal."""
+"""Operations: all that a client can do with a store. API, CLI, dashboard and SDK call them; none of those speaks SQL,
+and nothing here speaks HTTP or terminal.
 
-from duly.operations.batching import Batching, Refused
-from duly.operations.dead_letters import DeadLetters
-from duly.operations.declaring import Declaring
-from duly.operations.explaining import Explaining
-from duly.operations.forecasting import Forecasting
-from duly.operations.keys import CreatedKey, Key, Keys, Principal
+`StoreOperations` is the way in. A tenant is bound once, by `for_tenant`, and no method of the `Operations` that it
+returns takes one: no caller can forget it. Each file holds one part. Read in this order:
+
+1. `core`: what all parts share. `rights`: what a role allows, and what a tenant is bound to.
+2. `submits` (storing new jobs) over `submitting` (checking and planning them, without I/O); `caller_transaction`
+   submits on a connection of the caller's, and `sql_submits` plans jobs that came in through SQL.
+3. `jobs` over `revising` (what a change makes of a job, without I/O); `declare` for jobs that code declares; `runs`;
+   `dead_letters`.
+4. `explain` over `lifetime`, `verdicts` and `wording`; `forecast`; `previewing`, which needs no store.
+5. Store-wide: `cluster`, `keys`, `tenants`, `submitters`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+from typing import Self
+
+from duly.config import Settings
+from duly.model import Counts
+from duly.operations.cluster import ClusterOperations
+from duly.operations.core import Core
+from duly.operations.dead_letters import DeadLetterOperations
+from duly.operations.declare import DeclareOperations
+from duly.operations.explain import ExplainOperations
+from duly.operations.forecast import ForecastOperations
+from duly.operations.jobs import JobOperations
+from duly.operations.keys import CreatedKey, Key, KeyOperations, Principal
 from duly.operations.previewing import preview
-from duly.operations.submitters import Submitters
-from duly.operations.submitting import Submitted
-from duly.operations.tenants import Tenant, Tenants
+from duly.operations.runs import RunOperations
+from duly.operations.submits import Refused, SubmitOperations, Submitted, SubmittedId
+from duly.operations.submitters import SubmitterOperations
+from duly.operations.tenants import Tenant, TenantOperations
+from duly.store import stores
+from duly.store.pool import Pool
 
 __all__ = [
     "CreatedKey",
@@ -17,14 +43,67 @@ __all__ = [
     "Operations",
     "Principal",
     "Refused",
+    "StoreOperations",
     "Submitted",
+    "SubmittedId",
     "Tenant",
     "preview",
 ]
 
 
-class Operations(Batching, Declaring, DeadLetters, Explaining, Forecasting, Keys, Submitters, Tenants):
-    """Everything a client can do with the jobs of one store."""
+class Operations:
+    """Everything that one tenant can do with its jobs."""
 
-    # It needs no store; here for those who have one.
-    preview = staticmethod(preview)
+    def __init__(self, core: Core, tenant: str, cluster: ClusterOperations) -> None:
+        self._core = core
+        self._tenant = tenant
+        self.runs = RunOperations(core, tenant)
+        self.jobs = JobOperations(core, tenant, self.runs)
+        self.dead_letters = DeadLetterOperations(core, tenant)
+        self.explain = ExplainOperations(core, self.jobs)
+        #: The store as a whole, the same for every tenant.
+        self.cluster = cluster
+        submits = SubmitOperations(core, tenant)
+        self.submit, self.submit_many, self.submit_each = submits.submit, submits.submit_many, submits.submit_each
+        self.declare = DeclareOperations(core, tenant, jobs=self.jobs, submits=submits).declare
+        self.forecast = ForecastOperations(core, tenant).forecast
+        self.now = core.now
+
+    async def counts(self) -> Counts:
+        """Counts of the tenant's jobs and runs."""
+        return await stores.tenant_counts(self._core.pool, tenant=self._tenant)
+
+
+class StoreOperations:
+    """One store: its tenants' jobs through `for_tenant`, and everything that belongs to no tenant."""
+
+    def __init__(
+        self, pool: Pool, settings: Settings, *, shard_count: int, local_handlers: Collection[str] = ()
+    ) -> None:
+        self.settings = settings
+        self._pool = pool
+        self._core = core = Core(pool, settings, shard_count=shard_count, local_handlers=local_handlers)
+        self.cluster = ClusterOperations(core)
+        self.keys = KeyOperations(core)
+        self.tenants = TenantOperations(core)
+        self.submitters = SubmitterOperations(core)
+
+    @classmethod
+    async def open(cls, pool: Pool, settings: Settings, *, local_handlers: Collection[str] = ()) -> Self:
+        """For a store that exists and has this version's schema."""
+        return cls(pool, settings, shard_count=await stores.shard_count(pool), local_handlers=local_handlers)
+
+    def for_tenant(self, tenant: str) -> Operations:
+        return Operations(self._core, tenant, self.cluster)
+
+    def now(self) -> datetime:
+        """The database's time, as well as it is known here."""
+        return self._core.now()
+
+    def bound_waiting(self, seconds: float) -> None:
+        """Fail a call that gets no connection to the store within this time."""
+        self._pool.acquire_seconds = seconds
+
+    def bound_reads(self, seconds: float) -> None:
+        """Give up a tenant's read after this time, and serve other tenants beside it."""
+        self._pool.bound_reads(seconds)

@@ -9,7 +9,6 @@ from uuid import UUID
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
 from duly.model import (
-    DEFAULT_TENANT,
     DeadLetter,
     DeadLetterFilter,
     Page,
@@ -19,8 +18,7 @@ from duly.model import (
     parse_run_id,
     to_micros,
 )
-from duly.operations.base import to_job_id
-from duly.operations.looking import PAGE_LIMIT, Looking
+from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, to_job_id
 from duly.store import dead_letters as store
 from duly.store.dead_letters import Filter, Place, Worked
 
@@ -31,12 +29,17 @@ BATCH = 500
 ALL = DeadLetterFilter()
 
 
-class DeadLetters(Looking):
-    async def dead_letters(
+class DeadLetterOperations:
+    """The dead letters of one tenant."""
+
+    def __init__(self, core: Core, tenant: str) -> None:
+        self._pool = core.pool
+        self._tenant = tenant
+
+    async def page(
         self,
         wanted: DeadLetterFilter = ALL,
         *,
-        tenant: str = DEFAULT_TENANT,
         cursor: str | None = None,
         limit: int = 100,
         payload: bool = True,
@@ -45,31 +48,31 @@ class DeadLetters(Looking):
         and yet not the last. Without `payload` they have None there."""
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
         after = None if cursor is None else _read_cursor(cursor)
-        listed = await store.list_places(self._pool, _to_stored(wanted, tenant), after=after, limit=limit + 1)
+        listed = await store.list_places(self._pool, _to_stored(wanted, self._tenant), after=after, limit=limit + 1)
         asked = listed.places[:limit]
-        found = await store.page(self._pool, asked, tenant=tenant, payload=payload)
+        found = await store.page(self._pool, asked, tenant=self._tenant, payload=payload)
         stop = asked[-1] if len(listed.places) > limit else listed.stop
         if found and (found[-1].job_id, found[-1].scheduled_at) != asked[-1][1:]:
             last = found[-1]
             stop = last.buried_at, last.job_id, last.scheduled_at
         return Page(found, None if stop is None else _cursor(stop))
 
-    async def dead_letter(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> DeadLetter:
+    async def get(self, run_id: str) -> DeadLetter:
         job_id, scheduled_at = _parse(run_id)
-        letter = await store.get(self._pool, tenant=tenant, job_id=job_id, scheduled_at=scheduled_at)
+        letter = await store.get(self._pool, tenant=self._tenant, job_id=job_id, scheduled_at=scheduled_at)
         if letter is None:
             raise _missing(run_id)
         return letter
 
-    async def count_dead_letters(self, wanted: DeadLetterFilter = ALL, *, tenant: str = DEFAULT_TENANT) -> int:
-        return await store.count(self._pool, _to_stored(wanted, tenant))
+    async def count(self, wanted: DeadLetterFilter = ALL) -> int:
+        return await store.count(self._pool, _to_stored(wanted, self._tenant))
 
-    async def redrive(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> None:
+    async def redrive(self, run_id: str) -> None:
         """Send one again: its attempts start anew, its idempotency key stays."""
         job_id, scheduled_at = _parse(run_id)
         worked = await store.redrive(
             self._pool,
-            Filter(tenant, job_id),
+            Filter(self._tenant, job_id),
             scheduled_at=scheduled_at,
             until=checks.LAST_MOMENT,
             after=None,
@@ -80,12 +83,12 @@ class DeadLetters(Looking):
         if not worked.done:
             raise _missing(run_id)
 
-    async def purge(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> None:
+    async def purge(self, run_id: str) -> None:
         """Forget one for good; that its run died stays in the history."""
         job_id, scheduled_at = _parse(run_id)
         worked = await store.purge(
             self._pool,
-            Filter(tenant, job_id),
+            Filter(self._tenant, job_id),
             scheduled_at=scheduled_at,
             until=checks.LAST_MOMENT,
             after=None,
@@ -94,23 +97,21 @@ class DeadLetters(Looking):
         if not worked.done:
             raise _missing(run_id)
 
-    async def redrive_all(
-        self, wanted: DeadLetterFilter = ALL, *, tenant: str = DEFAULT_TENANT
-    ) -> AsyncIterator[Swept]:
+    async def redrive_all(self, wanted: DeadLetterFilter = ALL) -> AsyncIterator[Swept]:
         """Send all that match again, oldest first, in batches; yields how far it is after each.
 
         Only those that are dead now: one that dies again while this goes on is not sent twice.
         """
-        async for swept in self._sweep("redrive", wanted, tenant):
+        async for swept in self._sweep("redrive", wanted):
             yield swept
 
-    async def purge_all(self, wanted: DeadLetterFilter = ALL, *, tenant: str = DEFAULT_TENANT) -> AsyncIterator[Swept]:
+    async def purge_all(self, wanted: DeadLetterFilter = ALL) -> AsyncIterator[Swept]:
         """Forget all that match, in batches; yields how far it is after each."""
-        async for swept in self._sweep("purge", wanted, tenant):
+        async for swept in self._sweep("purge", wanted):
             yield swept
 
-    async def _sweep(self, what: str, wanted: DeadLetterFilter, tenant: str) -> AsyncIterator[Swept]:
-        stored = _to_stored(wanted, tenant)
+    async def _sweep(self, what: str, wanted: DeadLetterFilter) -> AsyncIterator[Swept]:
+        stored = _to_stored(wanted, self._tenant)
         await self._pool.measure_clock()
         until = self._pool.clock.now()
         work = store.redrive if what == "redrive" else store.purge
@@ -167,4 +168,4 @@ def _read_cursor(text: str) -> Place:
             raise ValueError(run_id)
         return from_micros(int(moment, 16)), *parsed
     except (ValueError, OverflowError) as error:
-        raise InvalidInput("cursor", "is not one that a list gave") from error
+        raise InvalidInput("cursor", INVALID_CURSOR) from error

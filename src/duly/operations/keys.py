@@ -27,7 +27,7 @@ from duly import checks
 from duly.config import Settings
 from duly.errors import DulyError, InvalidInput, NotFound
 from duly.model import DEFAULT_TENANT
-from duly.operations.base import Base
+from duly.operations.core import Core
 from duly.operations.rights import NO_TENANT, ROLES, Rights, Role
 from duly.store import keys
 from duly.store.keys import GoodKey, StoredKey
@@ -94,11 +94,15 @@ class CreatedKey:
     key: Key
 
 
-class Keys(Base):
-    _ring: _Ring | None = None
-    _keys_known = False
+class KeyOperations:
+    """API keys, of all tenants."""
 
-    async def create_key(
+    def __init__(self, core: Core) -> None:
+        self._pool = core.pool
+        self._ring = _Ring(core.pool, core.settings)
+        self._keys_known = False
+
+    async def create(
         self,
         *,
         tenant: str | None = None,
@@ -118,7 +122,7 @@ class Keys(Base):
         if name is not None:
             checks.check_text("name", name, longest=200)
         if expires_in is not None and not timedelta() < expires_in <= _LONGEST_LIFE:
-            raise InvalidInput("expires", f"must be more than nothing and at most {_LONGEST_LIFE.days} days")
+            raise InvalidInput("expires", f"must be between 1 second and {_LONGEST_LIFE.days} days")
         key_id, text = _new_key()
         stored = await keys.create(
             self._pool,
@@ -131,13 +135,13 @@ class Keys(Base):
         )
         return CreatedKey(text, _to_key(stored))
 
-    async def list_keys(self, *, tenant: str | None = None) -> list[Key]:
+    async def all(self, *, tenant: str | None = None) -> list[Key]:
         """Newest first; revoked and expired ones too."""
         if tenant is not None:
             checks.check_text("tenant", tenant, longest=100)
         return [_to_key(stored) for stored in await keys.list_keys(self._pool, tenant=tenant)]
 
-    async def revoke_key(self, key_id: str, *, tenant: str | None = None) -> Key:
+    async def revoke(self, key_id: str, *, tenant: str | None = None) -> Key:
         """By its id, or by the whole key. Revoking it again changes nothing.
 
         Processes that have just seen the key believe in it for two more seconds.
@@ -156,11 +160,9 @@ class Keys(Base):
         match = _KEY.fullmatch(text)
         if match is None or not _is_whole(text):
             return None
-        if self._ring is None:
-            self._ring = _Ring(self._pool, self._settings)
         return await self._ring.look_up(match[1], _digest(text))
 
-    async def has_keys(self) -> bool:
+    async def exist(self) -> bool:
         """Whether any key was ever made. Revoked ones count, so that revoking the last one opens nothing."""
         if not self._keys_known:
             self._keys_known = await keys.any_keys(self._pool)

@@ -24,7 +24,7 @@ from duly import checks
 from duly.errors import Conflict, InvalidInput, InvalidSchedule, TooCostly
 from duly.masking import covers, shown_payload
 from duly.model import POLICY_FIELDS, Job, JobRequest, Policy, ScheduleKind
-from duly.operations.base import timetable_of
+from duly.operations.core import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
 from duly.timing import Definition, Fuel, jitter_offset, plan_fire
 

@@ -22,7 +22,9 @@ def plan_sql_submit(job: Job, settings: Settings) -> PlannedSubmit:
     try:
         if job.unreadable is not None:
             raise InvalidInput("job", job.unreadable)
-        planned = prepare(job.job_id, JobRequest(**fields), job.created_at, settings=settings, shard=job.shard)
+        planned = prepare(
+            job.job_id, JobRequest(**fields), job.created_at, tenant=job.tenant, settings=settings, shard=job.shard
+        )
     except InvalidInput as error:
         return PlannedSubmit(job.job_id, job.version, reason=f"refused when it was to be planned: {error}"[:500])
     except Exception as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from duly import checks
 from duly.errors import DataRefused, InvalidInput, NotFound
-from duly.operations.base import Base
+from duly.operations.core import Core
 from duly.store import submitters
 from duly.store.submitters import Submitter
 
@@ -12,8 +12,13 @@ from duly.store.submitters import Submitter
 _LONGEST_NAME = 63
 
 
-class Submitters(Base):
-    async def add_submitter(self, role: str, *, tenant: str, commands: bool = False) -> None:
+class SubmitterOperations:
+    """PostgreSQL roles that may call `duly.submit`."""
+
+    def __init__(self, core: Core) -> None:
+        self._pool = core.pool
+
+    async def add(self, role: str, *, tenant: str, commands: bool = False) -> None:
         """Let a role submit for this tenant, by `duly.submit` and in no other way. Again: what it may do is changed."""
         _check_role(role)
         checks.check_text("tenant", tenant, longest=100)
@@ -22,12 +27,12 @@ class Submitters(Base):
         except DataRefused as error:
             raise InvalidInput("role", str(error).removeprefix("duly.allow_submit: role: ")) from error
 
-    async def remove_submitter(self, role: str) -> None:
+    async def remove(self, role: str) -> None:
         _check_role(role)
         if not await submitters.disallow(self._pool, role=role):
             raise NotFound(f"role {role!r} is bound to no tenant; see: duly submitter list")
 
-    async def list_submitters(self) -> list[Submitter]:
+    async def all(self) -> list[Submitter]:
         return await submitters.list_all(self._pool)
 
 

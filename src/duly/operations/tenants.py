@@ -10,7 +10,7 @@ from typing import Any
 
 from duly import checks
 from duly.errors import InvalidInput, NotFound
-from duly.operations.base import Base
+from duly.operations.core import Core
 from duly.store import tenants
 from duly.store.tenants import StoredTenant
 
@@ -33,8 +33,14 @@ class Tenant:
     updated_at: datetime
 
 
-class Tenants(Base):
-    async def set_tenant(
+class TenantOperations:
+    """The limits of each tenant."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._pool = core.pool
+
+    async def set(
         self,
         tenant: str,
         *,
@@ -60,27 +66,27 @@ class Tenants(Base):
             asked[field] = names if names is None or names is ... else _names(field, names)
         changes = {field: value for field, value in asked.items() if value is not ...}
         stored = await tenants.set_tenant(self._pool, tenant, changes)
-        self._believed.pop(tenant, None)
+        self._core.forget(tenant)
         if stored.max_jobs is not None:
             # What it has already is counted now, and not by its next submit: with ten million jobs that takes a while.
             await tenants.room(self._pool, tenant=tenant, wanted=0, default_max=None)
         return self._to_tenant(stored)
 
-    async def get_tenant(self, tenant: str) -> Tenant:
+    async def get(self, tenant: str) -> Tenant:
         for stored in await tenants.list_tenants(self._pool, tenant=tenant):
             return self._to_tenant(stored)
         raise NotFound(f"nothing was set for a tenant {tenant[:100]!r}; see: duly tenant list")
 
-    async def list_tenants(self) -> list[Tenant]:
-        """Those that something was set for."""
+    async def all(self) -> list[Tenant]:
+        """Tenants that have limits of their own."""
         return [self._to_tenant(stored) for stored in await tenants.list_tenants(self._pool)]
 
     def _to_tenant(self, stored: StoredTenant) -> Tenant:
         rate = stored.requests_per_second
         return Tenant(
             stored.tenant,
-            self._settings.tenant_max_jobs if stored.max_jobs is None else stored.max_jobs,
-            self._settings.requests_per_second if rate is None else rate,
+            self._core.settings.tenant_max_jobs if stored.max_jobs is None else stored.max_jobs,
+            self._core.settings.requests_per_second if rate is None else rate,
             None if stored.tasks is None else tuple(stored.tasks),
             None if stored.queues is None else tuple(stored.queues),
             stored.commands is not False,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from duly.model import Job, Occurrence
-from duly.operations.base import timetable_of
+from duly.operations.core import timetable_of
 from duly.timing import Fuel, load_zone
 from duly.timing.schedule import MICROSECOND
 

@@ -44,8 +44,8 @@ class OldTransaction:
 
 
 @dataclass(frozen=True, slots=True)
-class Joining:
-    """What a submit in a caller's transaction must know. `tenants`: those of its jobs that something was set for."""
+class TransactionFacts:
+    """The facts that a submit in a caller's transaction needs. `tenants`: those asked for that have limits."""
 
     store_id: UUID
     shard_count: int
@@ -65,12 +65,19 @@ async def facts(store: Querier) -> Facts:
     return Facts(**row)
 
 
-async def joining(store: Querier, *, tenants: Collection[str]) -> Joining:
-    row = await store.row("store/joining", sorted(tenants))
+async def transaction_facts(store: Querier, *, tenants: Collection[str]) -> TransactionFacts:
+    row = await store.row("store/transaction_facts", sorted(tenants))
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
     known = {one["tenant"]: to_known(one) for one in json.loads(row["tenants"])}
-    return Joining(UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), row["version"], known)
+    return TransactionFacts(
+        UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), row["version"], known
+    )
+
+
+async def ping(store: Querier) -> None:
+    """Fails if the store does not answer."""
+    await store.row("store/ping")
 
 
 async def oldest_transaction(store: Querier) -> OldTransaction | None:

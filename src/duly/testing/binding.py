@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 from duly.app import Duly
 from duly.config import Settings
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store.pool import Pool
 
 
@@ -41,15 +41,15 @@ class Binding:
             restore()
 
     @asynccontextmanager
-    async def _opening(self, app: Duly) -> AsyncIterator[Operations]:
+    async def _opening(self, app: Duly) -> AsyncIterator[StoreOperations]:
         loop = asyncio.get_running_loop()
         if loop is self._home:
-            yield await Operations.open(self._pool, self._settings, local_handlers=app.tasks.keys())
+            yield await StoreOperations.open(self._pool, self._settings, local_handlers=app.tasks.keys())
             return
         self._others.add(loop)
         pool = await Pool.connect(self._pool.url, size=2)
         pool.clock = self._pool.clock
         try:
-            yield await Operations.open(pool, self._settings, local_handlers=app.tasks.keys())
+            yield await StoreOperations.open(pool, self._settings, local_handlers=app.tasks.keys())
         finally:
             await pool.close()

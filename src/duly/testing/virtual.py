@@ -22,7 +22,7 @@ from duly.config import Settings
 from duly.errors import DulyError, InvalidInput
 from duly.model import Run
 from duly.node import duly_version
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.scheduler.firer import Firer
 from duly.scheduler.loader import Loader
 from duly.scheduler.near_future import NearFuture
@@ -65,7 +65,7 @@ class DulyTest:
         self._firer.lead(Term(0, epoch))
         self._loader.lead(0)
         self._worker = SteppedWorker(pool, self._tasks, settings)
-        self._operations = Operations(pool, settings, shard_count=1)
+        self._operations = StoreOperations(pool, settings, shard_count=1)
         self._loop = asyncio.get_running_loop()
         self._steps = 0
         # Ended runs are read from this time on; those of this very moment that were returned already are in the set.
@@ -236,7 +236,7 @@ class DulyTest:
         cursor: str | None = (max(moments) + timedelta(microseconds=1)).isoformat()
         while len(runs) < len(moments) and cursor is not None:
             limit = min(_PAGE, len(moments) - len(runs))
-            page = await self._operations.job_runs(job_id, tenant=tenant, cursor=cursor, limit=limit)
+            page = await self._operations.for_tenant(tenant).runs.page(job_id, cursor=cursor, limit=limit)
             runs += [run for run in page.items if run.scheduled_at in moments]
             cursor = page.next_cursor
         return runs

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from duly import Context
 from duly.maintenance.tidier import Tidier
+from duly.operations import StoreOperations
 from duly.store.pool import Pool
 from harness.store import count
 from harness.waiting import eventually
@@ -110,8 +109,8 @@ async def test_another_tenants_key_is_another_key(bench: Workbench) -> None:
 
     async with bench.working():
         await bench.succeeded(await bench.submit(bill))
-        request = replace(bench.app.request(bill), tenant="other")
-        other = await bench.operations.submit(request, allow_unknown_handler=True)
+        others = (await StoreOperations.open(bench.pool, bench.settings)).for_tenant("other")
+        other = await others.submit(bench.app.request(bill), allow_unknown_handler=True)
 
         async def done() -> bool:
             return await count(bench.pool, "history", "job_id = $1", other.job_id) == 1

@@ -24,11 +24,11 @@ async def test_it_is_seen_while_the_handler_runs_and_gone_when_it_has_ended(benc
     async with bench.working():
 
         async def shown() -> bool:
-            page = await bench.operations.job_runs(job_id)
+            page = await bench.operations.runs.page(job_id)
             return page.items[0].progress is not None
 
         await eventually(shown, seconds=5)
-        run = await bench.operations.get_run((await bench.run_of(job_id)).run_id)
+        run = await bench.operations.runs.get((await bench.run_of(job_id)).run_id)
         assert run.progress is not None
         assert (run.progress.fraction, run.progress.note) == (0.25, "a quarter\ufffd")
         go_on.set()

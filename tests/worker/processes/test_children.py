@@ -153,7 +153,7 @@ async def test_a_handler_that_listens_may_tidy_up_before_its_child_is_killed(
     async with bench.working():
         job_id = await bench.submit(task, {"file": str(file)})
         await eventually(lambda: file.exists() and file.read_text() == "begun")
-        await bench.operations.cancel(job_id, running=True)
+        await bench.operations.jobs.cancel(job_id, running=True)
         await bench.end_of(job_id, "cancelled")
         said, pid = file.read_text().split()
         assert said == "tidied"

@@ -169,11 +169,11 @@ async def test_a_program_that_prints_its_secrets_does_not_reveal_them(
         run = await bench.end_of(gone)
         assert run.error is not None
         assert "'/no/***/program' cannot be started" in run.error.message
-    letter = await bench.operations.dead_letter((await bench.run_of(bad)).run_id)
+    letter = await bench.operations.dead_letters.get((await bench.run_of(bad)).run_id)
     said = capfd.readouterr()
     for text in (
         await everything_kept(bench, bad), caplog.text, "".join(seen), said.out + said.err,
-        str(letter.error), str(letter.attempts), str(await bench.operations.explain(bad)),
+        str(letter.error), str(letter.attempts), str(await bench.operations.explain.occurrence(bad)),
     ):  # fmt: skip
         assert "hunter2" not in text
 
@@ -282,7 +282,7 @@ async def test_a_cancelled_run_ends_its_command(bench: Workbench, tmp_path: Path
     job_id = await bench.command("sh", "-c", f"echo $$ >{file}; sleep 300")
     async with bench.working():
         (pid,) = await numbers_in(file, 1)
-        await bench.operations.cancel(job_id, running=True)
+        await bench.operations.jobs.cancel(job_id, running=True)
         run = await bench.end_of(job_id, "cancelled")
         assert not is_alive(pid)
     assert run.attempt == 1

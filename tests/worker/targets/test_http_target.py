@@ -25,9 +25,9 @@ import pytest
 
 from duly.config import Settings
 from duly.errors import ConfigError, InvalidInput
-from duly.model import JobRequest, Policy, Run
+from duly.model import DEFAULT_TENANT, JobRequest, Policy, Run
 from duly.node import running_worker
-from duly.operations import Operations
+from duly.operations import StoreOperations
 from duly.store.pool import Pool
 from duly.worker.targets import egress, making
 from duly.worker.targets.answers import retry_after
@@ -55,10 +55,10 @@ SECRET = "sEcReT-token-0123456789"
 class Caller:
     """Submits jobs that call endpoints, and has a worker that may reach all of loopback, unless told otherwise."""
 
-    def __init__(self, pool: Pool, settings: Settings, operations: Operations) -> None:
+    def __init__(self, pool: Pool, settings: Settings, store_operations: StoreOperations) -> None:
         self.pool = pool
         self.settings = settings
-        self.operations = operations
+        self.store_operations = store_operations
 
     @asynccontextmanager
     async def working(self, **changes: Any) -> AsyncIterator[Worker]:
@@ -67,19 +67,20 @@ class Caller:
             yield worker
 
     async def submit(self, url: str, payload: Any = None, **options: Any) -> str:
+        tenant = options.pop("tenant", DEFAULT_TENANT)
         fields: tuple[str, ...] = ("method", "headers", "secret_headers")
         target = {key: options.pop(key) for key in fields if key in options}
-        job = {key: options.pop(key) for key in ("name", "payload_ref", "tenant") if key in options}
+        job = {key: options.pop(key) for key in ("name", "payload_ref") if key in options}
         request = JobRequest(
             handler={"type": "http", "url": url, **target},
             payload={} if payload is None else payload,
             policy=Policy(**{"retry_backoff": "immediate", **options}),
             **job,
         )
-        return str((await self.operations.submit(request)).job_id)
+        return str((await self.store_operations.for_tenant(tenant).submit(request)).job_id)
 
-    async def run_of(self, job_id: str, tenant: str = "default") -> Run:
-        return (await self.operations.job_runs(job_id, tenant=tenant)).items[0]
+    async def run_of(self, job_id: str, tenant: str = DEFAULT_TENANT) -> Run:
+        return (await self.store_operations.for_tenant(tenant).runs.page(job_id)).items[0]
 
     async def has_succeeded(self, job_id: str, tenant: str) -> bool:
         return (await self.run_of(job_id, tenant)).status == "succeeded"
@@ -109,8 +110,8 @@ class Caller:
 
 
 @pytest.fixture
-async def caller(pool: Pool, settings: Settings, operations: Operations) -> Caller:
-    return Caller(pool, settings, operations)
+async def caller(pool: Pool, settings: Settings, store_operations: StoreOperations) -> Caller:
+    return Caller(pool, settings, store_operations)
 
 
 @pytest.fixture

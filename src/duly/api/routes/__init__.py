@@ -12,17 +12,17 @@ from duly.api.routes.common import PREFIX
 from duly.api.routes.dead_letters import add_routes as add_dead_letters
 from duly.api.routes.jobs import add_routes as add_jobs
 from duly.api.routes.runs import add_routes as add_runs
-from duly.operations import Operations
+from duly.config import Settings
 
 __all__ = ["PREFIX", "make_router"]
 
 
-def make_router(operations: Operations, *, body_limit: int) -> APIRouter:
+def make_router(settings: Settings, *, body_limit: int) -> APIRouter:
     router = APIRouter(prefix=PREFIX, route_class=DeclaredRoute)
     # Before the jobs: `batch` is not the id of one.
-    add_batch(router, operations, body_limit=body_limit)
-    add_jobs(router, operations, body_limit=body_limit)
-    add_runs(router, operations)
-    add_dead_letters(router, operations, body_limit=body_limit)
-    add_cluster(router, operations, body_limit=body_limit)
+    add_batch(router, body_limit=body_limit, batch_limit=settings.batch_max_bytes)
+    add_jobs(router, body_limit=body_limit)
+    add_runs(router)
+    add_dead_letters(router, body_limit=body_limit)
+    add_cluster(router, body_limit=body_limit)
     return router

@@ -16,7 +16,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from duly.api.access import needs, principal_of
+from duly.api.access import needs, operations_of, principal_of
 from duly.api.body import JSON, NDJSON, Read, read_array, read_bytes, read_lines
 from duly.api.problems import FieldError, Problem, json_response
 from duly.api.routes.common import (
@@ -31,7 +31,7 @@ from duly.api.routes.jobs import IDEMPOTENCY_KEY
 from duly.api.schemas import BatchResult, JobBody, read_body
 from duly.errors import Conflict, DulyError, InvalidInput
 from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, JobRequest, Rule, policy_with
-from duly.operations import Operations, Refused, Submitted
+from duly.operations import Refused, SubmittedId
 from duly.turns import Turns, turn
 
 MAX_JOBS = 10_000
@@ -47,8 +47,7 @@ _MOST_WORKED_ON = 2
 _MOST_STORED = 1
 
 
-def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
-    limit = operations.settings.batch_max_bytes
+def add_routes(router: APIRouter, *, body_limit: int, batch_limit: int) -> None:
     arriving, worked_on, stored = _Places(_MOST_ARRIVING), _Places(_MOST_WORKED_ON), _Places(_MOST_STORED)
 
     @needs("write")
@@ -60,20 +59,19 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         if IDEMPOTENCY_KEY in request.headers:
             raise InvalidInput(IDEMPOTENCY_KEY, "is for one job: give each job of a batch a dedupe_key of its own")
         async with arriving.one_for(principal.tenant):
-            media_type, body = await read_bytes(request, limit=limit, media_types=(*JSON, *NDJSON))
+            media_type, body = await read_bytes(request, limit=batch_limit, media_types=(*JSON, *NDJSON))
             async with worked_on.one_for(principal.tenant):
                 await turn()
                 read = await (read_array if media_type in JSON else read_lines)(body, most=MAX_JOBS, each=body_limit)
                 del body
-                requests, refused = await _to_requests(read, principal.tenant)
+                requests, refused = await _to_requests(read)
                 del read
                 if atomic and refused:
                     raise _whole(refused)
                 try:
                     async with stored.one_for(principal.tenant):
-                        submitted = await operations.submit_each(
+                        submitted = await operations_of(request).submit_each(
                             requests,
-                            tenant=principal.tenant,
                             atomic=atomic,
                             allow_unknown_handler=allow_unknown_handler,
                             rights=principal.rights,
@@ -140,7 +138,7 @@ class _Places:
                 del self._wanted[tenant], self._places[tenant]
 
 
-async def _to_requests(read: Sequence[Read], tenant: str) -> tuple[list[JobRequest], dict[int, Problem]]:
+async def _to_requests(read: Sequence[Read]) -> tuple[list[JobRequest], dict[int, Problem]]:
     requests: list[JobRequest] = []
     refused: dict[int, Problem] = {}
     turns = Turns()
@@ -149,10 +147,10 @@ async def _to_requests(read: Sequence[Read], tenant: str) -> tuple[list[JobReque
         try:
             if isinstance(document, Problem):
                 raise document
-            request = _quickly(document, tenant)
+            request = _quickly(document)
             if request is None:
                 body = read_body(JobBody, document)
-                request = body.to_request(dedupe_key=body.dedupe_key, tenant=tenant)
+                request = body.to_request(dedupe_key=body.dedupe_key)
             requests.append(request)
         except Problem as problem:
             refused[index] = problem.bare(most=_MOST_NAMED if len(refused) < _MOST_WITH_ERRORS else 1)
@@ -176,7 +174,7 @@ _PLAIN: dict[str, Callable[[Any], bool]] = {
 }
 
 
-def _quickly(document: dict[str, Any], tenant: str) -> JobRequest | None:
+def _quickly(document: dict[str, Any]) -> JobRequest | None:
     """The request, if nothing about it is unusual."""
     if "name" not in document or "handler" not in document:
         return None
@@ -191,7 +189,7 @@ def _quickly(document: dict[str, Any], tenant: str) -> JobRequest | None:
         else:
             return None
     policy = policy_with(DEFAULT_POLICY, chosen) if chosen else DEFAULT_POLICY
-    return JobRequest(tenant=tenant, policy=policy, **fields)
+    return JobRequest(policy=policy, **fields)
 
 
 def _fits(rule: Rule, value: Any) -> bool:
@@ -220,14 +218,14 @@ def _whole(refused: dict[int, Problem]) -> Problem:
     return Problem(first.status, f"nothing was stored: {problem.detail}", errors=errors)
 
 
-async def _answer(submitted: Sequence[Submitted | DulyError], refused: dict[int, Problem]) -> Response:
+async def _answer(submitted: Sequence[SubmittedId | DulyError], refused: dict[int, Problem]) -> Response:
     items: list[str] = []
     others = iter(submitted)
     turns = Turns()
     wrong = 0
     for index in range(len(submitted) + len(refused)):
         one = refused.get(index) or next(others)
-        if isinstance(one, Submitted):
+        if isinstance(one, SubmittedId):
             # An id and a number need no encoder, and there are thousands.
             items.append(f'{{"status":{201 if one.created else 200},"job_id":"{one.job_id}"}}')
         else:

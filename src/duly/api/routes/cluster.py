@@ -11,7 +11,7 @@ from duly.api.access import needs
 from duly.api.body import read_object
 from duly.api.documents import cluster_document, forecast_document, preview_document, stats_document
 from duly.api.problems import json_response
-from duly.api.routes.common import CALLER, answers, only, request_body
+from duly.api.routes.common import CALLER, OPERATIONS, answers, only, request_body
 from duly.api.schemas import (
     ClusterDocument,
     ForecastDocument,
@@ -20,13 +20,13 @@ from duly.api.schemas import (
     StatsDocument,
     read_body,
 )
-from duly.operations import Operations, Principal
-from duly.operations.forecasting import MAX_MINUTES
+from duly.operations import Operations, Principal, preview
+from duly.operations.forecast import MAX_MINUTES
 from duly.operations.rights import holds
 from duly.turns import turn
 
 
-def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
+def add_routes(router: APIRouter, *, body_limit: int) -> None:
     @router.get(
         "/forecast",
         operation_id="forecast",
@@ -38,10 +38,10 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
     )
     @needs("read")
     async def forecast(
-        who: Principal = CALLER,
+        operations: Operations = OPERATIONS,
         minutes: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_MINUTES})] = 60,
     ) -> Response:
-        return json_response(forecast_document(await operations.forecast(minutes=minutes, tenant=who.tenant)))
+        return json_response(forecast_document(await operations.forecast(minutes=minutes)))
 
     @router.post(
         "/schedules/preview",
@@ -54,12 +54,12 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         openapi_extra=request_body("PreviewBody"),
     )
     @needs("read")
-    async def preview_schedule(request: Request, who: Principal = CALLER) -> Response:
+    async def preview_schedule(request: Request, operations: Operations = OPERATIONS) -> Response:
         body = read_body(PreviewBody, await read_object(request, limit=body_limit))
         fields = {name: getattr(body, name) for name in PreviewBody.model_fields}
         fields["after"] = fields["after"] or operations.now()
         await turn()
-        return json_response(preview_document(operations.preview(fields.pop("schedule"), **fields)))
+        return json_response(preview_document(preview(fields.pop("schedule"), **fields)))
 
     @router.get(
         "/cluster",
@@ -70,10 +70,10 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         responses=answers(200, "The cluster", ClusterDocument),
     )
     @needs("read")
-    async def get_cluster(who: Principal = CALLER) -> Response:
+    async def get_cluster(who: Principal = CALLER, operations: Operations = OPERATIONS) -> Response:
         # Who else there is, is for whoever runs the store.
         named = None if who.rights.whole_store else who.tenant
-        return json_response(cluster_document(await operations.status(), tenant=named))
+        return json_response(cluster_document(await operations.cluster.status(), tenant=named))
 
     @router.get(
         "/stats",
@@ -85,6 +85,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         responses=answers(200, "The figures", StatsDocument),
     )
     @needs("read", "monitor")
-    async def get_stats(who: Principal = CALLER) -> Response:
+    async def get_stats(who: Principal = CALLER, operations: Operations = OPERATIONS) -> Response:
         scope = None if holds(who.role, "monitor") else who.tenant
-        return json_response(stats_document(await operations.counts(tenant=scope), who.tenant or None, scope=scope))
+        counts = await (operations.cluster.counts() if scope is None else operations.counts())
+        return json_response(stats_document(counts, who.tenant or None, scope=scope))

@@ -10,10 +10,10 @@ from fastapi import Depends, Query, Request
 from pydantic import BaseModel
 
 from duly import checks
-from duly.api.access import principal_of
+from duly.api.access import operations_of, principal_of
 from duly.api.problems import MEDIA_TYPE
 from duly.errors import InvalidInput
-from duly.operations import Principal
+from duly.operations import Operations, Principal
 
 PREFIX = "/api/v1"
 # Every call may end so: no key, not allowed, asked too often, asked by a foreign name, no store.
@@ -43,8 +43,14 @@ async def _caller(request: Request) -> Principal:
     return principal_of(request)
 
 
-#: A route's parameter: whoever asks. That they may is known by then.
+async def _operations(request: Request) -> Operations:
+    return operations_of(request)
+
+
+#: A route's parameter: the caller. That it may call is known by then.
 CALLER: Any = Depends(_caller)
+#: A route's parameter: the operations of the caller's tenant, which nothing else in the request chooses.
+OPERATIONS: Any = Depends(_operations)
 
 
 def answers(

@@ -11,7 +11,7 @@ from duly.api.access import needs
 from duly.api.body import read_object
 from duly.api.documents import dead_letter_document, run_document, without_payload
 from duly.api.problems import json_response
-from duly.api.routes.common import CALLER, WithPayload, answers, cursor_of, only, read_moment, request_body
+from duly.api.routes.common import OPERATIONS, WithPayload, answers, cursor_of, only, read_moment, request_body
 from duly.api.routes.jobs import PAGES, Limit, Text
 from duly.api.schemas import (
     MOMENT_RULES,
@@ -25,7 +25,7 @@ from duly.api.schemas import (
 )
 from duly.errors import InvalidInput
 from duly.model import DeadLetterFilter, Swept
-from duly.operations import Operations, Principal
+from duly.operations import Operations
 from duly.turns import Turns, turn
 
 # How many one call sends again or forgets: some seconds' worth. Whoever has more calls again.
@@ -35,7 +35,7 @@ JobId = Annotated[str | None, Query(json_schema_extra={"format": "uuid"})]
 _Time = Annotated[str | None, Query(json_schema_extra=MOMENT_RULES)]
 
 
-def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
+def add_routes(router: APIRouter, *, body_limit: int) -> None:
     @router.get(
         "/dead-letters",
         operation_id="list_dead_letters",
@@ -47,7 +47,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
     )
     @needs("read")
     async def list_dead_letters(
-        who: Principal = CALLER,
+        operations: Operations = OPERATIONS,
         job_id: JobId = None,
         name: Text = None,
         queue: Text = None,
@@ -62,7 +62,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         wanted = DeadLetterFilter(
             job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
         )
-        page = await operations.dead_letters(wanted, tenant=who.tenant, cursor=cursor, limit=limit, payload=payload)
+        page = await operations.dead_letters.page(wanted, cursor=cursor, limit=limit, payload=payload)
         await turn()
         documents, turns = list[dict[str, Any]](), Turns()
         for letter in page.items:
@@ -85,14 +85,14 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         openapi_extra=request_body("DeadLetterFilterBody"),
     )
     @needs("write")
-    async def redrive_dead_letters(request: Request, who: Principal = CALLER) -> Response:
+    async def redrive_dead_letters(request: Request, operations: Operations = OPERATIONS) -> Response:
         body = read_body(DeadLetterFilterBody, await read_object(request, limit=body_limit))
         _refuse_all_by_accident(body.all, any(getattr(body, name) is not None for name in _FILTERS))
         wanted = DeadLetterFilter(**{name: getattr(body, name) for name in _FILTERS})
         swept = Swept(0, 0)
         more = False
         # Each step is a transaction of its own, so that nothing is left open where this ends.
-        async for swept in operations.redrive_all(wanted, tenant=who.tenant):
+        async for swept in operations.dead_letters.redrive_all(wanted):
             if more := swept.done >= SWEEP_LIMIT:
                 break
         return json_response({"redriven": swept.done, "refused": swept.refused, "more": more})
@@ -112,7 +112,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
     @needs("write")
     async def purge_dead_letters(
         request: Request,
-        who: Principal = CALLER,
+        operations: Operations = OPERATIONS,
         job_id: JobId = None,
         name: Text = None,
         queue: Text = None,
@@ -128,7 +128,7 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         )
         swept = Swept(0, 0)
         more = False
-        async for swept in operations.purge_all(wanted, tenant=who.tenant):
+        async for swept in operations.dead_letters.purge_all(wanted):
             if more := swept.done >= SWEEP_LIMIT:
                 break
         return json_response({"purged": swept.done, "more": more})
@@ -142,8 +142,8 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         responses=answers(200, "The dead letter", DeadLetterDocument, 404),
     )
     @needs("read")
-    async def get_dead_letter(run_id: str, who: Principal = CALLER) -> Response:
-        return json_response(dead_letter_document(await operations.dead_letter(run_id, tenant=who.tenant)))
+    async def get_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
+        return json_response(dead_letter_document(await operations.dead_letters.get(run_id)))
 
     @router.post(
         "/dead-letters/{run_id}/redrive",
@@ -154,9 +154,9 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         responses=answers(200, "The run, which is live again", RunDocument, 404, 409),
     )
     @needs("write")
-    async def redrive_dead_letter(run_id: str, who: Principal = CALLER) -> Response:
-        await operations.redrive(run_id, tenant=who.tenant)
-        return json_response(run_document(await operations.get_run(run_id, tenant=who.tenant)))
+    async def redrive_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
+        await operations.dead_letters.redrive(run_id)
+        return json_response(run_document(await operations.runs.get(run_id)))
 
     @router.delete(
         "/dead-letters/{run_id}",
@@ -169,8 +169,8 @@ def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) ->
         responses=answers(204, "It is gone", None, 404),
     )
     @needs("write")
-    async def purge_dead_letter(run_id: str, who: Principal = CALLER) -> Response:
-        await operations.purge(run_id, tenant=who.tenant)
+    async def purge_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
+        await operations.dead_letters.purge(run_id)
         return Response(status_code=204)
 
 

@@ -12,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from duly import checks
-from duly.api.access import needs, principal_of
+from duly.api.access import needs, operations_of, principal_of
 from duly.api.body import read_object, read_optional_object
 from duly.api.documents import (
     explanation_document,
@@ -26,6 +26,7 @@ from duly.api.routes.common import (
     ALLOW_UNKNOWN_HANDLER,
     ALLOWS_UNKNOWN_HANDLER,
     CALLER,
+    OPERATIONS,
     PREFIX,
     WithPayload,
     answers,
@@ -53,7 +54,7 @@ from duly.api.schemas import (
 from duly.errors import Conflict, InvalidInput
 from duly.model import Job, JobStatus
 from duly.operations import Operations, Principal
-from duly.operations.looking import PAGE_LIMIT
+from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT
 from duly.operations.upcoming import MAX_OCCURRENCES
 from duly.turns import Turns, turn
 
@@ -74,13 +75,13 @@ PAGES = (
 Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": PAGE_LIMIT})]
 
 
-def add_routes(router: APIRouter, operations: Operations, *, body_limit: int) -> None:
-    _add_submit(router, operations, body_limit)
-    _add_looking(router, operations)
-    _add_changing(router, operations, body_limit)
+def add_routes(router: APIRouter, *, body_limit: int) -> None:
+    _add_submit(router, body_limit)
+    _add_looking(router)
+    _add_changing(router, body_limit)
 
 
-def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> None:
+def _add_submit(router: APIRouter, body_limit: int) -> None:
     # Nothing but the request, so that FastAPI has nothing to work out: this is the call that is made most.
     @needs("write")
     async def submit_job(request: Request) -> Response:
@@ -95,8 +96,8 @@ def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> N
         if body.schedule is not None:
             await turn()  # whatever it is, it is read and planned in one piece
         try:
-            job, created = await operations.register(
-                body.to_request(dedupe_key=body.dedupe_key if header is None else header, tenant=principal.tenant),
+            job, created = await operations_of(request).submit(
+                body.to_request(dedupe_key=body.dedupe_key if header is None else header),
                 allow_unknown_handler=allow_unknown_handler,
                 rights=principal.rights,
             )
@@ -140,7 +141,7 @@ def _add_submit(router: APIRouter, operations: Operations, body_limit: int) -> N
     )
 
 
-def _add_looking(router: APIRouter, operations: Operations) -> None:
+def _add_looking(router: APIRouter) -> None:
     @router.get(
         "/jobs",
         operation_id="list_jobs",
@@ -152,7 +153,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
     )
     @needs("read")
     async def list_jobs(
-        who: Principal = CALLER,
+        operations: Operations = OPERATIONS,
         status: Annotated[str | None, Query(json_schema_extra={"enum": [*JobStatus.__args__, None]})] = None,
         queue: Text = None,
         name: Text = None,
@@ -167,8 +168,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         limit: Limit = 100,
         payload: WithPayload = False,
     ) -> Response:
-        page = await operations.list_jobs(
-            tenant=who.tenant,
+        page = await operations.jobs.page(
             status=status,
             queue=queue,
             name=name,
@@ -193,8 +193,8 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
         responses=answers(200, "The job", JobDocument, 404, headers={"ETag": "its version, for If-Match"}),
     )
     @needs("read")
-    async def get_job(job_id: str, who: Principal = CALLER) -> Response:
-        return _answer(await operations.get_job(job_id, tenant=who.tenant))
+    async def get_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
+        return _answer(await operations.jobs.get(job_id))
 
     @router.get(
         "/jobs/{job_id}/runs",
@@ -208,11 +208,11 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
     @needs("read")
     async def list_job_runs(
         job_id: str,
-        who: Principal = CALLER,
+        operations: Operations = OPERATIONS,
         cursor: Annotated[str | None, cursor_of("run")] = None,
         limit: Limit = 100,
     ) -> Response:
-        page = await operations.job_runs(job_id, tenant=who.tenant, cursor=_read_moment_cursor(cursor), limit=limit)
+        page = await operations.runs.page(job_id, cursor=_read_moment_cursor(cursor), limit=limit)
         await turn()
         items = [run_document(run) for run in page.items]
         return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
@@ -228,11 +228,11 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
     @needs("read")
     async def upcoming(
         job_id: str,
-        who: Principal = CALLER,
+        operations: Operations = OPERATIONS,
         count: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_OCCURRENCES})] = 10,
     ) -> Response:
         try:
-            found = await operations.upcoming(job_id, tenant=who.tenant, count=count)
+            found = await operations.jobs.upcoming(job_id, count=count)
         except InvalidInput as error:
             if error.field == "count":
                 raise
@@ -257,7 +257,7 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
     async def explain(
         request: Request,
         job_id: str,
-        who: Principal = CALLER,
+        operations: Operations = OPERATIONS,
         at: Annotated[
             str | None,
             Query(description="absent: the last expected one; not with `from`", json_schema_extra=MOMENT_RULES),
@@ -273,17 +273,17 @@ def _add_looking(router: APIRouter, operations: Operations) -> None:
             for field in ("to", "cursor"):
                 if field in request.query_params:
                     raise InvalidInput(field, "is for a range and needs from")
-            return json_response(explanation_document(await operations.explain(job_id, at=moment, tenant=who.tenant)))
+            return json_response(explanation_document(await operations.explain.occurrence(job_id, at=moment)))
         if moment is not None:
             raise InvalidInput("at", "is one occurrence and cannot be given together with from")
-        page = await operations.explanations(
-            job_id, start=start, end=end, tenant=who.tenant, cursor=_read_moment_cursor(cursor), limit=limit
+        page = await operations.explain.page(
+            job_id, start=start, end=end, cursor=_read_moment_cursor(cursor), limit=limit
         )
         items = [explanation_document(one) for one in page.items]
         return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
 
 
-def _add_changing(router: APIRouter, operations: Operations, body_limit: int) -> None:
+def _add_changing(router: APIRouter, body_limit: int) -> None:
     @router.patch(
         "/jobs/{job_id}",
         operation_id="change_job",
@@ -318,24 +318,24 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         },
     )
     @needs("write")
-    async def change_job(job_id: str, request: Request, who: Principal = CALLER) -> Response:
+    async def change_job(
+        job_id: str, request: Request, who: Principal = CALLER, operations: Operations = OPERATIONS
+    ) -> Response:
         versions = _read_if_match(request)
         changes = read_change(await read_object(request, limit=body_limit))
         version = None
         if versions is not None:
-            job = await operations.get_job(job_id, tenant=who.tenant)
+            job = await operations.jobs.get(job_id)
             _check_version(job, versions)
             version = job.version
         await turn()
         try:
-            changed = await operations.change(
-                job_id, changes, tenant=who.tenant, expected_version=version, rights=who.rights
-            )
+            changed = await operations.jobs.change(job_id, changes, expected_version=version, rights=who.rights)
             return _answer(changed)
         except Conflict:
             if versions is not None:
                 # Somebody may have been faster since the look.
-                _check_version(await operations.get_job(job_id, tenant=who.tenant), versions)
+                _check_version(await operations.jobs.get(job_id), versions)
             raise
 
     @router.delete(
@@ -350,10 +350,10 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
     @needs("write")
     async def cancel_job(
         job_id: str,
-        who: Principal = CALLER,
+        operations: Operations = OPERATIONS,
         running: Annotated[Literal["keep", "cancel"], Query(description="what becomes of running ones")] = "keep",
     ) -> Response:
-        return _answer(await operations.cancel(job_id, tenant=who.tenant, running=running == "cancel"))
+        return _answer(await operations.jobs.cancel(job_id, running=running == "cancel"))
 
     @router.post(
         "/jobs/{job_id}/pause",
@@ -366,11 +366,11 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         openapi_extra=request_body("PauseBody", required=False),
     )
     @needs("write")
-    async def pause_job(job_id: str, request: Request, who: Principal = CALLER) -> Response:
+    async def pause_job(job_id: str, request: Request, operations: Operations = OPERATIONS) -> Response:
         body = read_body(PauseBody, await read_optional_object(request, limit=body_limit))
         if body.reason is not None:
             checks.check_text("reason", body.reason, longest=500)
-        return _answer(await operations.pause(job_id, tenant=who.tenant, reason=body.reason))
+        return _answer(await operations.jobs.pause(job_id, reason=body.reason))
 
     @router.post(
         "/jobs/{job_id}/resume",
@@ -382,8 +382,8 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         responses=answers(200, "The job", JobDocument, 404, 409),
     )
     @needs("write")
-    async def resume_job(job_id: str, who: Principal = CALLER) -> Response:
-        return _answer(await operations.resume(job_id, tenant=who.tenant))
+    async def resume_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
+        return _answer(await operations.jobs.resume(job_id))
 
     @router.post(
         "/jobs/{job_id}/trigger",
@@ -395,10 +395,9 @@ def _add_changing(router: APIRouter, operations: Operations, body_limit: int) ->
         responses=answers(201, "The run", RunDocument, 404, 409, headers={"Location": "where the run is"}),
     )
     @needs("write")
-    async def trigger_job(job_id: str, who: Principal = CALLER) -> Response:
-        run_id = await operations.trigger(job_id, tenant=who.tenant)
-        run = await operations.get_run(run_id, tenant=who.tenant)
-        return json_response(run_document(run), status=201, headers={"Location": f"{PREFIX}/runs/{run_id}"})
+    async def trigger_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
+        run = await operations.jobs.trigger(job_id)
+        return json_response(run_document(run), status=201, headers={"Location": f"{PREFIX}/runs/{run.run_id}"})
 
 
 def _answer(job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -469,4 +468,4 @@ def _read_moment_cursor(cursor: str | None) -> str | None:
             raise ValueError("no offset")
         return moment.astimezone(UTC).isoformat()
     except (ValueError, OverflowError) as error:
-        raise InvalidInput("cursor", "is not one that a list gave") from error
+        raise InvalidInput("cursor", INVALID_CURSOR) from error

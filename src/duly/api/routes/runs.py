@@ -8,12 +8,12 @@ from starlette.responses import Response
 from duly.api.access import needs
 from duly.api.documents import run_document
 from duly.api.problems import json_response
-from duly.api.routes.common import CALLER, answers, only
+from duly.api.routes.common import OPERATIONS, answers, only
 from duly.api.schemas import RunDocument
-from duly.operations import Operations, Principal
+from duly.operations import Operations
 
 
-def add_routes(router: APIRouter, operations: Operations) -> None:
+def add_routes(router: APIRouter) -> None:
     @router.get(
         "/runs/{run_id}",
         operation_id="get_run",
@@ -23,8 +23,8 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
         responses=answers(200, "The run", RunDocument, 404),
     )
     @needs("read")
-    async def get_run(run_id: str, who: Principal = CALLER) -> Response:
-        return json_response(run_document(await operations.get_run(run_id, tenant=who.tenant)))
+    async def get_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
+        return json_response(run_document(await operations.runs.get(run_id)))
 
     @router.post(
         "/runs/{run_id}/cancel",
@@ -36,5 +36,5 @@ def add_routes(router: APIRouter, operations: Operations) -> None:
         responses=answers(200, "The run", RunDocument, 404, 409),
     )
     @needs("write")
-    async def cancel_run(run_id: str, who: Principal = CALLER) -> Response:
-        return json_response(run_document(await operations.cancel_run(run_id, tenant=who.tenant)))
+    async def cancel_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
+        return json_response(run_document(await operations.runs.cancel(run_id)))

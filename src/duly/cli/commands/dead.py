@@ -81,7 +81,7 @@ def list_(
         found: list[DeadLetter] = []
         cursor = None
         while True:
-            page = await operations.dead_letters(
+            page = await operations.dead_letters.page(
                 wanted, cursor=cursor, limit=min(PAGE, limit - len(found)), payload=as_json
             )
             found += page.items
@@ -119,7 +119,7 @@ def list_(
 @group.command()
 def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
     """Show one dead letter in full: its payload, and every attempt with its error."""
-    letter = with_operations(context, lambda operations: operations.dead_letter(run))
+    letter = with_operations(context, lambda operations: operations.dead_letters.get(run))
     if as_json:
         from duly.api.documents import dead_letter_document
 
@@ -200,17 +200,15 @@ def _sweep(
 
     async def one(operations: Backend) -> tuple[int, int]:
         assert run is not None
-        await (operations.redrive(run) if what == "redrive" else operations.purge(run))
+        await (operations.dead_letters.redrive(run) if what == "redrive" else operations.dead_letters.purge(run))
         return 1, 0
 
     async def count(operations: Backend) -> int:
-        return await operations.count_dead_letters(await _filter(operations, *options))
+        return await operations.dead_letters.count(await _filter(operations, *options))
 
     async def many(operations: Backend) -> tuple[int, int]:
-        wanted = await _filter(operations, *options)
-        sweeping: AsyncIterator[Swept] = (
-            operations.redrive_all(wanted) if what == "redrive" else operations.purge_all(wanted)
-        )
+        wanted, letters = await _filter(operations, *options), operations.dead_letters
+        sweeping: AsyncIterator[Swept] = letters.redrive_all(wanted) if what == "redrive" else letters.purge_all(wanted)
         done = refused = 0
         async for swept in sweeping:
             done, refused = swept.done, swept.refused
@@ -244,7 +242,7 @@ async def _filter(
     from duly.model import DeadLetterFilter
 
     return DeadLetterFilter(
-        job_id=None if job is None else str((await operations.find_job(job)).job_id),
+        job_id=None if job is None else str((await operations.jobs.find(job)).job_id),
         name=name,
         queue=queue,
         handler=handler,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from duly.cli.output import coloured, hanging, print_json, say
-from duly.cli.session import session_of
+from duly.cli.session import own_tenant, session_of
 from duly.errors import ConfigError, DulyError, InvalidInput
 from duly.timing.wording import rough_span
 
@@ -131,7 +131,7 @@ def _check_zones() -> Check:
 
 async def _check_store(settings: Settings) -> list[Check]:
     from duly.addresses import shown_postgres
-    from duly.operations import Operations
+    from duly.operations import StoreOperations
     from duly.store import migrate, stores
     from duly.store.opening import open_store
 
@@ -151,13 +151,13 @@ async def _check_store(settings: Settings) -> list[Check]:
             checks.append(_check_clock(store.pool, facts))
             checks.append(_check_partitions(facts, store.pool.clock.now()))
             checks.append(_check_vacuum(await stores.oldest_transaction(store.pool)))
-            operations = await Operations.open(store.pool, settings)
-            status = await operations.status()
-            checks.append(_check_keys(settings, keyed=await operations.has_keys()))
+            operations = await StoreOperations.open(store.pool, settings)
+            status = await operations.cluster.status()
+            checks.append(_check_keys(settings, keyed=await operations.keys.exist()))
             checks += [
                 _check_shards(status),
                 _check_workers(status),
-                await _check_queues(operations, status),
+                await _check_queues(own_tenant(operations), status),
                 _check_overdue(status, operations.now(), settings),
             ]
     except DulyError as error:
@@ -269,7 +269,7 @@ async def _check_queues(operations: Operations, status: ClusterStatus) -> Check:
 async def _used_queues(operations: Operations) -> AsyncIterator[str]:
     cursor, looked_at = None, 0
     while looked_at < _JOBS_LOOKED_AT:
-        page = await operations.list_jobs(status="active", cursor=cursor, limit=1000, payload=False)
+        page = await operations.jobs.page(status="active", cursor=cursor, limit=1000, payload=False)
         for job in page.items:
             yield job.queue
         looked_at += len(page.items)

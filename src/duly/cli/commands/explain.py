@@ -73,11 +73,11 @@ def explain(
     from duly.checks import read_moment
 
     async def look(operations: Backend) -> Explanation:
-        found = await operations.find_job(job)
+        found = await operations.jobs.find(job)
         at = (
             None if time is None else read_moment("time", time, timezone=found.timezone, dst_fold=found.policy.dst_fold)
         )
-        return await operations.explain(str(found.job_id), at=at)
+        return await operations.explain.occurrence(str(found.job_id), at=at)
 
     explanation = with_operations(context, look)
     if as_json:
@@ -95,11 +95,11 @@ def _explain_range(context: typer.Context, job: str, from_: str, to: str | None,
     from duly.checks import read_moment
 
     async def look(operations: Backend) -> list[Explanation]:
-        found = await operations.find_job(job)
+        found = await operations.jobs.find(job)
         read = partial(read_moment, timezone=found.timezone, dst_fold=found.policy.dst_fold)
         end = operations.now() if to is None else read("to", to)
         start = read("from", from_)
-        return await operations.explain_range(str(found.job_id), start=start, end=end, limit=limit)
+        return await operations.explain.between(str(found.job_id), start=start, end=end, limit=limit)
 
     listed = with_operations(context, look)
     if as_json:

@@ -73,7 +73,7 @@ def list_(
         found: list[Job] = []
         cursor = None
         while True:
-            page = await operations.list_jobs(
+            page = await operations.jobs.page(
                 status=status,
                 queue=queue,
                 name=name,
@@ -118,9 +118,9 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
     """Show one job with its next occurrences."""
 
     async def look(operations: Backend) -> tuple[Job, list[datetime], str, datetime]:
-        found = await operations.find_job(job)
+        found = await operations.jobs.find(job)
         try:
-            coming = await operations.upcoming(str(found.job_id), count=UPCOMING)
+            coming = await operations.jobs.upcoming(str(found.job_id), count=UPCOMING)
         except (Conflict, InvalidInput) as error:
             # The time-zone data has lost its zone. The job itself can still be shown.
             return found, [], str(error), operations.now()
@@ -168,7 +168,7 @@ def runs(context: typer.Context, job: JobArgument, limit: LimitOption = 20, as_j
     """List a job's runs, live and ended, newest first."""
 
     async def look(operations: Backend) -> tuple[list[Run], bool]:
-        found = await operations.find_job(job)
+        found = await operations.jobs.find(job)
         listed: list[Run] = []
         async for run in _runs(operations, str(found.job_id), limit + 1):
             listed.append(run)  # noqa: PERF401 - an async comprehension would hide the early end
@@ -193,7 +193,7 @@ def runs(context: typer.Context, job: JobArgument, limit: LimitOption = 20, as_j
 async def _runs(operations: Backend, job_id: str, limit: int) -> AsyncIterator[Run]:
     cursor = None
     while limit > 0:
-        page = await operations.job_runs(job_id, cursor=cursor, limit=min(PAGE, limit))
+        page = await operations.runs.page(job_id, cursor=cursor, limit=min(PAGE, limit))
         for run in page.items:
             yield run
         limit -= len(page.items)
@@ -210,13 +210,13 @@ def pause(
     as_json: JsonOption = False,
 ) -> None:
     """Pause a job: it does not fire until it is resumed."""
-    _change(context, job, lambda operations, job_id: operations.pause(job_id, reason=reason), as_json)
+    _change(context, job, lambda operations, job_id: operations.jobs.pause(job_id, reason=reason), as_json)
 
 
 @group.command()
 def resume(context: typer.Context, job: JobArgument, as_json: JsonOption = False) -> None:
     """Resume a paused job, from its next future occurrence on."""
-    _change(context, job, lambda operations, job_id: operations.resume(job_id), as_json)
+    _change(context, job, lambda operations, job_id: operations.jobs.resume(job_id), as_json)
 
 
 @group.command()
@@ -227,7 +227,7 @@ def cancel(
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a job for good: it never fires again, and its waiting runs are cancelled."""
-    _change(context, job, lambda operations, job_id: operations.cancel(job_id, running=running), as_json)
+    _change(context, job, lambda operations, job_id: operations.jobs.cancel(job_id, running=running), as_json)
 
 
 @group.command()
@@ -239,9 +239,9 @@ def trigger(
     """Run a job now, in addition to its schedule."""
 
     async def fire(operations: Backend) -> tuple[Job, str, str]:
-        found = await operations.find_job(job)
-        run_id = await operations.trigger(str(found.job_id))
-        return found, run_id, (await operations.get_run(run_id)).status
+        found = await operations.jobs.find(job)
+        run = await operations.jobs.trigger(str(found.job_id))
+        return found, run.run_id, run.status
 
     found, run_id, status = with_operations(context, fire)
     if as_json:
@@ -253,7 +253,7 @@ def trigger(
 
 def _change(context: typer.Context, text: str, change: Callable[[Backend, str], Awaitable[Job]], as_json: bool) -> None:
     async def find_and_change(operations: Backend) -> tuple[Job, datetime]:
-        found = await operations.find_job(text)
+        found = await operations.jobs.find(text)
         return await change(operations, str(found.job_id)), operations.now()
 
     job, now = with_operations(context, find_and_change)

@@ -14,7 +14,7 @@ from duly.errors import InvalidInput, InvalidSchedule, NotFound
 from duly.model import DEFAULT_TENANT
 
 if TYPE_CHECKING:
-    from duly.operations import Key, Operations
+    from duly.operations import Key, StoreOperations
     from duly.operations.rights import Role
 
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
@@ -63,8 +63,8 @@ def create(
     """
     life = None if expires is None else _duration(expires)
 
-    async def make(operations: Operations) -> tuple[str, Key]:
-        created = await operations.create_key(tenant=tenant, role=_role(role), name=name, expires_in=life)
+    async def make(operations: StoreOperations) -> tuple[str, Key]:
+        created = await operations.keys.create(tenant=tenant, role=_role(role), name=name, expires_in=life)
         return created.text, created.key
 
     text, made = with_store(context, make)
@@ -85,8 +85,8 @@ def list_(
 ) -> None:
     """List keys, newest first, including revoked and expired ones."""
 
-    async def look(operations: Operations) -> tuple[list[Key], datetime]:
-        return await operations.list_keys(tenant=tenant), operations.now()
+    async def look(operations: StoreOperations) -> tuple[list[Key], datetime]:
+        return await operations.keys.all(tenant=tenant), operations.now()
 
     found, now = with_store(context, look)
     if as_json:
@@ -127,7 +127,7 @@ def revoke(
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a key. Running servers refuse it within seconds."""
-    revoked = with_store(context, lambda operations: operations.revoke_key(key_id))
+    revoked = with_store(context, lambda operations: operations.keys.revoke(key_id))
     if as_json:
         print_json(_key_document(revoked))
     else:

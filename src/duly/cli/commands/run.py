@@ -30,13 +30,13 @@ def register(app: typer.Typer) -> None:
 @group.command()
 def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
     """Show one run: its status, its progress and every attempt."""
-    _print_run(with_operations(context, lambda operations: operations.get_run(run)), as_json)
+    _print_run(with_operations(context, lambda operations: operations.runs.get(run)), as_json)
 
 
 @group.command()
 def cancel(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
     """Cancel one run: a waiting run ends at once, a running one is told to stop."""
-    _print_run(with_operations(context, lambda operations: operations.cancel_run(run)), as_json, cancelling=True)
+    _print_run(with_operations(context, lambda operations: operations.runs.cancel(run)), as_json, cancelling=True)
 
 
 def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:

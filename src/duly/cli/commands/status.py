@@ -34,7 +34,7 @@ def status(
     """Show the cluster: schedulers with their shards, workers with their runs, queued work, and the lag of firing."""
 
     async def look(operations: Backend) -> tuple[ClusterStatus, datetime]:
-        return await operations.status(), operations.now()
+        return await operations.cluster.status(), operations.now()
 
     found, now = with_operations(context, look)
     if as_json:

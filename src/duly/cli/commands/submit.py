@@ -155,7 +155,7 @@ def submit(
 
     async def send(operations: Backend) -> tuple[Job, bool, datetime]:
         submitted = await operations.submit(request, allow_unknown_handler=allow_unknown_handler)
-        return await operations.get_job(str(submitted.job_id)), submitted.created, operations.now()
+        return submitted.job, submitted.created, operations.now()
 
     job, created, now = with_operations(context, send, application=application)
     if as_json:

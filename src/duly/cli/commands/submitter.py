@@ -12,7 +12,7 @@ from duly.cli.session import with_store
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from duly.operations import Operations
+    from duly.operations import StoreOperations
     from duly.store.submitters import Submitter
 
 group = typer.Typer(
@@ -52,14 +52,14 @@ def add(
     refused, because it could submit for any tenant; the message says what to revoke. Members of the role may submit
     too. For a role that is there already, the tenant and the permission for commands are changed.
     """
-    with_store(context, lambda operations: operations.add_submitter(role, tenant=tenant, commands=commands))
+    with_store(context, lambda operations: operations.submitters.add(role, tenant=tenant, commands=commands))
     say(f"role {one_line(role)} submits for tenant {one_line(tenant)}{', commands too' if commands else ''}")
 
 
 @group.command()
 def remove(context: typer.Context, role: RoleArgument) -> None:
     """Take the permission back. Submitted jobs stay."""
-    with_store(context, lambda operations: operations.remove_submitter(role))
+    with_store(context, lambda operations: operations.submitters.remove(role))
     say(f"role {one_line(role)} may no longer submit")
 
 
@@ -70,8 +70,8 @@ def list_(
 ) -> None:
     """List the roles that are bound to a tenant. (Roles that may write the store's tables are bound to none.)"""
 
-    async def look(operations: Operations) -> tuple[list[Submitter], datetime]:
-        return await operations.list_submitters(), operations.now()
+    async def look(operations: StoreOperations) -> tuple[list[Submitter], datetime]:
+        return await operations.submitters.all(), operations.now()
 
     found, now = with_store(context, look)
     if as_json:

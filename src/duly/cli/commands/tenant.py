@@ -86,7 +86,7 @@ def set_(
             "--max-jobs",
             "--requests-per-second, --tasks, --queues or --commands is required: there is nothing to set",
         )
-    _show_tenant(with_store(context, lambda operations: operations.set_tenant(name, **changes)), as_json=as_json)
+    _show_tenant(with_store(context, lambda operations: operations.tenants.set(name, **changes)), as_json=as_json)
 
 
 @group.command()
@@ -96,7 +96,7 @@ def show(
     as_json: JsonOption = False,
 ) -> None:
     """Show a tenant's limits and permissions."""
-    _show_tenant(with_store(context, lambda operations: operations.get_tenant(name)), as_json=as_json)
+    _show_tenant(with_store(context, lambda operations: operations.tenants.get(name)), as_json=as_json)
 
 
 def _show_tenant(shown: Tenant, *, as_json: bool) -> None:
@@ -113,7 +113,7 @@ def _show_tenant(shown: Tenant, *, as_json: bool) -> None:
 @group.command("list")
 def list_(context: typer.Context, as_json: JsonLinesOption = False) -> None:
     """List the tenants that have limits or permissions of their own."""
-    found = with_store(context, lambda operations: operations.list_tenants())
+    found = with_store(context, lambda operations: operations.tenants.all())
     if as_json:
         print_json_lines(map(_tenant_document, found))
     elif found:

@@ -34,7 +34,7 @@ from duly.cli.options import (
     QueueOption,
 )
 from duly.cli.output import examples, say, styled
-from duly.cli.session import Session, session_of
+from duly.cli.session import Session, own_tenant, session_of
 from duly.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
     from duly.cli.children import WorkerProcesses
     from duly.local_keys import announced
     from duly.node import running_scheduler
-    from duly.operations import Operations
+    from duly.operations import StoreOperations
     from duly.process import Signals
     from duly.store.opening import open_store
 
@@ -198,7 +198,7 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
             orders = Orders(settings.model_copy(update={"home": home}), plan.host, list(handlers))
             serving = asyncio.create_task(api.serve(listener, orders))
             stack.push_async_callback(_end, api, serving)
-            operations = await Operations.open(store.pool, settings, local_handlers=handlers)
+            operations = own_tenant(await StoreOperations.open(store.pool, settings, local_handlers=handlers))
             if plan.app_name is not None:
                 workers = WorkerProcesses.of(
                     settings, plan.app_name, home=home, queues=plan.queues, concurrency=plan.concurrency

@@ -22,7 +22,7 @@ from duly.cli.options import (
     QueueOption,
 )
 from duly.cli.output import examples
-from duly.cli.session import session_of
+from duly.cli.session import own_tenant, session_of
 from duly.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ async def _work(
 ) -> int:
     from duly.cli.runlog import RunLog
     from duly.node import node_name, running_worker
-    from duly.operations import Operations
+    from duly.operations import StoreOperations
     from duly.process import Signals
     from duly.store.opening import open_store
 
@@ -239,7 +239,7 @@ async def _work(
         stack.push_async_callback(application.close)  # handlers may have submitted jobs through it
         async with cancelled_by(signals):
             store = await stack.enter_async_context(open_store(settings))
-            operations = await Operations.open(store.pool, settings, local_handlers=application.tasks)
+            operations = own_tenant(await StoreOperations.open(store.pool, settings, local_handlers=application.tasks))
             for request in application.declared.values():
                 await operations.declare(request)
             running = await stack.enter_async_context(

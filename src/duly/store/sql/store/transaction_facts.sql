@@ -1,5 +1,5 @@
--- What a submit in a transaction of the caller's must know of the store it has come to. Numbers and texts only: drivers
--- differ in what they make of other types.   $1 tenants of the jobs
+-- The facts about the store that a submit in the caller's transaction needs. Numbers and strings only: drivers differ
+-- in what they make of other types.   $1 tenants of the jobs
 select s.store_id::text as store_id, s.shard_count::int as shard_count,
     (extract(epoch from duly.now()) operator(pg_catalog.*) 1000000.0)::bigint as now_us,
     (select max(version) from duly.migrations) as version,

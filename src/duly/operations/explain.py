@@ -9,9 +9,11 @@ from itertools import islice
 
 from duly import checks
 from duly.errors import InvalidInput, TooCostly
-from duly.model import DEFAULT_TENANT, Explanation, Job, Occurrence, Page, Verdict
+from duly.model import Explanation, Job, Occurrence, Page, Verdict
+from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core
+from duly.operations.jobs import JobOperations
 from duly.operations.lifetime import Lifetime, local_time
-from duly.operations.looking import PAGE_LIMIT, Looking, with_key
+from duly.operations.runs import with_key
 from duly.operations.verdicts import Judge
 from duly.operations.wording import clock
 from duly.store import changes, cluster, history
@@ -24,15 +26,22 @@ RANGE_LIMIT = 10_000
 _CHANGES = 20_000
 
 
-class Explaining(Looking):
-    async def explain(self, job_id: str, *, at: datetime | None = None, tenant: str = DEFAULT_TENANT) -> Explanation:
+class ExplainOperations:
+    """Explanations of the occurrences of one tenant's jobs."""
+
+    def __init__(self, core: Core, jobs: JobOperations) -> None:
+        self._core = core
+        self._pool = core.pool
+        self._jobs = jobs
+
+    async def occurrence(self, job_id: str, *, at: datetime | None = None) -> Explanation:
         """What became of the occurrence at this time.
 
         If the time is no occurrence, the answer says so, names the nearest ones, and explains the one before as
         `related`. Without a time: the last expected occurrence, and the next one as `related`.
         """
         asked = checks.check_moment("at", at)
-        job = await self.get_job(job_id, tenant=tenant)
+        job = await self._jobs.get(job_id)
         life, leader = await self._lifetime(job)
         if asked is None:
             return await self._explain_last(life, leader)
@@ -51,9 +60,7 @@ class Explaining(Looking):
             return answer
         return replace(answer, related=await self._explain_one(life, leader, before))
 
-    async def explain_range(
-        self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000, tenant: str = DEFAULT_TENANT
-    ) -> list[Explanation]:
+    async def between(self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000) -> list[Explanation]:
         """Every occurrence expected in [start, end], and every run beside them, oldest first, at most `limit`."""
         first, last = checks.check_moment("start", start), checks.check_moment("end", end)
         assert first is not None
@@ -61,7 +68,7 @@ class Explaining(Looking):
         if last < first:
             raise InvalidInput("end", "must not be before start")
         checks.check_integer("limit", limit, 1, RANGE_LIMIT)
-        job = await self.get_job(job_id, tenant=tenant)
+        job = await self._jobs.get(job_id)
         life, leader = await self._lifetime(job, Fuel.for_list(limit))
         judge = await self._judge(life, leader, first, last, limit=limit)
         found = {one.scheduled_at: one for one in islice(life.expected(first, last), limit)}
@@ -78,20 +85,19 @@ class Explaining(Looking):
             explained[-1] = replace(explained[-1], note=note)
         return explained
 
-    async def explanations(
+    async def page(
         self,
         job_id: str,
         *,
         start: datetime,
         end: datetime | None = None,
-        tenant: str = DEFAULT_TENANT,
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[Explanation]:
-        """`explain_range` a page at a time, up to now if no end is given. A cursor is where the next page begins."""
+        """`between` a page at a time, up to now if no end is given. A cursor is where the next page begins."""
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
         first = checks.check_moment("from", start)
-        last = self.now() if end is None else checks.check_moment("to", end)
+        last = self._core.now() if end is None else checks.check_moment("to", end)
         assert first is not None
         assert last is not None
         if end is not None and last < first:
@@ -100,12 +106,12 @@ class Explaining(Looking):
             try:
                 at = checks.check_moment("cursor", datetime.fromisoformat(cursor))
             except ValueError as error:
-                raise InvalidInput("cursor", "is not one that a list gave") from error
+                raise InvalidInput("cursor", INVALID_CURSOR) from error
             first = first if at is None else max(first, at)
         if last < first:  # nothing yet, from a future moment to now
-            await self.get_job(job_id, tenant=tenant)
+            await self._jobs.get(job_id)
             return Page([], None)
-        found = await self.explain_range(job_id, start=first, end=last, limit=limit + 1, tenant=tenant)
+        found = await self.between(job_id, start=first, end=last, limit=limit + 1)
         more = len(found) > limit
         return Page(found[:limit], found[limit].scheduled_at.isoformat() if more else None)
 
@@ -146,7 +152,7 @@ class Explaining(Looking):
             history.catch_ups(self._pool, job_id=job.job_id),
             history.days_kept(self._pool),
         )
-        grace = timedelta(seconds=self._settings.misfire_grace_seconds)
+        grace = timedelta(seconds=self._core.settings.misfire_grace_seconds)
         return Judge(life, [_keyed(record, job) for record in records], catch_ups, leader, days, grace)
 
 

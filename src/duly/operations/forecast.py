@@ -17,9 +17,9 @@ from uuid import UUID
 
 from duly import checks
 from duly.errors import InvalidInput, TooCostly
-from duly.model import DEFAULT_TENANT, Counts, Expected, Forecast
-from duly.operations.looking import Looking
-from duly.store import forecasts, stores
+from duly.model import Expected, Forecast
+from duly.operations.core import Core
+from duly.store import forecasts
 from duly.store.forecasts import Group
 from duly.timing import EACH, Fuel, Timetable
 from duly.turns import Turns
@@ -34,13 +34,20 @@ _MOST_STEPS = 50_000
 _MOST_ITEMS = 20_000
 
 
-class Forecasting(Looking):
-    async def forecast(self, *, minutes: int = 60, tenant: str = DEFAULT_TENANT) -> Forecast:
+class ForecastOperations:
+    """Forecasts for one tenant's jobs."""
+
+    def __init__(self, core: Core, tenant: str) -> None:
+        self._pool = core.pool
+        self._shard_count = core.shard_count
+        self._tenant = tenant
+
+    async def forecast(self, *, minutes: int = 60) -> Forecast:
         """The fires of the coming minutes as everything is planned now; what is overdue counts for this minute."""
         checks.check_integer("minutes", minutes, 1, MAX_MINUTES)
         start = self._pool.clock.now()
         until = start + timedelta(minutes=minutes)
-        groups, shards_read, complete_until = await self._near(tenant, until)
+        groups, shards_read, complete_until = await self._near(until)
         share = self._shard_count / shards_read
         counts: Counter[tuple[datetime, str, str]] = Counter()
         moment, turns = start, Turns()
@@ -62,27 +69,23 @@ class Forecasting(Looking):
         cut = complete_until is not None and complete_until < until
         return Forecast(start, until, items, share > 1, cut, complete_until if cut and complete_until else until)
 
-    async def _near(self, tenant: str, until: datetime) -> tuple[list[Group], int, datetime | None]:
+    async def _near(self, until: datetime) -> tuple[list[Group], int, datetime | None]:
         """The groups, how many shards they were read from, and up to where they are all there."""
         shards = list(range(self._shard_count))
-        own = await forecasts.near_of_tenant(self._pool, tenant=tenant, until=until, limit=_OWN_JOBS)
+        own = await forecasts.near_of_tenant(self._pool, tenant=self._tenant, until=until, limit=_OWN_JOBS)
         if own is not None:
             # Others' jobs are not among what it costs, so they do not make an estimate of it.
             return own, len(shards), None
         # The first says how full they are. The limit holds for each shard, and so for all that are read after it too.
-        first = await forecasts.near(self._pool, shards=shards[:1], tenant=tenant, until=until, limit=_MOST_JOBS)
+        first = await forecasts.near(self._pool, shards=shards[:1], tenant=self._tenant, until=until, limit=_MOST_JOBS)
         afforded = min(len(shards), max(1, _MOST_JOBS // max(1, first.jobs_seen)))
         if afforded == 1:
             return first.groups, 1, first.complete_until
         limit = 2 * _MOST_JOBS // afforded
         rest = await forecasts.near(
-            self._pool, shards=shards[1:afforded], tenant=tenant, until=until, limit=limit
+            self._pool, shards=shards[1:afforded], tenant=self._tenant, until=until, limit=limit
         )  # fmt: skip
         return first.groups + rest.groups, afforded, rest.complete_until
-
-    async def counts(self, *, tenant: str | None = None) -> Counts:
-        """Figures of the whole store, or of one tenant."""
-        return await (stores.counts(self._pool) if tenant is None else stores.tenant_counts(self._pool, tenant=tenant))
 
 
 def _in_order(

@@ -1,6 +1,6 @@
-"""Jobs that an application's code declares: registered once, and brought up to date with the code at every deploy.
+"""Jobs that an application's code declares: submitted once, and brought up to date with the code at every deploy.
 
-A deploy meets a job at any moment of its life. So it changes it as a client's edit does (`Changing._rewrite`): only
+A deploy meets a job at any moment of its life. So it changes it as a client's edit does (`JobOperations.rewrite`): only
 what is different, the plan only if the timing is, and nothing that a fire has decided meanwhile.
 """
 
@@ -11,23 +11,34 @@ from uuid import UUID
 
 from duly.errors import Conflict, InvalidInput
 from duly.model import Job, JobRequest
-from duly.operations.changing import Changing
+from duly.operations.core import Core
+from duly.operations.jobs import JobOperations
 from duly.operations.revising import redefine
 from duly.operations.rights import EVERYTHING
-from duly.operations.submitting import Submitting, check_rights
-from duly.store import ids, jobs
+from duly.operations.submits import SubmitOperations
+from duly.operations.submitting import check_rights
+from duly.store import jobs
 from duly.store.jobs import ChangedJob
 
 
-class Declaring(Submitting, Changing):
+class DeclareOperations:
+    """Declared jobs of one tenant."""
+
+    def __init__(self, core: Core, tenant: str, *, jobs: JobOperations, submits: SubmitOperations) -> None:
+        self._core = core
+        self._pool = core.pool
+        self._tenant = tenant
+        self._jobs = jobs
+        self._submits = submits
+
     async def declare(self, request: JobRequest) -> UUID:
         """Make the job behind the request's dedupe_key be what the request says: new, unchanged or redefined.
 
         A job that somebody paused stays paused, one that was cancelled stays cancelled.
         """
-        check_rights(request, EVERYTHING, await self._bounds({request.tenant}))
-        now = self._pool.clock.now()
-        row = self._prepare(ids.new_job_ids(1, self._pool.clock.now_us())[0], request, now)
+        check_rights(request, EVERYTHING, await self._core.bounds(self._tenant))
+        now = self._core.now()
+        row = self._submits.prepare(request, now)
         if row.dedupe_key is None:
             raise InvalidInput("dedupe_key", "is what a declared job is known by")
         if row.immediate:
@@ -37,19 +48,19 @@ class Declaring(Submitting, Changing):
             return None if job.status == "cancelled" else redefine(job, request, row, now=now)
 
         def retimes(job: Job) -> bool:
-            change = redefined(job, self._pool.clock.now())
+            change = redefined(job, self._core.now())
             return change is not None and change.planned_anew
 
         for _ in range(10):
             if await jobs.submit(self._pool, [row], created_at=now):
                 return row.job_id
-            existing = await jobs.find_duplicates(self._pool, [(row.tenant, row.dedupe_key)])
-            if (found := existing.get((row.tenant, row.dedupe_key))) is None:
+            existing = await jobs.find_duplicates(self._pool, [(self._tenant, row.dedupe_key)])
+            if (found := existing.get((self._tenant, row.dedupe_key))) is None:
                 continue
             job_id, fingerprint = found
             if fingerprint == row.fingerprint:
                 return job_id
-            job, changed = await self._rewrite(job_id, redefined, retimes=retimes, tenant=row.tenant)
+            job, changed = await self._jobs.rewrite(job_id, redefined, retimes=retimes)
             if changed or (job is not None and job.status == "cancelled"):
                 return job_id
             # Somebody has made it what the code says, by hand or as another node of this deploy.

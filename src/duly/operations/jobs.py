@@ -1,32 +1,122 @@
-"""Changing jobs that are there: their fields, pause, resume, trigger, cancel."""
+"""Jobs that are in the store: found, listed, changed, paused, resumed, triggered, cancelled."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import DEFAULT_TENANT, Job, Run, make_run_id
-from duly.operations.base import timetable_of, to_job_id
-from duly.operations.looking import Looking
+from duly.model import Job, Occurrence, Page, Run, make_run_id
+from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, timetable_of, to_job_id
 from duly.operations.revising import revise, touches_timing
 from duly.operations.rights import EVERYTHING, Rights
-from duly.states import ENDED_STATES, RunFlag
-from duly.store import jobs, runs
+from duly.operations.runs import RunOperations
+from duly.operations.upcoming import MAX_OCCURRENCES, upcoming
+from duly.states import RunFlag
+from duly.store import jobs
 from duly.store.jobs import ChangedJob
 from duly.store.pool import Querier
 from duly.timing import forget_zones, plan_resume
 
+# A name that could mean more jobs than these means none. Whoever looks for one has all the time it takes.
+_MOST_FOUND = 5
+_LOOKED_AT_TO_FIND = 200_000
+# A page that would be empty though it is not the last is looked for further on, so many times in all.
+_LOOKS = 5
 
-class Changing(Looking):
+
+class JobOperations:
+    """One tenant's jobs."""
+
+    def __init__(self, core: Core, tenant: str, runs: RunOperations) -> None:
+        self._core = core
+        self._pool = core.pool
+        self._tenant = tenant
+        self._runs = runs
+
+    async def get(self, job_id: str) -> Job:
+        job = await jobs.get(self._pool, job_id=to_job_id(job_id), tenant=self._tenant)
+        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        return job
+
+    async def find(self, text: str) -> Job:
+        """The one job that a person means by an id, the beginning of an id, or a name."""
+        found = await self._find(text)
+        if not found:
+            raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
+        if len(found) > 1:
+            shown = ", ".join(str(job.job_id) for job in found)
+            raise InvalidInput("job", f"{text!r} could be any of {shown}; give more of the id")
+        return found[0]
+
+    async def _find(self, text: str) -> list[Job]:
+        found: dict[UUID, Job] = {}
+        digits = text.replace("-", "").lower()
+        if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
+            low, high = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+            found = {
+                job.job_id: job for job in await jobs.with_ids(self._pool, low=low, high=high, tenant=self._tenant)
+            }
+        wanted = jobs.Wanted(self._tenant, name=text)
+        while True:
+            listed = await jobs.list_ids(self._pool, wanted, limit=_MOST_FOUND, looked_at=_LOOKED_AT_TO_FIND)
+            found |= {job.job_id: job for job in await jobs.page(self._pool, listed.job_ids, tenant=self._tenant)}
+            if listed.stop is None or len(found) >= _MOST_FOUND:
+                return sorted(found.values(), key=lambda job: job.job_id, reverse=True)[:_MOST_FOUND]
+            wanted = replace(wanted, before=listed.stop)
+
+    async def page(
+        self,
+        *,
+        status: str | None = None,
+        queue: str | None = None,
+        name: str | None = None,
+        label: Mapping[str, str] | None = None,
+        cursor: str | None = None,
+        limit: int = 100,
+        payload: bool = True,
+    ) -> Page[Job]:
+        """Newest first. A page ends at `limit`, after so many bytes or so many jobs that were looked at: it may be
+        empty and yet not the last. Without `payload` the jobs have None there."""
+        if status is not None and status not in ("active", "paused", "completed", "cancelled"):
+            raise InvalidInput("status", f"must be active, paused, completed or cancelled, not {status[:40]!r}")
+        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        before = None if cursor is None else _read_cursor(cursor)
+        for field, value in (("queue", queue), ("name", name)):
+            if value is not None:
+                checks.check_text(field, value, longest=200)
+        if label:
+            checks.check_labels(label)
+        wanted = jobs.Wanted(self._tenant, status, queue, name, dict(label) if label else None, before)
+        listed = await jobs.list_ids(self._pool, wanted, limit=limit + 1)
+        for _ in range(_LOOKS - 1):
+            if listed.job_ids or listed.stop is None:
+                break
+            listed = await jobs.list_ids(self._pool, replace(wanted, before=listed.stop), limit=limit + 1)
+        asked = listed.job_ids[:limit]
+        found = await jobs.page(self._pool, asked, tenant=self._tenant, payload=payload)
+        stop = listed.stop
+        if len(listed.job_ids) > limit:
+            stop = asked[-1]
+        if found and found[-1].job_id != asked[-1]:
+            stop = found[-1].job_id
+        return Page(found, None if stop is None else str(stop))
+
+    async def upcoming(self, job_id: str, *, count: int = 10) -> list[Occurrence]:
+        """A job's next occurrences, as `upcoming` lists them."""
+        checks.check_integer("count", count, 1, MAX_OCCURRENCES)
+        return upcoming(await self.get(job_id), count=count)
+
     async def change(
         self,
         job_id: str,
         changes: Mapping[str, Any],
         *,
-        tenant: str = DEFAULT_TENANT,
         expected_version: int | None = None,
         rights: Rights = EVERYTHING,
     ) -> Job:
@@ -40,7 +130,7 @@ class Changing(Looking):
         that runs a command nothing is changed without the right to submit one: its payload, queue and keys say what it
         does and where, as its arguments do. The same holds for what the tenant is bound to.
         """
-        bounds = (await self._bounds({tenant})).get(tenant)
+        bounds = await self._core.bounds(self._tenant)
 
         def revised(job: Job, now: datetime) -> ChangedJob | None:
             rights.check_handler(job.handler, doing="changing")
@@ -52,22 +142,19 @@ class Changing(Looking):
                 raise Conflict(f"job {job_id} cannot be changed: it is {job.status}")
             if job.unreadable is not None:
                 raise Conflict(f"job {job_id} cannot be changed: {job.unreadable}; cancel it and submit it anew")
-            return revise(job, changes, now=now, payload_max_bytes=self._settings.payload_max_bytes)
+            return revise(job, changes, now=now, payload_max_bytes=self._core.settings.payload_max_bytes)
 
-        changed, _ = await self._rewrite(
-            to_job_id(job_id), revised, retimes=lambda _: touches_timing(changes), tenant=tenant
-        )
+        changed, _ = await self.rewrite(to_job_id(job_id), revised, retimes=lambda _: touches_timing(changes))
         if changed is None:
             raise NotFound(f"there is no job {job_id}")
         return changed
 
-    async def _rewrite(
+    async def rewrite(
         self,
         job_id: UUID,
         revised: Callable[[Job, datetime], ChangedJob | None],
         *,
         retimes: Callable[[Job], bool],
-        tenant: str,
     ) -> tuple[Job | None, bool]:
         """Let the job become what `revised` makes of it now, and say whether that is anything else than it was.
 
@@ -77,12 +164,12 @@ class Changing(Looking):
         """
 
         async def write(within: Querier) -> tuple[Job | None, Job | None, ChangedJob | None]:
-            job = await jobs.get(within, job_id=job_id, tenant=tenant)
+            job = await jobs.get(within, job_id=job_id, tenant=self._tenant)
             now = self._pool.clock.now()
             if job is not None and retimes(job):
                 # Planned by the job as it is without what was fired ahead of its time.
-                await jobs.retract(within, job_id=job_id, tenant=tenant)
-                job = await jobs.get(within, job_id=job_id, tenant=tenant)
+                await jobs.retract(within, job_id=job_id, tenant=self._tenant)
+                job = await jobs.get(within, job_id=job_id, tenant=self._tenant)
                 now = await self._plan_from(within, job_id)
             change = None if job is None else revised(job, now)
             if change is None:
@@ -105,28 +192,28 @@ class Changing(Looking):
         now = self._pool.clock.now()
         return max(now, await jobs.dealt_with_until(store, job_id=job_id) or now)
 
-    async def pause(self, job_id: str, *, tenant: str = DEFAULT_TENANT, reason: str | None = None) -> Job:
+    async def pause(self, job_id: str, *, reason: str | None = None) -> Job:
         """No more fires until resumed. Pausing a paused job changes nothing."""
-        job = await self.get_job(job_id, tenant=tenant)
+        job = await self.get(job_id)
         if job.status == "paused":
             # One that a leader parked would go on by itself; now it stays.
-            return await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=tenant, reason=reason) or job
-        paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=tenant, reason=reason)
+            return await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason) or job
+        paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)
         if paused is None:
             raise Conflict(f"job {job_id} cannot be paused: it is {job.status} and nothing more is planned for it")
         return paused
 
-    async def resume(self, job_id: str, *, tenant: str = DEFAULT_TENANT) -> Job:
+    async def resume(self, job_id: str) -> Job:
         """From the next future occurrence on; what fell into the pause is not made up for."""
         for _ in range(10):
-            job = await self.get_job(job_id, tenant=tenant)
+            job = await self.get(job_id)
             if job.status == "active":
                 return job
             if job.status != "paused":
                 raise Conflict(f"job {job_id} cannot be resumed: it is {job.status}")
             next_run_at = self._planned_resume(job, await self._plan_from(self._pool, job.job_id))
             resumed = await jobs.resume(
-                self._pool, job_id=job.job_id, tenant=tenant, next_run_at=next_run_at, version=job.version
+                self._pool, job_id=job.job_id, tenant=self._tenant, next_run_at=next_run_at, version=job.version
             )
             if resumed is not None:
                 return resumed
@@ -152,18 +239,18 @@ class Changing(Looking):
             raise Conflict(f"job {job.job_id} has no occurrence left to resume with")
         return next_run_at
 
-    async def trigger(self, job_id: str, *, tenant: str = DEFAULT_TENANT) -> str:
-        """One extra run now; the schedule does not move. Returns the run's id.
+    async def trigger(self, job_id: str) -> Run:
+        """One extra run now; the schedule does not move. Returns that run.
 
         Unless the job's overlap is `parallel`, it waits for a run that is unfinished: it was asked for by hand, so it
         is not skipped, and two do not run at once.
         """
-        job = await self.get_job(job_id, tenant=tenant)
+        job = await self.get(job_id)
         for _ in range(10):
             fired = await jobs.trigger(
                 self._pool,
                 job_id=job.job_id,
-                tenant=tenant,
+                tenant=self._tenant,
                 flags=int(RunFlag.TRIGGERED),
                 occurrence=self._occurrence_now(job),
             )
@@ -172,7 +259,7 @@ class Changing(Looking):
             if fired.full:
                 raise Conflict(f"job {job_id} cannot be triggered: {job.policy.max_queued} of its runs wait already")
             if fired.scheduled_at is not None:
-                return make_run_id(job.job_id, fired.scheduled_at)
+                return await self._runs.get(make_run_id(job.job_id, fired.scheduled_at))
             # The very microsecond was taken: the next one is not.
         raise Conflict(f"job {job_id} could not be triggered; try again")
 
@@ -183,23 +270,17 @@ class Changing(Looking):
         except InvalidInput:  # its zone is gone: nothing of it fires
             return None
 
-    async def cancel_run(self, run_id: str, *, tenant: str = DEFAULT_TENANT) -> Run:
-        """A run that waits ends here; one that is running is told to stop, and ends as its handler does."""
-        run = await self.get_run(run_id, tenant=tenant)
-        for _ in range(10):
-            if run.status in ENDED_STATES:
-                raise Conflict(f"run {run_id} cannot be cancelled: it is {run.status}")
-            became = await runs.cancel(self._pool, job_id=run.job_id, scheduled_at=run.scheduled_at, tenant=tenant)
-            run = await self.get_run(run_id, tenant=tenant)
-            if became is not None:
-                return run
-            # It was claimed, retried or ended in between: look again.
-        raise Conflict(f"run {run_id} could not be cancelled; try again")
-
-    async def cancel(self, job_id: str, *, tenant: str = DEFAULT_TENANT, running: bool = False) -> Job:
+    async def cancel(self, job_id: str, *, running: bool = False) -> Job:
         """No more fires, waiting runs cancelled; with `running` those under way are told to stop as well."""
-        job = await self.get_job(job_id, tenant=tenant)
-        if not await jobs.cancel(self._pool, job_id=job.job_id, tenant=tenant, running=running):
-            job = await self.get_job(job_id, tenant=tenant)
+        job = await self.get(job_id)
+        if not await jobs.cancel(self._pool, job_id=job.job_id, tenant=self._tenant, running=running):
+            job = await self.get(job_id)
             raise Conflict(f"job {job_id} cannot be cancelled: it is {job.status}")
-        return await self.get_job(job_id, tenant=tenant)
+        return await self.get(job_id)
+
+
+def _read_cursor(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError as error:
+        raise InvalidInput("cursor", INVALID_CURSOR) from error

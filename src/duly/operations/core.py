@@ -1,0 +1,93 @@
+"""The store as all operations share it, and the two readings that most of them need: a job's id and its timetable."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection
+from datetime import datetime
+from uuid import UUID
+from weakref import WeakValueDictionary
+
+from duly.config import Settings
+from duly.errors import InvalidInput, NotFound
+from duly.model import Job
+from duly.operations.rights import Bounds
+from duly.store import tenants
+from duly.store.pool import Pool
+from duly.store.tenants import KnownTenant
+from duly.timing import Definition, Timetable
+
+# Seconds for which a tenant's limits are believed without asking the store again, and the maximum number of tenants
+# that are remembered.
+_BELIEVED_SECONDS = 2.0
+_MAX_BELIEVED = 10_000
+
+# Maximum number of items that a page of any list may have.
+PAGE_LIMIT = 1000
+INVALID_CURSOR = "invalid; use next_cursor from the previous page"
+
+
+class Core:
+    """One store: its connections, its settings, and everything that is remembered about it between two calls."""
+
+    def __init__(
+        self, pool: Pool, settings: Settings, *, shard_count: int, local_handlers: Collection[str] = ()
+    ) -> None:
+        self.pool = pool
+        self.settings = settings
+        self.shard_count = shard_count
+        #: The tasks of this process's own application.
+        self.local_handlers = local_handlers
+        #: The tasks that workers of the store had when it was last asked.
+        self.store_handlers: frozenset[str] = frozenset()
+        self._believed: dict[str, tuple[float, KnownTenant]] = {}
+        # Per tenant with a limit, the lock that its submits take in turn. An entry lives while a submit uses it.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    def now(self) -> datetime:
+        """The database's time, as well as it is known here."""
+        return self.pool.clock.now()
+
+    async def known(self, tenant: str) -> KnownTenant:
+        """The limits of a tenant. The store is not asked for every submit."""
+        now = time.monotonic()
+        if (believed := self._believed.get(tenant)) is not None and now < believed[0]:
+            return believed[1]
+        known = (await tenants.known(self.pool, {tenant})).get(tenant, tenants.UNKNOWN)
+        self.believe(tenant, known, until=now + _BELIEVED_SECONDS)
+        return known
+
+    def believe(self, tenant: str, known: KnownTenant, *, until: float) -> None:
+        """Take these limits for the tenant's without asking the store, until this monotonic time."""
+        if len(self._believed) > _MAX_BELIEVED:
+            self._believed.clear()
+        self._believed[tenant] = until, known
+
+    def forget(self, tenant: str) -> None:
+        """Ask the store for the tenant's limits next time."""
+        self._believed.pop(tenant, None)
+
+    async def bounds(self, tenant: str) -> Bounds | None:
+        """The tasks, queues and commands that the tenant is bound to; None if it is bound to nothing."""
+        known = await self.known(tenant)
+        if known[1:] == tenants.UNKNOWN[1:]:
+            return None
+        return Bounds(tenant, known.tasks, known.queues, known.commands)
+
+    def turn(self, tenant: str) -> asyncio.Lock:
+        """The lock that lets only one submit of a tenant with a limit use a connection at a time."""
+        return self._turns.get(tenant) or self._turns.setdefault(tenant, asyncio.Lock())
+
+
+def timetable_of(job: Job) -> Timetable:
+    if job.unreadable is not None:
+        raise InvalidInput("job", job.unreadable)
+    return Definition.of(job, job.policy).timetable(job.job_id)
+
+
+def to_job_id(text: str) -> UUID:
+    try:
+        return UUID(text)
+    except ValueError as error:
+        raise NotFound(f"there is no job {text[:100]!r}") from error

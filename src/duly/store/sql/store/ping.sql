@@ -1,0 +1,2 @@
+-- Readiness: answers if the store does.
+select 1 as answer
