@@ -31,8 +31,8 @@ async def test_fires_go_on_beside_a_report_across_the_making_of_a_partition(
     pool: Pool, settings: Settings, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Far more tries than there are really, so that a short report meets as many.
-    monkeypatch.setattr(partitions, "_FIRST_PAUSE", 1.0)
-    monkeypatch.setattr(partitions, "_LONGEST_PAUSE", 1.0)
+    monkeypatch.setattr(partitions, "_MIN_PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr(partitions, "_MAX_PAUSE_SECONDS", 1.0)
     app = Duly(settings=settings)
 
     @app.task()

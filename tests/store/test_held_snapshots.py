@@ -19,7 +19,7 @@ import asyncpg
 import pytest
 
 from duly.cli.commands import doctor
-from duly.maintenance.claim_floor import DEAD, ClaimFloor
+from duly.maintenance.claim_floor import DEAD_ROWS, ClaimFloor
 from duly.maintenance.rescuer import Rescuer
 from duly.scheduler import loader
 from duly.store import cluster, fires, maintenance, progress, stores
@@ -64,7 +64,7 @@ ME = uuid4()
 
 async def raise_floor(pool: Pool) -> ClaimFloor:
     floor = ClaimFloor(pool)
-    await floor.work(DEAD)
+    await floor.work(DEAD_ROWS)
     return floor
 
 
@@ -235,15 +235,15 @@ class TestTheFloor:
 
     async def test_it_rises_when_many_have_died_and_not_before(self, pool: Pool) -> None:
         floor = ClaimFloor(pool)
-        await floor.work(DEAD - 1)
+        await floor.work(DEAD_ROWS - 1)
         assert await floor_of(pool) == UUID(int=0)
-        await floor.work(DEAD)
+        await floor.work(DEAD_ROWS)
         first = await floor_of(pool)
         assert first > UUID(int=0)
-        await floor.work(2 * DEAD - 1)
+        await floor.work(2 * DEAD_ROWS - 1)
         assert await floor_of(pool) == first
         await floor.work(10)  # vacuum came
-        await floor.work(DEAD + 10)
+        await floor.work(DEAD_ROWS + 10)
         assert await floor_of(pool) > first
 
 

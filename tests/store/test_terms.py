@@ -129,8 +129,8 @@ async def test_however_many_nodes_come_and_go_the_store_does_not_fill_with_them(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tidier_module, "BATCH", 7)
-    monkeypatch.setattr(tidier_module, "MOST_NODES", 10)
-    monkeypatch.setattr(tidier_module, "MOST_TERMS", 5)
+    monkeypatch.setattr(tidier_module, "MAX_NODES", 10)
+    monkeypatch.setattr(tidier_module, "MAX_TERMS", 5)
     nodes = [await gone_node(pool, days=1 + n / 100) for n in range(60)]
     for epoch in range(1, 31):
         await term(pool, 3, epoch, nodes[60 - epoch], days=1)

@@ -1,20 +1,20 @@
-"""Repairs what should never be, and counts what it repaired: a count above zero is a fault of ours, or somebody's hand.
+"""Repairs states that should never occur, and counts the repairs: one above zero is a bug, or a change by hand.
 
-| what is wrong | how it is put right |
+| wrong | repair |
 | --- | --- |
 | an active job with nothing planned | planned anew from its next future occurrence; parked if it cannot be |
 | a run in neither queue, lease nor history | back into the queue, with the attempts it has had |
-| a lease far ahead that nobody extends | ended; the rescuer takes its runs back |
+| a lease far ahead that no worker extends | ended; the rescuer takes its runs back |
 | a shard without a row | the row comes back with the last epoch it had |
 
-(A run that waits behind nobody is no fault, only a race, and the rescuer lets it go.)
+(A run that waits although no run is before it is a race, not a fault, and the rescuer lets it go.)
 
-The first two are looked for by walking over all jobs in the order of their ids, a page a minute: no index has to be
-kept for a state that never is. A page is a 720th of the jobs, between 5,000 and 20,000 of them: a small store is seen
-whole every minute, ten million jobs twice a day, at 13 µs a job.
+The first two are found by walking over all jobs in the order of their ids, one page per minute: no index is kept for a
+state that never occurs. A page is a 720th of the jobs, between 5,000 and 20,000 of them: a small store is checked whole
+every minute, ten million jobs twice a day, at 13 µs per job.
 
-Nothing is repaired at first sight. What was wrong once is looked at again after the grace, by the statement that
-repairs it and under the lock of whoever could be at work on it; so a run is never doubled.
+Nothing is repaired at first sight. A suspect is checked again after the grace, by the statement that repairs it and
+under the lock that a fire or change of the job takes; so a run is never duplicated.
 """
 
 from __future__ import annotations
@@ -38,14 +38,18 @@ from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
 
+# Jobs per page, at least and at most, and pages per walk over all jobs.
 PAGE = (5_000, 20_000)
 PAGES = 720
-# At most so many at once; whatever went so wrong is repaired in portions.
-BATCH = 500
-_SHOWN = 10
+# Repairs per pass.
+MAX_REPAIRS = 500
+# Ids in one log line.
+_MAX_SHOWN = 10
 
 
 class Guardian(LeaderService):
+    """Finds suspects and repairs those that are still wrong after the grace."""
+
     interval = 60.0
 
     def __init__(self, pool: Pool, *, grace_seconds: float = 30.0) -> None:
@@ -53,14 +57,14 @@ class Guardian(LeaderService):
         self._pool = pool
         self._grace = grace_seconds
         self._after: UUID | None = None
-        # What was found wrong, and when, by this machine's monotonic clock.
+        # When each suspect was first seen, by this machine's monotonic clock.
         self._suspects: dict[Suspect, float] = {}
         self._unattended: dict[tuple[UUID, datetime], float] = {}
-        #: How much was repaired since the start, by what was wrong.
+        #: Number of repairs since the start, by kind.
         self.repaired: Counter[str] = Counter()
 
     async def run_once(self) -> float | None:
-        # By every node: without its row nobody leads a shard, not even the one whose leader does the upkeep.
+        # On every node: a shard without a row has no leader, and that may be the shard whose leader does the upkeep.
         shards = await maintenance.restore_shards(self._pool)
         self._count("shard", "repaired: shards without a row (%d): %s", shards)
         return await super().run_once() if self.leading else None
@@ -79,9 +83,9 @@ class Guardian(LeaderService):
             self._suspects.setdefault(suspect, time.monotonic())
 
     def _ripe(self) -> list[Suspect]:
-        """Those that were found wrong long enough ago. From here on they are judged by what they are now."""
+        """Removes and returns the suspects first seen before the grace. Their repair checks them as they are now."""
         latest = time.monotonic() - self._grace
-        ripe = [suspect for suspect, seen in self._suspects.items() if seen <= latest][:BATCH]
+        ripe = [suspect for suspect, seen in self._suspects.items() if seen <= latest][:MAX_REPAIRS]
         for suspect in ripe:
             del self._suspects[suspect]
         return ripe
@@ -99,7 +103,7 @@ class Guardian(LeaderService):
             async def replan(jobs: Sequence[tuple[Parked, datetime | None, str | None]]) -> None:
                 replanned.extend(await maintenance.replan(self._pool, jobs))
 
-            # One that the database refuses stays as it is and is found again; the others are repaired.
+            # A job that the database refuses stays as it is and is found again; the others are repaired.
             refused = [(job.job_id, error) for (job, _, _), error in await without_the_bad(jobs, replan)]
             self._count("stalled", "repaired: active jobs with nothing planned (%d), planned anew: %s", replanned)
             if refused:
@@ -119,8 +123,8 @@ class Guardian(LeaderService):
 
     async def _repair_claims(self) -> None:
         now = time.monotonic()
-        found = await maintenance.unattended_claims(self._pool, ahead_seconds=self._grace, limit=BATCH)
-        # One that was extended since it was seen has another lease now, and is new here.
+        found = await maintenance.unattended_claims(self._pool, ahead_seconds=self._grace, limit=MAX_REPAIRS)
+        # A claim that was extended since it was seen has another lease now, and counts as new.
         before, self._unattended = self._unattended, {key: self._unattended.get(key, now) for key in found.items()}
         ripe = dict([key for key in found.items() if key in before and before[key] <= now - self._grace])
         if ripe:
@@ -130,8 +134,8 @@ class Guardian(LeaderService):
     def _count(self, what: str, message: str, repaired: Sequence[object]) -> None:
         if repaired:
             self.repaired[what] += len(repaired)
-            more = ", …" if len(repaired) > _SHOWN else ""
-            log.warning(message, len(repaired), ", ".join(str(one) for one in repaired[:_SHOWN]) + more)
+            more = ", …" if len(repaired) > _MAX_SHOWN else ""
+            log.warning(message, len(repaired), ", ".join(str(one) for one in repaired[:_MAX_SHOWN]) + more)
 
 
 def _shown(job_id: UUID, scheduled_at: datetime) -> str:
@@ -146,6 +150,6 @@ def _plan(job: Parked, now: datetime) -> tuple[Parked, datetime | None, str | No
     except InvalidInput as error:
         return job, None, f"cannot be planned: {error}"[:500]
     except Exception as error:
-        # A fault of ours, and one job's all the same: the others are repaired.
+        # A bug, but of one job's data: the others are repaired.
         log.exception("job %s cannot be planned", job.job_id)
         return job, None, f"cannot be planned: {type(error).__name__}: {error}"[:500]

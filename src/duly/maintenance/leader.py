@@ -1,4 +1,4 @@
-"""The base of services that one node of the cluster is enough for: whoever leads shard 0 runs them.
+"""The base of services that run on one node of the cluster: the leader of shard 0.
 
 All of them are safe to run on several nodes at once, as happens for a moment when leadership moves.
 """
@@ -9,10 +9,12 @@ from abc import abstractmethod
 
 from duly.service import Service
 
-_IDLE = 3600.0
+_IDLE_SECONDS = 3600.0
 
 
 class LeaderService(Service):
+    """A service that works while its node leads shard 0."""
+
     leading = False
 
     def lead(self, leading: bool) -> None:
@@ -21,8 +23,8 @@ class LeaderService(Service):
             self.wake()
 
     async def run_once(self) -> float | None:
-        return await self.work() if self.leading else _IDLE
+        return await self.work() if self.leading else _IDLE_SECONDS
 
     @abstractmethod
     async def work(self) -> float | None:
-        """One pass on the leader."""
+        """Does one pass, on the leader."""

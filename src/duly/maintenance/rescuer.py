@@ -1,4 +1,4 @@
-"""Takes back the runs of workers that are gone: by lease expiry, never by age."""
+"""Rescues the runs of lost workers: by the end of their lease, never by age."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ from duly.store.pool import Pool
 
 log = logging.getLogger("duly.maintenance")
 
-BATCH = 100
-# Between two looks when no worker holds anything. Still only seconds, because a worker may have a very short lease.
+# Claims per pass.
+MAX_CLAIMS = 100
+# Pause between looks while no worker holds a claim. Still only seconds, because a lease may be very short.
 IDLE_SECONDS = 2.5
-# A look that takes the database longer than this is slow. In the index of leases, claims that are gone lie in the way
-# while vacuum may not remove them. Then all claims are read, from the floor on, and the index is tried again when many
-# of the dead rows are gone, or after a while.
+# A look that takes the database longer than this is slow: in the index of leases, deleted claims lie in the way while
+# vacuum may not remove them. Then all claims are read from the floor on, and the index is tried again when half of the
+# dead rows are gone, or after a while.
 SLOW_SECONDS = 0.002
-LONGEST_WITHOUT_INDEX = 600.0
-# If that is slow as well, because very many are held, what had ended by the last look is looked at again only every now
-# and then, for a claim whose transaction took longer to commit than its lease.
-LONGEST_PAUSE = 10.0
+MAX_SECONDS_WITHOUT_INDEX = 600.0
+# If reading all claims is slow as well, because very many are held, leases that had ended by the last look are read
+# again only after a pause of up to this, for a claim whose transaction took longer to commit than its lease.
+MAX_PAUSE_SECONDS = 10.0
 
 
 class Rescuer(LeaderService):
+    """Returns runs of expired claims to the queue, or buries them, and lets waiting runs go that were missed."""
+
     interval = 1.0
 
     def __init__(self, pool: Pool) -> None:
@@ -36,7 +39,7 @@ class Rescuer(LeaderService):
         self._passes = 0
         self._floor = ClaimFloor(pool)
         self._since: datetime | None = None
-        # When each of the two ways to look at everything is tried again, and how many dead rows made one slow.
+        # When each of the two ways to look at everything is tried again, and the dead rows at the last slow look.
         self._leases_at = self._claims_at = 0.0
         self._dead = 0
 
@@ -45,7 +48,7 @@ class Rescuer(LeaderService):
         by_leases, by_claims = now >= self._leases_at, now >= self._claims_at
         rescued = await maintenance.rescue(
             self._pool,
-            limit=BATCH,
+            limit=MAX_CLAIMS,
             since=None if by_leases or by_claims else self._since,
             read_claims=by_claims and not by_leases,
         )
@@ -59,25 +62,25 @@ class Rescuer(LeaderService):
         if rescued.look is not None:
             self._learn(rescued.look, by_leases=by_leases, by_claims=by_claims)
             await self._floor.work(rescued.look.dead)
-        # Far rarer than a lost worker: see free_waiting.sql.
+        # Needed far more rarely than a rescue: see free_waiting.sql.
         if self._passes % 5 == 0:
             await maintenance.free_waiting(self._pool)
         self._passes += 1
-        if rescued.claims == BATCH:
+        if rescued.claims == MAX_CLAIMS:
             return 0.0
         return None if rescued.held else IDLE_SECONDS
 
     def _learn(self, look: Look, *, by_leases: bool, by_claims: bool) -> None:
         slow = look.took > SLOW_SECONDS
         if by_leases:
-            self._leases_at = time.monotonic() + min(LONGEST_WITHOUT_INDEX, 1000 * look.took) if slow else 0.0
+            self._leases_at = time.monotonic() + min(MAX_SECONDS_WITHOUT_INDEX, 1000 * look.took) if slow else 0.0
             self._dead = look.dead
         elif look.dead < self._dead // 2:
             self._leases_at = 0.0
         elif by_claims:
-            self._claims_at = time.monotonic() + min(LONGEST_PAUSE, 100 * look.took) if slow else 0.0
+            self._claims_at = time.monotonic() + min(MAX_PAUSE_SECONDS, 100 * look.took) if slow else 0.0
         if not look.expired:
             self._since = look.now
         elif self._since is not None:
-            # A clock that was set back, by hand or by a promotion, gives leases that end before what was seen.
+            # After a clock was set back, by hand or by a promotion, leases end before the time of the last look.
             self._since = min(self._since, look.now)

@@ -1,9 +1,9 @@
-"""Plans what came in through SQL: the function `duly.submit` stores, and cannot read a schedule.
+"""Plans jobs that came in through SQL: the function `duly.submit` stores a job, but cannot read its schedule.
 
-It is told by `NOTIFY duly_submitted` at the caller's commit, and looks for itself now and then. A job that is wrong
-stays paused and says why; so does one that nobody has planned yet, for want of a scheduler.
+`NOTIFY duly_submitted` announces such a job at the caller's commit, and a look every few seconds finds missed ones. An
+invalid job stays paused with the reason; so does a job that was not planned yet, for lack of a scheduler.
 
-When it begins to lead it also writes down those settings of Python's side that `duly.submit` is to heed.
+When this node begins to lead, it also stores the settings that `duly.submit` has to respect.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
 
+# Jobs per pass.
 PAGE = 500
-# To look again at once would be to look without pause, as long as somebody keeps one locked.
-TOUCHED_PAUSE = 0.1
+# Pause while a job is locked or being changed; without it the service would look again without end.
+TOUCHED_SECONDS = 0.1
 
 
 class SqlSubmits(LeaderService):
+    """Checks and plans the jobs of `duly.submit`."""
+
     def __init__(
         self,
         pool: Pool,
@@ -35,7 +38,7 @@ class SqlSubmits(LeaderService):
         tenant_max_jobs: int | None = None,
         payload_max_bytes: int = 256 * 1024,
     ) -> None:
-        """`plan` is what checks and plans jobs of the other interfaces. `told`: notifications reach this node."""
+        """`plan` checks and plans a job as the other interfaces do. `told`: notifications reach this node."""
         super().__init__()
         self._pool = pool
         self._plan = plan
@@ -67,5 +70,5 @@ class SqlSubmits(LeaderService):
                 log.warning("job %s that came in through SQL is paused: %s", job_id, reason)
         if len(jobs) + len(gone) == PAGE and (written or gone):
             return 0.0
-        # One that somebody has changed meanwhile, or keeps locked, is still there.
-        return TOUCHED_PAUSE if len(written) < len(jobs) else None
+        # A job that was changed meanwhile, or is locked, is still to be planned.
+        return TOUCHED_SECONDS if len(written) < len(jobs) else None

@@ -1,7 +1,7 @@
-"""Resumes jobs that a leader had to park: when a zone is back in the time-zone data, its jobs go on.
+"""Resumes parked jobs: when a zone is back in the time-zone data, its jobs go on.
 
-What fell into the time they were parked is not made up for, as with any pause; a one-off that never fired fires now.
-One that was parked because its plan costs too much stays so: only a change of it helps, and to try is to pay again.
+Occurrences during the time parked are not caught up, as with any pause; a one-off that never fired fires now. A job
+parked because its plan costs too much stays parked: only a change of the job helps, and trying costs as much again.
 """
 
 from __future__ import annotations
@@ -23,11 +23,15 @@ from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
 
+# Jobs per page.
 PAGE = 1_000
-_SHOWN = 10
+# Refusals in one log line.
+_MAX_SHOWN = 10
 
 
 class Unparker(LeaderService):
+    """Plans parked jobs again, and resumes those that can be planned."""
+
     interval = 300.0
 
     def __init__(self, pool: Pool) -> None:
@@ -37,7 +41,7 @@ class Unparker(LeaderService):
     async def work(self) -> float | None:
         if not await maintenance.any_parked(self._pool):
             return None
-        # What this process knows of a zone may be older than the time-zone data beside it.
+        # The zones cached in this process may be older than the time-zone data on disk.
         forget_zones()
         missing: set[str] = set()
         turns = Turns()
@@ -63,10 +67,10 @@ class Unparker(LeaderService):
                         if error.field == "timezone":
                             missing.add(job.timezone)
                     except Exception:
-                        # A fault of ours, and one job's all the same: it stays parked, and the others go on.
+                        # A bug, but of one job's data: the job stays parked, and the others go on.
                         log.exception("job %s stays parked", job.job_id)
             touched = [job.job_id for job in page if not job.ours]
-            # One that the database refuses stays as it is, and the others go on.
+            # A job that the database refuses stays parked, and the others go on.
             kept += [(job.job_id, error) for (job, _), error in await without_the_bad(able, resume)]
             kept += await without_the_bad(touched, forget)
         if kept:
@@ -79,15 +83,15 @@ class Unparker(LeaderService):
 
 
 def shown_refusals(refused: Sequence[tuple[object, Exception]]) -> str:
-    """The first of them, with what the database said of each."""
-    more = "; …" if len(refused) > _SHOWN else ""
-    return "; ".join(f"{one}: {error}" for one, error in refused[:_SHOWN]) + more
+    """The first few refusals, each with the database's message."""
+    more = "; …" if len(refused) > _MAX_SHOWN else ""
+    return "; ".join(f"{one}: {error}" for one, error in refused[:_MAX_SHOWN]) + more
 
 
 def resumed_at(job: Parked, now: datetime) -> datetime | None:
-    """When a job that stood still goes on: at its next future occurrence; a one-off that never fired, now.
+    """The time at which a parked job goes on: its next future occurrence; now for a one-off that never fired.
 
-    After what has been dealt with, which lies in the future where the database's clock has gone back.
+    It lies after `dealt_with_until`, which is in the future if the database's clock has gone back.
     """
     now = max(now, job.dealt_with_until or now)
     timetable = Definition.of(job, policy_from_stored(job.policy)).timetable(job.job_id)

@@ -1,12 +1,12 @@
-"""Keeps plans and time-zone data in step: when a newer release comes, plans go where its rules put them.
+"""Keeps plans and time-zone data in step: when a newer release comes, plans move to where its rules put them.
 
-| who | does what |
+| node | task |
 | --- | --- |
 | every scheduler | plans by the data that is in force in the store, whatever its own machine has |
-| the leader | lets its machine's data come into force if that is newer, and moves plans where the rules differ |
+| the leader | brings its machine's data into force if that is newer, and moves plans where the rules differ |
 
-A release comes into force once in a store, so that nodes with different data do not fight. A plan that was not moved
-yet is put right by the fire itself (`scheduler/planner.py`).
+A release comes into force once per store, so that nodes with different data do not fight. A plan that was not moved yet
+is corrected by the fire itself (`scheduler/planner.py`).
 """
 
 from __future__ import annotations
@@ -40,15 +40,18 @@ from duly.turns import Turns
 
 log = logging.getLogger("duly.maintenance")
 
+# Jobs per page.
 PAGE = 5_000
-# The first data of a store has nothing to replan: a store that lives shorter than this does without.
+# Age at which a store gets its first data, which has nothing to replan: a store that lives shorter does without.
 FIRST_SECONDS = 60.0
-# A page whose jobs are being changed by others, or kept locked, is looked at so often.
+# Tries for a page whose jobs are being changed or are locked, and the pause between them.
 _TRIES = 5
-_PAUSE = 0.2
+_PAUSE_SECONDS = 0.2
 
 
 class ZoneKeeper(LeaderService):
+    """Uses the time-zone data in force on this node; on the leader, also replaces it and moves plans."""
+
     interval = 300.0
 
     def __init__(self, pool: Pool, *, first_seconds: float = FIRST_SECONDS) -> None:
@@ -96,13 +99,13 @@ class ZoneKeeper(LeaderService):
         return await zones.versions(self._pool)
 
     async def _use(self, machine: str, known: Sequence[Version]) -> None:
-        """Plan by what is in force, and know what was before."""
+        """Makes this process plan by the data in force, and loads the rules before it."""
         used = (machine, [one.version for one in known[:2]])
         if not known or self._used == used:
             return
         packed = await zones.data(self._pool, wanted=used[1])
         if set(packed) != set(used[1]):
-            return  # a newer one has come meanwhile: the next look finds it
+            return  # a newer release has come meanwhile: the next pass finds it
         current, rules, earlier = await asyncio.to_thread(_unpacked, machine, known, packed)
         use_rules(rules, earlier=earlier, since=known[0].noted_at)
         self._used, self._changed = used, earlier
@@ -140,14 +143,14 @@ class ZoneKeeper(LeaderService):
             count += len(moved)
             if len(moved) == len(moves):
                 break
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_PAUSE_SECONDS)
         return count, following
 
 
 def _unpacked(
     machine: str, known: Sequence[Version], packed: Mapping[str, bytes]
 ) -> tuple[str, dict[str, bytes] | None, dict[str, bytes]]:
-    """The version in force, its rules unless they are the machine's own, and those before where they differ."""
+    """The version in force, its rules unless they are the machine's own, and the earlier rules that differ."""
     current = known[0].version
     in_force = unpack_rules(packed[current])
     earlier = {} if len(known) == 1 else differing(unpack_rules(packed[known[1].version]), in_force, known[0].noted_at)
@@ -158,5 +161,5 @@ def _carried(job: Planned, now: datetime) -> datetime:
     try:
         definition = Definition.of(job, policy_from_stored(job.policy))
         return carried(definition, job.job_id, job.next_run_at, planned=job.planned, now=now)
-    except InvalidInput:  # its zone is gone, or its time is none any more: the fire parks it with the reason
+    except InvalidInput:  # its zone is gone, or its time is no longer valid: the fire parks it with the reason
         return job.next_run_at

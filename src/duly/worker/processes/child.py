@@ -1,4 +1,4 @@
-"""A child process that runs handlers for `duly.worker.processes.children`: `python -m duly.worker.processes.child`.
+"""A child process: runs handlers for `duly.worker.processes.children`: `python -m duly.worker.processes.child`.
 
 Frames come in by standard input and go out by standard output. Both descriptors are replaced before any of the user's
 code is imported: handlers find an empty input, and their prints go to the worker's standard error.

@@ -1,4 +1,11 @@
-"""What a run can call besides a Python task: an HTTP endpoint, a command."""
+"""Targets: what a run can call besides a Python task. Read in this order:
+
+1. `Target`, below: the contract;
+2. `command`: runs programs;
+3. `http`: calls endpoints; `egress` decides which addresses may be reached, `connecting` connects to no others,
+   `signing` signs the calls, `answers` turns an answer into the run's result or error;
+4. `making`: makes the targets of a worker from its settings.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +18,15 @@ if TYPE_CHECKING:
 
 
 class Target(Protocol):
-    """Calls one kind of target. What it raises decides what becomes of the run, as with a Python task.
+    """Calls one kind of target. Its exceptions decide about the run, as those of a Python task do.
 
-    `Permanent`, `RetryAfter` and `Snooze` mean what they mean everywhere; `Unable` gives the run back for another
-    worker. It is cancelled (asyncio) on timeout, cancel, lost lease and shutdown, and must end what it started before
-    it lets the cancellation through.
+    `Permanent`, `RetryAfter` and `Snooze` have their usual meaning; `Unable` returns the run for another worker. The
+    call is cancelled (asyncio) on timeout, cancel, lost lease and shutdown, and must end what it started before it lets
+    the cancellation through.
     """
 
     async def call(self, execution: Execution, target: Mapping[str, Any], payload: str) -> Any:
-        """`target` is the job's handler object, `payload` its JSON text. Returns what JSON can say."""
+        """`target` is the job's handler object, `payload` its JSON text. Returns a JSON value."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""What an HTTP endpoint's answer means for the run. Pure: an answer in, a result or an error out."""
+"""Turns an HTTP endpoint's answer into the run's result or error. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from duly.errors import Permanent
 from duly.masking import Mask
 from duly.worker.handler.errors import RemoteError, RemoteRetryAfter
 
-# Of an answer so much is stored with the run, and so much of one that says no goes into the error.
+# Bytes of a response kept with the run, and bytes of a failed one kept in the error.
 KEPT_BYTES = 16 * 1024
-TOLD_BYTES = 2 * 1024
-LONGEST_RETRY_AFTER = 86_400.0
-# 4xx that another attempt can mend: request timeout, too early, too many requests.
+ERROR_BYTES = 2 * 1024
+MAX_RETRY_AFTER_SECONDS = 86_400.0
+# 4xx that a retry can fix: request timeout, too early, too many requests.
 _RETRIED = frozenset({408, 425, 429})
 _MOVED_AND_CHANGED = frozenset({301, 302, 303})
 _SECONDS = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class CallFailed(RemoteError):
-    """The endpoint was not reached, or could not do it now. Another attempt may do better."""
+    """The endpoint was not reached, or could not serve the call now. A retry may succeed."""
 
     def __init__(self, message: str) -> None:
         super().__init__("CallFailed", message)
@@ -35,16 +35,16 @@ class CallFailed(RemoteError):
 @dataclass(frozen=True, slots=True)
 class Answer:
     status: int
-    #: Names in lower case; of several with one name, the first.
+    #: By name in lower case; the first of several with the same name.
     headers: dict[str, str]
-    #: The beginning of the body, at most a little more than what is stored of it.
+    #: The beginning of the body, a little more than is stored of it.
     body: bytes
-    #: Whether that is all of it.
+    #: Whether `body` is the whole body.
     whole: bool
 
 
 def judge(answer: Answer, called: str, *, mask: Mask | None, now: datetime) -> dict[str, Any]:
-    """The run's result, if the answer is a success. `called` is how the call is named in errors."""
+    """Returns the run's result, or raises its error. `called` names the call in errors."""
     status = answer.status
     text = _text(answer, mask)
     if 200 <= status < 300:
@@ -56,7 +56,7 @@ def judge(answer: Answer, called: str, *, mask: Mask | None, now: datetime) -> d
             "the same method and body: put that address into the job's handler, or let the endpoint answer 307 or 308"
         )
     if text:
-        told += f": {cut(text, TOLD_BYTES)[0]}"
+        told += f": {cut(text, ERROR_BYTES)[0]}"
     if status not in _RETRIED and status < 500:
         raise Permanent(told)
     seconds = retry_after(answer.headers.get("retry-after"), answer.headers.get("date"), now=now)
@@ -66,28 +66,28 @@ def judge(answer: Answer, called: str, *, mask: Mask | None, now: datetime) -> d
 
 
 def retry_after(value: str | None, date: str | None, *, now: datetime) -> float | None:
-    """Seconds that `Retry-After` asks for, 24 h at most; None if it says nothing that can be understood."""
+    """Seconds that `Retry-After` asks for, at most 24 h; None if it cannot be parsed."""
     if value is None:
         return None
     value = value.strip()
     if _SECONDS.fullmatch(value):
         seconds = float(value)
     elif (moment := _http_date(value)) is not None:
-        # The endpoint's own clock, where it tells: the two may be far apart.
+        # Relative to the endpoint's own clock if it sent one: the two clocks may be far apart.
         seconds = (moment - (_http_date(date or "") or now)).total_seconds()
     else:
         return None
-    return min(LONGEST_RETRY_AFTER, max(0.0, seconds))
+    return min(MAX_RETRY_AFTER_SECONDS, max(0.0, seconds))
 
 
 def shown_url(url: str) -> str:
-    """Without the query, which may hold a signature or a token, and not longer than an error should be."""
+    """The URL without its query, which may hold a signature or a token, cut to the length of an error."""
     path, question, _ = url.partition("?")
     return (path[:300] + ("…" if len(path) > 300 else "")) + ("?…" if question else "")
 
 
 def cut(text: str, limit: int) -> tuple[str, bool]:
-    """At most `limit` bytes of the text, and whether it was longer."""
+    """The first `limit` bytes of the text, and whether it was longer."""
     raw = text.encode("utf-8", "replace")
     return (text, False) if len(raw) <= limit else (raw[:limit].decode("utf-8", "ignore"), True)
 
@@ -100,7 +100,7 @@ def _result(answer: Answer, text: str) -> dict[str, Any]:
     if was_cut or not answer.whole:
         result["truncated"] = True
         return result
-    with suppress(ValueError, RecursionError):  # it is a text then
+    with suppress(ValueError, RecursionError):  # then the body is kept as a string
         result["body"] = json.loads(body, parse_constant=_refuse_constant)
     return result
 
@@ -108,9 +108,9 @@ def _result(answer: Answer, text: str) -> dict[str, Any]:
 def _text(answer: Answer, mask: Mask | None) -> str:
     encoding = answer.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
-        # Nobody asked for it, and a kilobyte of it can be a gigabyte: it stays as it came, and is not kept.
+        # Compression was not requested, and a kilobyte of it may decompress to a gigabyte: the body is not kept.
         return f"[{len(answer.body)}{'' if answer.whole else ' or more'} bytes, compressed: {encoding[:40]}]"
-    # A character that the end cuts in two is left out.
+    # A character that the cut splits is left out.
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(answer.body, final=answer.whole)
     # An endpoint that echoes what it was sent must not make a secret visible.
     return text if mask is None else mask.text(text, ends_amid=not answer.whole)

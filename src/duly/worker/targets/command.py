@@ -1,6 +1,6 @@
 """Runs a job's command: a program with its arguments, without a shell, under the worker's guard.
 
-The program finds the payload's JSON text on its standard input and what the run is in `DULY_*` variables. The guard
+The program gets the payload's JSON text on standard input and facts about the run in `DULY_*` variables. The guard
 (`worker/processes/guard.py`) starts it, ends it with everything in its process group, and keeps it from outliving
 the worker.
 """
@@ -31,16 +31,17 @@ from duly.worker.processes.guard import Guard, GuardLost, Program, Refused, endi
 if TYPE_CHECKING:
     from duly.worker.execution import Execution
 
-# Of each of the two outputs, the end: that is where programs say why they failed.
+# Bytes kept of the end of each output: that is where programs say why they failed.
 TAIL_BYTES = 8 * 1024
-# What of it fits into an error's message, which is cut at a quarter of what an error may take.
+# Bytes of an output in an error's message and in its traceback, which errors.py cuts at a quarter and at half of an
+# error's size.
 _MESSAGE_BYTES = 1_500
 _TRACE_BYTES = 3_800
-# Between SIGTERM and SIGKILL; with the kill itself well inside what the executor waits (ABANDON_SECONDS).
+# From SIGTERM to SIGKILL; with the kill itself well within the executor's ABANDON_SECONDS.
 GRACE_SECONDS = 2.0
-# A program that has ended may have left its output open to what it started in the background.
+# How long to wait for the end of the output: a process that the program left in the background may hold it open.
 _LINGER_SECONDS = 0.5
-# What trying again does not heal: the job or the machine has to change.
+# Errors that a retry does not fix: the job or the machine has to change.
 _HOPELESS = frozenset(
     {
         errno.ENOENT, errno.EACCES, errno.ENOTDIR, errno.ENOEXEC, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR,
@@ -50,6 +51,8 @@ _HOPELESS = frozenset(
 
 
 class CommandTarget:
+    """Runs commands, if the worker's settings allow them."""
+
     def __init__(self, settings: Settings) -> None:
         self._allowed = settings.allow_commands
         self._passed = passed_names(settings.pass_env)
@@ -94,7 +97,7 @@ class CommandTarget:
                 raise RemoteError("CommandFailed", str(lost)) from None
 
     def _environment(self, context: Context, target: Mapping[str, Any]) -> dict[str, str]:
-        """Of the worker's own variables what is on a list; then the job's; then the run's."""
+        """The listed variables of the worker, then the job's own, then the run's."""
         variables = clean_environment(os.environ, passed=self._passed, account=self._account)
         variables |= target.get("env", {})
         variables |= target.get("secret_env", {})
@@ -111,7 +114,7 @@ async def _end_of(program: Program, outputs: tuple[Output, Output]) -> int:
             for output in outputs:
                 await output.closed.wait()
     except TimeoutError:
-        pass  # somebody in the background still holds it; the run is not theirs
+        pass  # a process in the background still holds the output; the run does not wait for it
     except asyncio.CancelledError:
         await program.stop(GRACE_SECONDS)
         raise
@@ -137,12 +140,12 @@ def _of_run(context: Context) -> dict[str, str]:
 
 
 def _traceparent(context: Context) -> str:
-    # W3C Trace Context: version, trace, the span that calls (this attempt), sampled.
+    # W3C Trace Context: version, trace, calling span (this attempt), sampled.
     span = hashlib.blake2b(f"{context.run_id} {context.attempt}".encode(), digest_size=8).hexdigest()
     return f"00-{context.trace_id}-{span}-01"
 
 
-# What is wrong
+# Errors
 
 
 def _not_started(target: Mapping[str, Any], refused: Refused) -> Exception:
@@ -170,11 +173,11 @@ def _last(text: str, limit: int) -> str:
     return text if len(raw) <= limit else "…" + raw[-limit:].decode(errors="ignore")
 
 
-# What goes in and out
+# Input and output
 
 
 class Output(asyncio.Protocol):
-    """Reads an output to its end, whatever its size, and keeps the last of it."""
+    """Reads an output to its end, whatever its size, and keeps the last bytes of it."""
 
     def __init__(self) -> None:
         self.closed = asyncio.Event()
@@ -183,7 +186,7 @@ class Output(asyncio.Protocol):
         self._transport: asyncio.ReadTransport | None = None
 
     async def open(self) -> io.FileIO:
-        """Start reading. Returns the end to write to."""
+        """Starts reading. Returns the writing end."""
         reading, writing = os.pipe()
         ours, theirs = os.fdopen(reading, "rb", 0), os.fdopen(writing, "wb", 0)
         try:
@@ -201,7 +204,7 @@ class Output(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._size += len(data)
         self._tail += data[-TAIL_BYTES:]
-        if len(self._tail) > 8 * TAIL_BYTES:  # not each time: moving what is kept costs, too
+        if len(self._tail) > 8 * TAIL_BYTES:  # not each time: moving the kept bytes costs time as well
             del self._tail[:-TAIL_BYTES]
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -211,22 +214,22 @@ class Output(asyncio.Protocol):
         kept = bytes(self._tail[-TAIL_BYTES:])
         was_cut, ended = self._size > TAIL_BYTES, self.closed.is_set()
         if was_cut:
-            kept = kept.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
+            kept = kept.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose first byte was cut off
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(kept, final=ended)
         return clean(text if mask is None else mask.text(text, begins_amid=was_cut, ends_amid=not ended))
 
 
 @contextmanager
 def _holding(data: bytes) -> Iterator[int]:
-    """A descriptor to read `data` from. Nobody has to go on writing, so a program that reads nothing is no trouble.
+    """A descriptor to read `data` from, all of it written already: a program that reads nothing blocks nothing.
 
-    A pipe, as programs expect; what does not fit into one comes as a file that has no name.
+    It is a pipe, as programs expect, or an unnamed file if the data does not fit into a pipe.
     """
     reading, writing = os.pipe()
     try:
         os.set_blocking(writing, False)
         if len(data) > 65536 and sys.platform == "linux":
-            with suppress(OSError):  # an account may hold so and so much in pipes
+            with suppress(OSError):  # the kernel limits an account's total pipe size
                 fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, len(data))
         try:
             fits = os.write(writing, data) == len(data)

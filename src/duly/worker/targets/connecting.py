@@ -1,4 +1,4 @@
-"""Connections to HTTP targets: what is checked is an address, and what is connected to is that very address."""
+"""Connections to HTTP targets: an address is checked, and the connection goes to that very address."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import httpcore
 
 from duly.worker.targets.egress import SETTING, Egress
 
-# A name with more addresses than this is not tried any further: each costs a part of the time there is for connecting.
-_MOST_ADDRESSES = 8
+# Addresses of a name that are tried: each one gets a share of the connect timeout.
+_MAX_ADDRESSES = 8
 
 
 class EgressRefused(Exception):
-    """The target leads to where this worker may not go."""
+    """The target resolves to an address that this worker may not reach."""
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Resolves a host once, checks what came out, and connects to what it has checked.
+    """Resolves a host once, checks the addresses, and connects to the checked ones.
 
-    A name that is looked up for the check and again for the connection can lead to two places (DNS rebinding). Every
+    A name that is resolved for the check and again for the connection can lead to two places (DNS rebinding). Every
     connection is made here, so redirects are checked as well.
     """
 
@@ -67,16 +67,16 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         await asyncio.sleep(seconds)
 
     def _reachable(self, host: str, addresses: list[str]) -> list[str]:
-        """Those that may be reached. If there is none, nobody is connected to.
+        """The addresses that may be reached. Raises `EgressRefused` if there is none.
 
-        A name with one address that may not be reached is not refused for it, because nothing is ever sent to that
-        address; and names that mean one thing inside a network and another outside have such addresses rightly.
+        A name is not refused because one of its addresses may not be reached: nothing is sent to that address, and
+        names that mean one thing inside a network and another outside have such addresses rightly.
         """
         if self._egress.allows_host(host):
-            return addresses[:_MOST_ADDRESSES]
+            return addresses[:_MAX_ADDRESSES]
         refusals = [(address, self._refusal(address)) for address in addresses]
         if reachable := [address for address, what in refusals if what is None]:
-            return reachable[:_MOST_ADDRESSES]
+            return reachable[:_MAX_ADDRESSES]
         address, what = refusals[0]
         leads = f"{host} leads to {address}" if host != address else address
         raise EgressRefused(
@@ -86,7 +86,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     def _refusal(self, address: str) -> str | None:
         what = self._egress.refusal(address)
         if what is None and not self._egress.names(address) and is_own(address):
-            # Public, and yet inside: what listens there for this machine's neighbours stands behind the outer firewall.
+            # Public, and yet inside: services that listen there for neighbours stand behind the outer firewall.
             return "an address of the worker's own machine"
         return what
 
@@ -94,19 +94,19 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
 def is_own(address: str) -> bool:
     """Whether packets to this address stay on this machine: then they come from that very address. Sends nothing.
 
-    Asked before connecting: a port that refuses and one that does not must look the same.
+    Checked before connecting, so that an open port and a closed one look the same to the job.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
             return bool(probe.getsockname()[0] == probe.getpeername()[0])
-    except OSError:  # no way there: connecting says so
+    except OSError:  # no route: connecting reports it
         return False
 
 
 async def _resolve(host: str, port: int, timeout: float | None) -> list[str]:
-    """The addresses that the system would connect to for this host, however it is spelt."""
+    """The addresses that the system would connect to for this host, in whatever spelling."""
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(timeout):

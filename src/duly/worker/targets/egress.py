@@ -1,8 +1,8 @@
-"""Which addresses HTTP targets may reach. Pure: an address in, the reason why it is refused out.
+"""Decides which addresses HTTP targets may reach. Pure: an address in, the reason for its refusal out.
 
-Whoever can submit a job chooses its URL, and the worker that calls it stands inside the network. So only addresses that
-belong to the open internet are reached, unless `DULY_EGRESS_ALLOW` names them. The question is always asked about an
-address, never about how a URL spells it: `127.1`, `2130706433` and a name in DNS all end as 127.0.0.1.
+The submitter of a job chooses its URL, and the worker that calls it stands inside the network. So only addresses of the
+open internet are reached, unless `DULY_EGRESS_ALLOW` names them. The decision is always about an address, never about
+its spelling in a URL: `127.1`, `2130706433` and a name in DNS all end as 127.0.0.1.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ SETTING = "DULY_EGRESS_ALLOW"
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# Our own list, because what `ipaddress` calls global changed between releases of Python, takes in multicast, and knows
-# nothing of what clouds put on public addresses.
+# Our own list: `is_global` of `ipaddress` changed between releases of Python, includes multicast, and does not know the
+# services that clouds put on public addresses.
 _REFUSED_IPV4: tuple[tuple[IPv4Network, str], ...] = tuple(
     (IPv4Network(network), what)
     for network, what in (
@@ -58,9 +58,9 @@ _REFUSED_IPV6: tuple[tuple[IPv6Network, str], ...] = tuple(
         ("ff00::/8", "a multicast address"),
     )
 )
-# All that has been given out for hosts on the internet. What lies outside of it is refused without having a name here.
+# All addresses assigned to hosts on the internet. Others are refused even if no network above names them.
 _GLOBAL_IPV6 = IPv6Network("2000::/3")
-# Translators: packets to them go on to the IPv4 address in their last 32 bits.
+# Translators: packets to these addresses go on to the IPv4 address in the last 32 bits.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 _HOST = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*")
@@ -69,14 +69,14 @@ _NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
 
 @dataclass(frozen=True, slots=True)
 class Egress:
-    """What may be reached although it is not on the open internet."""
+    """Networks and hosts that may be reached although they are not on the open internet."""
 
     networks: tuple[Network, ...] = ()
     hosts: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, text: str) -> Egress:
-        """From `DULY_EGRESS_ALLOW`: networks, addresses and host names, separated by commas."""
+        """Reads `DULY_EGRESS_ALLOW`: networks, addresses and host names, separated by commas."""
         networks: list[Network] = []
         hosts: set[str] = set()
         for entry in (part.strip() for part in text.split(",")):
@@ -91,16 +91,16 @@ class Egress:
         return cls(tuple(networks), frozenset(hosts))
 
     def allows_host(self, host: str) -> bool:
-        """Whether the host was allowed by its name: whoever did so vouches for what the name leads to."""
+        """Whether the host is allowed by its name, whatever address the name resolves to."""
         return host.lower().rstrip(".") in self.hosts
 
     def names(self, address: str | Address) -> bool:
-        """Whether the address itself was allowed."""
+        """Whether the address itself is allowed."""
         found = _plain(ip_address(address) if isinstance(address, str) else address)
         return any(found in network for network in self.networks if network.version == found.version)
 
     def refusal(self, address: str | Address) -> str | None:
-        """What the address is, if it may not be reached; None if it may."""
+        """Describes an address that may not be reached; None if it may be."""
         found = _plain(ip_address(address) if isinstance(address, str) else address)
         if self.names(found):
             return None
@@ -116,7 +116,7 @@ def _refusal_of_ipv4(address: IPv4Address) -> str | None:
     for network, what in _REFUSED_IPV4:
         if address in network:
             return what
-    # What a newer Python knows and we do not.
+    # A newer Python may know reserved networks that the list lacks.
     return None if address.is_global else "not an address of the open internet"
 
 
@@ -128,12 +128,12 @@ def _refusal_of_ipv6(address: IPv6Address) -> str | None:
         return None
     if address not in _GLOBAL_IPV6:
         return "not an address of the open internet"
-    # `ipaddress` does not call 6to4 global; what it leads to has been judged already.
+    # `ipaddress` does not call 6to4 global; the embedded address has been checked already.
     return None if address.is_global or address.sixtofour is not None else "not an address of the open internet"
 
 
 def _plain(address: Address) -> Address:
-    """Without a zone; and an IPv4-mapped address as the IPv4 address that the system connects to for it."""
+    """Drops a zone, and turns an IPv4-mapped address into the IPv4 address that the system connects to for it."""
     if isinstance(address, IPv4Address):
         return address
     return address.ipv4_mapped or IPv6Address(int(address))
@@ -156,7 +156,7 @@ def _embedded(address: IPv6Address) -> list[IPv4Address]:
 
 def _host_name(entry: str) -> str | None:
     host = entry.lower().rstrip(".")
-    # A name whose last part is a number is an odd spelling of an address, and would allow something else than it says.
+    # A name whose last part is a number is another spelling of an address, and would allow more than it says.
     if not _HOST.fullmatch(host) or len(host) > 253 or _NUMBER.fullmatch(host.rpartition(".")[2]):
         return None
     return host

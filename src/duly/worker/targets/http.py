@@ -1,7 +1,7 @@
-"""Calling HTTP endpoints. Needs the extra `duly[http]`: import this module only where httpx is installed.
+"""Calls HTTP endpoints. Needs the extra `duly[http]`: import this module only where httpx is installed.
 
-httpx reads URLs and knows whom to trust in TLS; the calls themselves are made with the connection pool below it
-(httpcore). A client of httpx would keep cookies from one job to the next, and has no place for a guard of connections.
+httpx parses URLs and makes the TLS context; the calls themselves go through the connection pool below it (httpcore). A
+client of httpx would keep cookies from one job to the next, and has no hook for guarding connections.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from duly.worker.execution import Execution
 
 _WITHOUT_BODY = frozenset({"GET", "DELETE"})
-# Redirects that say: the same request, elsewhere.
+# Redirects that repeat the same request elsewhere.
 _SENT_ON = frozenset({307, 308})
-_MOST_REDIRECTS = 5
-# Common servers end an idle connection after two seconds or more. One that we use at that moment fails its run's
-# attempt, so ours are not kept as long.
+_MAX_REDIRECTS = 5
+# Common servers close an idle connection after two seconds or more. A call at that moment would fail its attempt, so
+# idle connections are closed before that.
 _KEEP_ALIVE_SECONDS = 1.5
-_MOST_IDLE = 100
-# A little more than is kept: whether that was all of it.
+_MAX_IDLE_CONNECTIONS = 100
+# Bytes of a response read into memory: more than is kept, to see whether that was all of it.
 _HELD_BYTES = KEPT_BYTES + 1024
-# Tenants whose secrets are kept at hand.
-_MOST_TENANTS = 1_000
+# Tenants whose derived secrets are cached.
+_MAX_TENANTS = 1_000
 _VISIBLE = string.ascii_letters + string.digits + string.punctuation
 
 
 class HttpTarget:
-    """Calls endpoints, one connection pool for the whole worker. How many at once, the worker's concurrency says."""
+    """Calls endpoints through one connection pool per worker. The worker's concurrency bounds the number of calls."""
 
     def __init__(
         self,
@@ -67,12 +67,12 @@ class HttpTarget:
         self._response_max_bytes = response_max_bytes
         self._agent = f"duly/{version}"
         self._pool = httpcore.AsyncConnectionPool(
-            # SSL_CERT_FILE and SSL_CERT_DIR are heeded; of the environment's proxies nothing is: behind one, it would
-            # be the proxy that resolves names, and nobody would check them.
+            # SSL_CERT_FILE and SSL_CERT_DIR are used. Proxies of the environment are not: a proxy would resolve names
+            # itself, and the addresses would go unchecked.
             ssl_context=httpx.create_ssl_context(),
             # Waiting for a free connection here would only hide that the worker has taken too much.
             max_connections=None,
-            max_keepalive_connections=_MOST_IDLE,
+            max_keepalive_connections=_MAX_IDLE_CONNECTIONS,
             keepalive_expiry=_KEEP_ALIVE_SECONDS,
             network_backend=GuardedBackend(egress),
         )
@@ -83,17 +83,17 @@ class HttpTarget:
         url = _parse_url(target["url"])
         headers = self._headers(execution, body)
         jobs_own = {**target.get("headers", {}), **target.get("secret_headers", {})}
-        for _ in range(_MOST_REDIRECTS + 1):
+        for _ in range(_MAX_REDIRECTS + 1):
             called = f"{method} {shown_url(str(url))}"
             answer = await self._ask(method, url, _merged(headers, jobs_own), body, called)
             if answer.status not in _SENT_ON:
                 return judge(answer, called, mask=execution.mask, now=self._clock.now())
             moved = _redirected(url, answer.headers.get("location"), called)
             if _origin(moved) != _origin(url):
-                # What the job says to one host is not for another; and not any more if that one sends it back.
+                # The job's own headers are for the first host alone, even if another one redirects back to it.
                 jobs_own = {}
             url = moved
-        raise Permanent(f"{called} was redirected more than {_MOST_REDIRECTS} times")
+        raise Permanent(f"{called} was redirected more than {_MAX_REDIRECTS} times")
 
     async def close(self) -> None:
         await self._pool.aclose()
@@ -115,7 +115,7 @@ class HttpTarget:
         except EgressRefused as refused:
             raise Permanent(str(refused)) from None
         except httpcore.LocalProtocolError:
-            # What it says holds the header's value, which may be secret.
+            # The error's own message holds the header's value, which may be secret.
             raise Permanent(f"{called} cannot be sent: its headers or its URL are not what HTTP allows") from None
         except httpcore.ConnectTimeout:
             raise CallFailed(f"{where} could not be reached within {self._connect_timeout:g} s") from None
@@ -125,7 +125,7 @@ class HttpTarget:
             raise CallFailed(f"the connection to {where} failed: {_innermost(error)}") from None
 
     async def _read(self, response: httpcore.Response) -> Answer:
-        """The answer, as much of it as is allowed. What is not read ends with its connection."""
+        """Reads the answer up to the limit. The connection is closed if a part is left unread."""
         headers: dict[str, str] = {}
         for name, value in response.headers:
             headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
@@ -142,13 +142,13 @@ class HttpTarget:
                     else:
                         whole = size == len(kept)
             except (httpcore.NetworkError, httpcore.ProtocolError, OSError):
-                # The status has been said. Only for a success it matters that all of it arrived.
+                # The status has arrived. Only a success needs its whole body.
                 if 200 <= response.status < 300:
                     raise
         return Answer(response.status, headers, bytes(kept), whole)
 
     def _headers(self, execution: Execution, body: bytes | None) -> dict[str, str]:
-        """What Duly says with every call, the same on every hop of it."""
+        """Duly's own headers, the same for every redirect of a call."""
         context = Context(execution)
         run_id, tenant = context.run_id, execution.run.tenant or DEFAULT_TENANT
         headers = {
@@ -171,7 +171,7 @@ class HttpTarget:
             ),
         }
         if context.payload_ref is not None:
-            # A URI brings percent signs of its own, so they stay as they are.
+            # A URI has percent signs of its own, so they are not encoded again.
             headers["Duly-Payload-Ref"] = quote(context.payload_ref, safe=_VISIBLE)
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -179,26 +179,26 @@ class HttpTarget:
 
     def _secrets_of(self, tenant: str) -> Sequence[bytes]:
         if (secrets := self._of_tenants.get(tenant)) is None:
-            if len(self._of_tenants) >= _MOST_TENANTS:
+            if len(self._of_tenants) >= _MAX_TENANTS:
                 self._of_tenants.clear()
             secrets = self._of_tenants[tenant] = [tenant_secret(secret, tenant) for secret in self._secrets]
         return secrets
 
 
 def header_text(text: str) -> str:
-    """Any text as the value of a header: what HTTP cannot carry is percent-encoded.
+    """Any text as a header's value: characters that HTTP cannot carry are percent-encoded.
 
-    So are percent signs themselves, because two keys must never look alike: decoding gives back exactly the text.
+    So are percent signs themselves, so that two keys never look alike: decoding gives back exactly the text.
     """
     encoded = quote(text, safe=_VISIBLE.replace("%", "") + " ")
-    # Spaces at the ends would be lost on the way.
+    # HTTP strips spaces at the ends.
     inner = encoded.strip(" ")
     before = len(encoded) - len(encoded.lstrip(" "))
     return "%20" * before + inner + "%20" * (len(encoded) - before - len(inner))
 
 
 def _merged(headers: Mapping[str, str], jobs_own: Mapping[str, str]) -> dict[str, str]:
-    """The job's own headers win; which of ours it may not name is checked when it is submitted."""
+    """Merges headers; the job's own win. A submit checks which of Duly's headers a job may not name."""
     named = {name.lower() for name in jobs_own}
     merged = {name: value for name, value in headers.items() if name.lower() not in named}
     own = {name.lower(): (name, value.strip(" \t")) for name, value in jobs_own.items()}
@@ -217,7 +217,7 @@ def _parse_url(text: str) -> httpx.URL:
 
 def _redirected(url: httpx.URL, location: str | None, called: str) -> httpx.URL:
     if not location:
-        raise Permanent(f"{called} answered with a redirect that says not where to")
+        raise Permanent(f"{called} answered with a redirect that names no location")
     try:
         moved = url.join(location)
     except (httpx.InvalidURL, ValueError):
@@ -232,7 +232,7 @@ def _origin(url: httpx.URL) -> tuple[str, str, int]:
 
 
 def _innermost(error: BaseException) -> str:
-    """What the system said; what libraries say around it is less. A name that is not known has words of our own."""
+    """The operating system's own message: libraries around it say less. Unresolved names have a message of ours."""
     while isinstance(inner := error.__cause__ or error.__context__, OSError) and not isinstance(inner, socket.gaierror):
         error = inner
     if isinstance(error, OSError) and error.errno and not isinstance(error, ssl.SSLError):

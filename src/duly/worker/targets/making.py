@@ -1,4 +1,4 @@
-"""Which targets this worker calls, besides Python tasks: what its settings allow and its installation can do."""
+"""Makes the targets that this worker calls besides Python tasks, as its settings allow and its installation can."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ log = logging.getLogger("duly.worker")
 
 
 async def make_targets(settings: Settings, pool: Pool, *, version: str) -> dict[str, Target]:
-    """By the type of a job's handler. A run of a type that is not here goes back to the queue for another worker."""
-    # Settings are read whether they are needed or not: a mistake in them should not wait for the first HTTP job.
+    """Targets by the type of a job's handler. A run of a missing type goes back to the queue for another worker."""
+    # Settings are read even if they are not needed: a mistake in them should not wait for the first HTTP job.
     egress = Egress.parse(settings.egress_allow)
     secrets = () if settings.webhook_secret is None else parse_secrets(settings.webhook_secret)
     targets: dict[str, Target] = {}
-    # Without the extra this worker does the rest of its work.
+    # Without the extra this worker still executes everything else.
     if find_spec("httpx") is None:
         log.info("this worker calls no HTTP targets; for them: pip install 'duly[http]'")
     else:
@@ -47,7 +47,7 @@ async def make_targets(settings: Settings, pool: Pool, *, version: str) -> dict[
 
 
 def check_commands(settings: Settings) -> None:
-    """Refuse settings about commands that cannot be kept, whether this worker runs any or not."""
+    """Refuses invalid settings about commands, even if this worker runs none."""
     passed_names(settings.pass_env)
     if settings.command_user is None:
         return

@@ -1,8 +1,8 @@
-"""Signatures on the calls of HTTP targets, by the Standard Webhooks scheme. Pure.
+"""Signs the calls of HTTP targets by the Standard Webhooks scheme. Pure.
 
-A receiver that knows the secret can tell that a call comes from this store, that its body is whole, and that it is not
-an old one sent again. Each tenant's calls are signed with a secret of its own: who can check one tenant's calls can
-forge no other's, and a job of one tenant that calls another's endpoint is told from that one's own.
+A receiver that knows the secret can tell that a call comes from this store, that its body is intact, and that it is not
+an old call replayed. Each tenant's calls are signed with a secret of its own: a receiver of one tenant cannot forge
+calls of another, and can tell a call of its own tenant from one that another tenant's job makes to it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from duly.errors import ConfigError
 SETTING = "DULY_WEBHOOK_SECRET"
 PREFIX = "whsec_"
 # The scheme's own bounds.
-_SHORTEST, _LONGEST = 24, 64
+_MIN_BYTES, _MAX_BYTES = 24, 64
 
 
 def parse_secrets(text: str) -> tuple[bytes, ...]:
-    """From `DULY_WEBHOOK_SECRET`: one secret, or several by commas while receivers change from one to the next."""
+    """Reads `DULY_WEBHOOK_SECRET`: one secret, or several separated by commas during a change of secrets."""
     secrets = tuple(_parse_secret(part) for part in (part.strip() for part in text.split(",")) if part)
     if not secrets:
         raise _bad("it is empty")
@@ -30,9 +30,9 @@ def parse_secrets(text: str) -> tuple[bytes, ...]:
 
 
 def tenant_secret(secret: bytes, tenant: str) -> bytes:
-    """The secret of one tenant, from the store's. From it nobody comes back to the store's or to another tenant's.
+    """Derives a tenant's secret from the store's. Neither the store's nor another tenant's can be computed from it.
 
-    The default tenant's is derived like any other: with the store's own, its receivers could work out everybody's.
+    The default tenant's is derived as well: with the store's own secret its receivers could compute all others.
     """
     # HKDF of RFC 5869 with SHA-256 and no salt; one block of output is enough.
     key = hmac.digest(bytes(hashlib.sha256().digest_size), secret, hashlib.sha256)
@@ -40,12 +40,12 @@ def tenant_secret(secret: bytes, tenant: str) -> bytes:
 
 
 def show_secret(secret: bytes) -> str:
-    """As receivers are given it."""
+    """The secret in the form that receivers are given."""
     return PREFIX + base64.b64encode(secret).decode()
 
 
 def sign(secrets: Sequence[bytes], *, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
-    """The headers of a signed call. One signature for each secret: a receiver is content with any that it can check."""
+    """The headers of a signed call. One signature per secret: a receiver accepts any that it can check."""
     content = b".".join((message_id.encode(), str(timestamp).encode(), body))
     signatures = (base64.b64encode(hmac.digest(secret, content, hashlib.sha256)).decode() for secret in secrets)
     return {
@@ -63,8 +63,8 @@ def _parse_secret(text: str) -> bytes:
     except (binascii.Error, ValueError):
         # Not `from error`, and not the text itself: both could show the secret.
         raise _bad(f"what follows {PREFIX} must be base64") from None
-    if not _SHORTEST <= len(secret) <= _LONGEST:
-        raise _bad(f"it must hold {_SHORTEST} to {_LONGEST} bytes, this has {len(secret)}")
+    if not _MIN_BYTES <= len(secret) <= _MAX_BYTES:
+        raise _bad(f"it must hold {_MIN_BYTES} to {_MAX_BYTES} bytes, this has {len(secret)}")
     return secret
 
 
