@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 
+#: Control characters, as a part of a regular expression's set.
+CONTROLS = r"\x00-\x1f\x7f-\x9f"
 # Control characters but for line feed and tab; what Unicode calls format characters (reading direction, invisible
 # joints, tags); separators of lines and paragraphs; letters that are empty; halves of surrogate pairs. Not those few
 # format characters that are drawn (Arabic signs of numbers), and no variation selectors: emoji have those.

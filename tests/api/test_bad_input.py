@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from duly.api.body import MAX_DEPTH
 from duly.api.server import BODY_HEADROOM, create_app
+from duly.checks import MAX_DEPTH
 from duly.config import Settings
 from duly.operations import StoreOperations
 from duly.store.pool import Pool

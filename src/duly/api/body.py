@@ -20,11 +20,9 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from duly.api.problems import FieldError, Problem
+from duly.checks import MAX_DEPTH
 from duly.turns import Turns
 
-# Far beyond what anybody writes by hand, far below where Python's and PostgreSQL's parsers give up: what is accepted
-# here can be read again from any depth of the call stack.
-MAX_DEPTH = 200
 # A client that sends too much is listened to a little longer, because closing the connection while it still sends
 # would destroy the answer before it is read.
 _LINGER_BYTES = 16 * 1024 * 1024

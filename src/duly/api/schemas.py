@@ -43,6 +43,7 @@ from duly.model import (
 from duly.operations import previewing
 from duly.operations.submitting import problems_of
 from duly.states import RunState
+from duly.visible import CONTROLS
 
 # The very first and last moments of Python's calendar mean ±infinity to the database driver, and a step in local time
 # from any moment near them leaves the calendar.
@@ -79,7 +80,7 @@ Seconds = Annotated[int | float, AfterValidator(_plain_number)]
 
 
 # No control characters.
-_PLAIN = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_PLAIN = rf"^[^{CONTROLS}]*$"
 _NO_NUL = r"^[^\x00]*$"
 
 

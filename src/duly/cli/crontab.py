@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 
 from duly.errors import InvalidInput
 from duly.timing import load_zone, parse_schedule
+from duly.visible import CONTROLS
 
 MAX_BYTES = 1024 * 1024
 DEFAULT_SHELL = "/bin/sh"
@@ -32,7 +33,7 @@ _WITH_INPUT = 'printf %s "$1" | exec "$2" -c "$3"'
 _SETTING = re.compile(r"""(?:"([^"]*)"|'([^']*)'|([^\s="'#][^\s="']*))[ \t]*=[ \t]*(.*)""", re.DOTALL)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _UNUSABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_CONTROL = re.compile(rf"[{CONTROLS}]+")
 _SECRET = re.compile(r"PASS|SECRET|TOKEN|KEY|CREDENTIAL", re.IGNORECASE)
 _MAIL = frozenset({"MAILTO", "MAILFROM", "CONTENT_TYPE", "CONTENT_TRANSFER_ENCODING"})
 # Cron sets these for the account and ignores the table.

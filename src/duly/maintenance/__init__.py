@@ -2,6 +2,6 @@
 
 1. `rescuer`: takes back runs of lost workers; `claim_floor` keeps its looks short;
 2. `guardian`: repairs states that should never occur;
-3. `unparker`, `zone_keeper`, `sql_submits`: plan jobs that were parked, that new time-zone data moves, or that SQL stored;
+3. `unparker`, `zone_keeper`, `sql_submits`: plan jobs that were parked, that new time-zone data moves, that SQL stored;
 4. `partitions`, `tidier`: make history's partitions ahead, and delete old rows.
 """

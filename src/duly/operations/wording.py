@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 
 from duly.model import ErrorInfo, Run
 from duly.timing.wording import exact_span
+from duly.visible import CONTROLS
 
 _LONGEST_ERROR = 160
 # Error messages are other people's text: no line breaks, nothing that steers a terminal.
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
+_CONTROL = re.compile(rf"[{CONTROLS}\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
 
 def clock(moment: datetime) -> str:

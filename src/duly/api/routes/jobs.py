@@ -57,6 +57,7 @@ from duly.operations import Operations, Principal
 from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT
 from duly.operations.upcoming import MAX_OCCURRENCES
 from duly.turns import Turns, turn
+from duly.visible import CONTROLS
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 _LONGEST_KEY = 200
@@ -65,7 +66,7 @@ _ETAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,9})\1\s*')
 
 # Of a tag, whatever a client or a cache on the way may have made of it.
 _IF_MATCH = r'^(\*|(W/)?("[0-9]{1,9}"|[0-9]{1,9}))$'
-_LABEL = r"^[^\x00-\x1f\x7f-\x9f=]{1,63}=[^\x00-\x1f\x7f-\x9f]{0,255}$"
+_LABEL = rf"^[^{CONTROLS}=]{{1,63}}=[^{CONTROLS}]{{0,255}}$"
 
 Text = Annotated[str | None, Query(json_schema_extra=text_rules(200))]
 PAGES = (
