@@ -275,3 +275,16 @@ async def test_statements_make_the_legal_moves_and_no_others(
     assert observed - legal == set(), "moves that duly.states does not know"
     assert legal - observed == set(), "moves that no statement makes"
     assert any(move.retracted for move in found)
+
+
+async def test_sql_and_python_name_the_same_bits(pool: Pool) -> None:
+    (row,) = await pool.query(
+        "select array_agg(flags) filter (where duly.is_missed(flags)) as missed,"
+        " array_agg(flags) filter (where duly.is_serial(flags)) as serial,"
+        " array_agg(flags) filter (where duly.is_triggered(flags)) as triggered,"
+        " duly.as_serial(0::smallint) as as_serial, duly.as_cancelled(0::smallint) as as_cancelled"
+        " from (select (1 << n)::smallint as flags from generate_series(0, 14) n) bits"
+    )
+    named = (RunFlag.MISSED, RunFlag.SERIAL, RunFlag.TRIGGERED)
+    assert [row["missed"], row["serial"], row["triggered"]] == [[int(flag)] for flag in named]
+    assert (row["as_serial"], row["as_cancelled"]) == (RunFlag.SERIAL, RunFlag.CANCELLED)

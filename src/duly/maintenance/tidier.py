@@ -15,7 +15,7 @@ from duly.store.pool import Pool
 BATCH = 5_000
 # Pause between passes over nodes and terms, which change only when processes start and end.
 FORGET_SECONDS = 3600.0
-# How long nodes and terms are kept after their end, and the maximum number of each: processes that restart every few
+# Nodes and terms are kept this long after their end, up to a maximum number of each: processes that restart every few
 # seconds for weeks must not fill the store.
 KEPT_SECONDS = 30 * 86400.0
 MAX_NODES = 10_000

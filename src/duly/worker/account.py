@@ -38,8 +38,8 @@ class Account:
         user, colon, group = text.partition(":")
         if os.geteuid() != 0:
             raise _mistake(
-                f"{text[:100]!r} needs a worker that runs as root, and this one does not: only root can become "
-                "somebody else. Start it as root, or without this and under an account that is there for commands"
+                f"{text[:100]!r} needs a worker that runs as root, and this one does not: only root can change "
+                "its account. Start the worker as root, or without this setting under an account made for commands"
             )
         try:
             known = pwd.getpwuid(int(user)) if _is_number(user) else pwd.getpwnam(user)

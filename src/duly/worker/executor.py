@@ -36,7 +36,7 @@ Report = Callable[[ClaimedRun, Outcome | None], None]
 # Pause between checks for timeouts. One timer serves all running handlers; one per run would cost more than many
 # handlers do.
 _WATCH_SECONDS = 0.1
-# How long a handler may ignore its stop before it is abandoned: its run must not wait for it.
+# A handler that ignores its stop is abandoned after this long: its run must not wait for it.
 ABANDON_SECONDS = 5.0
 # A run that this worker cannot execute starts again after a quarter of its age, within these bounds.
 _MIN_UNABLE_SECONDS = 1.0
@@ -162,7 +162,7 @@ class Executor:
             self._end(execution, self._outcome(execution, ended))
 
     def _outcome(self, execution: Execution, ended: _Returned | _Raised) -> Outcome | None:
-        """What becomes of the run. `isinstance_of` looks at the class alone, as `except` does: an error may lie."""
+        """The outcome, None if the lease is lost. `isinstance_of` looks at the class alone: an error may lie."""
         match ended:
             case _Returned() if execution.stop in (Stop.TIMEOUT, Stop.LEASE_LOST):
                 # The handler went on after its stop: its result no longer counts.

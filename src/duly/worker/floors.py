@@ -41,7 +41,7 @@ class Floors:
         self._whole = True
 
     def of(self, lanes: Lanes, now: float) -> list[datetime | None]:
-        """Where to begin in each of these lanes, at `now` (monotonic)."""
+        """The position to begin at in each of these lanes, at `now` (monotonic); None: its start."""
         self._whole = now >= self._look_again_at
         if self._whole:
             return [None] * len(lanes[0])
@@ -88,7 +88,7 @@ class Walk:
         self.stretch = MIN_STRETCH
 
     def of(self, lanes: Lanes, now: float, without: Sequence[str] | None) -> list[datetime | None]:
-        """Where to begin in each of these lanes, at `now` (monotonic)."""
+        """The position to begin at in each of these lanes, at `now` (monotonic); None: its start."""
         left = sorted(without or ())
         if left != self._left_to_others or (not self._walking and now >= self._rest_until):
             # Begin at the start, also when tasks that were left to other workers are taken again.

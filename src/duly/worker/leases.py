@@ -24,7 +24,7 @@ log = logging.getLogger("duly.worker")
 MARGIN = 0.15
 # Pause between checks for that moment, as a fraction of the lease.
 _WATCH = 0.03
-# How long `stop` waits for the heartbeat under way.
+# Longest wait of `stop` for the heartbeat under way.
 STOP_SECONDS = 3.0
 
 

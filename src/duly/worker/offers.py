@@ -20,9 +20,9 @@ from duly.worker.handler.errors import Elsewhere, RemotePermanent
 
 log = logging.getLogger("duly.worker")
 
-# How long an answer of the store is used.
+# An answer of the store is used for this long.
 FRESH_SECONDS = 5.0
-# How long runs of a task that another worker has are not claimed; then the next run asks the store again.
+# Runs of a task that another worker has are left alone for this long; then the next one asks the store again.
 LEFT_SECONDS = 30.0
 _LOG_SECONDS = 60.0
 

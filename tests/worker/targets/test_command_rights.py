@@ -214,7 +214,7 @@ def test_who_is_not_root_cannot_have_commands_run_as_others() -> None:
         by=AS_STRANGER,
     )
     assert worker.end() != 0
-    assert "only root can become somebody else" in worker.said
+    assert "only root can change its account" in worker.said
     worker.close()
 
 

@@ -26,7 +26,7 @@ class Task:
     queue: str = DEFAULT_QUEUE
     priority: int = DEFAULT_PRIORITY
     policy: Policy = DEFAULT_POLICY
-    #: Where a sync function runs: in a thread, or in a child process that can be killed.
+    #: `process`: the function runs in a child process that can be killed; `thread`: a sync one runs in a thread.
     isolation: Isolation = "thread"
     is_async: bool = field(init=False)
     takes_context: bool = field(init=False)

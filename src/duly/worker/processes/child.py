@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 # Shortest pause between two progress reports to the worker; the last report is always sent.
 PROGRESS_SECONDS = 0.1
-# How long an idle child may take to end in the usual way, with atexit handlers, once its worker has let it go.
+# Time for an idle child to end in the usual way, with atexit handlers, once its worker has let it go.
 LEAVE_SECONDS = 2.0
 
 

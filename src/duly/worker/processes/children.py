@@ -41,9 +41,9 @@ CANCEL_SECONDS = 1.0
 SLOT_SECONDS = 5.0
 # A child that was idle for this long ends.
 IDLE_SECONDS = 300.0
-# How long an idle child may take to end by itself.
+# Time for an idle child to end by itself.
 _CLOSE_SECONDS = 1.0
-# How long to wait for a dead child's remaining output.
+# Longest wait for a dead child's remaining output.
 _LAST_WORDS_SECONDS = 0.5
 
 

@@ -39,7 +39,7 @@ _MESSAGE_BYTES = 1_500
 _TRACE_BYTES = 3_800
 # From SIGTERM to SIGKILL; with the kill itself well within the executor's ABANDON_SECONDS.
 GRACE_SECONDS = 2.0
-# How long to wait for the end of the output: a process that the program left in the background may hold it open.
+# Longest wait for the end of the output: a process that the program left in the background may hold it open.
 _LINGER_SECONDS = 0.5
 # Errors that a retry does not fix: the job or the machine has to change.
 _HOPELESS = frozenset(
