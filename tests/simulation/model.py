@@ -37,8 +37,8 @@ class Row:
     def __init__(self, **values: Any) -> None:
         self.values = values
 
-    def __getitem__(self, name: str) -> Any:
-        return self.values[name]
+    def __getitem__(self, name: str | slice) -> Any:
+        return tuple(self.values.values())[name] if isinstance(name, slice) else self.values[name]
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values.values())
@@ -636,16 +636,17 @@ class Model:
                         claim_id=token, ordinal=ordinal, job_id=run.job_id, scheduled_at=run.scheduled_at,
                         attempt=run.attempt + 1, flags=run.flags, name="sim", handler="sim", target=None, payload="{}",
                         payload_ref=None, timezone="UTC", policy=self.jobs[run.job_id].policy, tenant=None,
-                        next_run_at=None, now=None, took=None,
+                        next_run_at=None, now=None, took=None, emptied_lanes=None, emptied_to=None,
                     )
                 )  # fmt: skip
             self.claims[token] = Claim(token, worker_id, now, now + timedelta(seconds=lease), tuple(held))
         ahead = [run.run_at for run in self.runs.values() if now < run.run_at < INFINITY]
         rows.append(
             Row(
-                claim_id=None, ordinal=10, job_id=None, scheduled_at=now, attempt=None, flags=None, name=None,
+                claim_id=None, ordinal=None, job_id=None, scheduled_at=None, attempt=None, flags=None, name=None,
                 handler=None, target=None, payload=None, payload_ref=None, timezone=None, policy=None,
                 tenant=None, next_run_at=min(ahead, default=None), now=now, took=timedelta(0),
+                emptied_lanes=10, emptied_to=now,
             )
         )  # fmt: skip
         return rows

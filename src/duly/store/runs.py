@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import UUID
 
 from duly.model import Buried, Claim, ClaimedRun, Requeued, Succeeded
@@ -49,31 +49,31 @@ async def claim(
     are taken, as far as the claim looks for them.
     """
     floors = [None] * len(lanes[0]) if floors is None else floors
-    rows: Sequence[Any]
-    ends: Sequence[datetime | None] = ()
+    asked = (worker_id, lease_seconds, limit, *lanes, floors)
     if served is not None:
-        found = await store.fetch(
-            "runs/claim_served", worker_id, lease_seconds, limit, *lanes, floors, without or [], *served
-        )
-        rows, ends = [tuple(row)[:-1] for row in found], found[-1]["ends"]
+        *taken, last = await store.fetch("runs/claim_served", *asked, without or [], *served)
     elif without is None:
-        rows = await store.fetch("runs/claim", worker_id, lease_seconds, limit, *lanes, floors)
+        *taken, last = await store.fetch("runs/claim", *asked)
     else:
-        rows = await store.fetch("runs/claim_some", worker_id, lease_seconds, limit, *lanes, floors, without)
+        *taken, last = await store.fetch("runs/claim_some", *asked, without)
     runs = []
-    claim_id = None
-    for row in rows:
+    for row in taken:
         run = ClaimedRun()
         (
-            claim_of_row, run.ordinal, run.job_id, run.scheduled_at, run.attempt, run.flags, run.name, run.handler,
+            run.claim_id, run.ordinal, run.job_id, run.scheduled_at, run.attempt, run.flags, run.name, run.handler,
             run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, run.tenant,
-            ahead, now, took,
-        ) = row  # fmt: skip
-        if claim_of_row is None:
-            break  # the last row
-        claim_id = run.claim_id = claim_of_row
+        ) = row[:14]  # fmt: skip
         runs.append(run)
-    return Claim(claim_id, runs, ahead, run.ordinal, run.scheduled_at, now, took.total_seconds(), ends)
+    return Claim(
+        runs[0].claim_id if runs else None,
+        runs,
+        next_run_at=last["next_run_at"],
+        emptied_lanes=last["emptied_lanes"],
+        emptied_to=last["emptied_to"],
+        now=last["now"],
+        took=last["took"].total_seconds(),
+        ends=() if served is None else last["ends"],
+    )
 
 
 async def lanes(store: Querier, *, queues: Sequence[str]) -> list[tuple[str, int]]:

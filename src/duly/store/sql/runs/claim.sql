@@ -1,19 +1,19 @@
--- Take up to $3 startable runs under one lease. Highest priority first, then by due time.
---   $1 worker_id  $2 lease in seconds  $3 limit  $4, $5 lanes: queue and priority, in the order to look at them
---   $6 floors: where to begin in each lane; null: at its beginning
--- Each lane is its own index descent that stops at the first run that may not start yet; the outer limit stops the
--- walk over the lanes. The last row has no job: it tells what time it was, when the next run of these lanes may start,
--- and which lanes (`ordinal`: so many of them) are now empty up to which moment (`scheduled_at`). That is where a next
--- claim may begin: as long as a long query keeps vacuum from removing them, the runs that are gone lie before the head
--- of their lane, and to walk over 100,000 of them takes 25 ms. And it tells how long all this took here, without the
--- way to the worker.
--- The limit is hidden from the planner: seeing it, PostgreSQL finds a plan for this very limit so much cheaper on a deep
--- queue that it makes one for every claim, which takes as long as a claim of 100 itself (1.6 × in all, measured).
+-- Takes up to $3 startable runs under one lease: highest priority first, then by due time.
+--   $1 worker_id  $2 lease in seconds  $3 limit  $4, $5 lanes: queue and priority, in the order to read them
+--   $6 floors: the run_at at which to start in each lane; null: at its beginning
+-- Each lane is its own index descent, which stops at the first run that may not start yet; the outer limit stops the walk
+-- over the lanes.
+-- The last row is not a run. It tells the database's time (`now`), when the next run of these lanes may start
+-- (`next_run_at`), and that the first `emptied_lanes` lanes hold no more runs startable at `emptied_to`. The next claim may
+-- start there: while a long query keeps vacuum from removing them, deleted runs lie before the head of their lane, and
+-- walking over 100,000 of them takes 25 ms. `took` is the time spent in the database, without the network.
+-- The limit is hidden from the planner: if it sees the limit, PostgreSQL finds a plan for that very limit so much cheaper
+-- on a deep queue that it plans every claim anew, which takes as long as a claim of 100 itself (1.6 × in all, measured).
 with clock as materialized (
     select duly.now() as now
 ),
 picked as materialized (
-    select head.ctid as place, head.run_at, lane.number as lane
+    select head.ctid, head.run_at, lane.number as lane
     from unnest($4::text[], $5::smallint[], $6::timestamptz[]) with ordinality as lane (queue, priority, floor, number)
     cross join lateral (
         select r.ctid, r.run_at
@@ -28,7 +28,7 @@ picked as materialized (
     limit (select $3::bigint)
 ),
 reached as (
-    -- Where the limit ended the walk, or all of it.
+    -- The lane and time at which the limit ended the walk; without that, all lanes up to now.
     select case when last.runs < $3 then cardinality($4::text[]) else last.lane::int end as lane,
         case when last.runs < $3 then clock.now
             else (select max(run_at) from picked where picked.lane = last.lane) end as at
@@ -36,9 +36,9 @@ reached as (
     cross join clock
 ),
 taken as (
-    -- By physical place, as an array: a join would let the planner read the whole queue to find a thousand rows.
+    -- By ctid, as an array: a join would let the planner read the whole queue to find a thousand rows.
     delete from duly.runs r
-    where r.ctid = any (array(select place from picked))
+    where r.ctid = any (array(select ctid from picked))
     returning r.job_id, r.scheduled_at, r.fired_at, r.epoch, r.attempt, r.flags
 ),
 numbered as materialized (
@@ -57,15 +57,15 @@ claim as (
     returning claim_id
 )
 select claim.claim_id, n.ordinal::int as ordinal, n.job_id, n.scheduled_at, n.attempt,
-    -- A retry that was on its way back when its job was cancelled: the worker ends it unbegun.
+    -- A retry that was on its way back when its job was cancelled: the worker ends it without starting it.
     case when j.status = 'cancelled' then duly.as_cancelled(n.flags) else n.flags end as flags,
     j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy,
-    -- Of tasks nobody asks for it.
+    -- Only targets need the tenant.
     case when j.target is not null then j.tenant end as tenant, null::timestamptz as next_run_at,
-    null::timestamptz as now, null::interval as took
+    null::timestamptz as now, null::interval as took, null::int as emptied_lanes, null::timestamptz as emptied_to
 from numbered n
 cross join claim
--- Lateral with a limit: always one index probe a run, however few jobs the planner believes there are.
+-- Lateral with a limit: always one index probe per run, however few jobs the planner believes there are.
 cross join lateral (
     select name, handler, target, payload, payload_ref, timezone, policy, tenant, status
     from duly.jobs
@@ -73,8 +73,8 @@ cross join lateral (
     limit 1
 ) j
 union all
-select null, (select lane from reached), null, (select at from reached), null, null, null, null, null, null, null, null,
-    null, null, min(ahead.run_at), (select now from clock), clock_timestamp() - statement_timestamp()
+select null, null, null, null, null, null, null, null, null, null, null, null, null, null, min(ahead.run_at),
+    (select now from clock), clock_timestamp() - statement_timestamp(), (select lane from reached), (select at from reached)
 from unnest($4::text[], $5::smallint[]) as lane (queue, priority)
 cross join lateral (
     select r.run_at

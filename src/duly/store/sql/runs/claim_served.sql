@@ -1,8 +1,8 @@
--- As `claim_some`, for a worker that serves some tenants only: the same statement, but for the lines between "Only here"
--- and "Until here". A run does not carry its tenant, so its job is asked, and others' runs may lie before the tenant's own:
--- a stretch of each lane is looked at, and the last row says where it ended (`ends`; null: at what may not start yet), so
--- that the next claim goes on from there. What starts in one moment is looked at together, however much it is.
---   $7 tasks whose runs are not taken  $8 tenants  $9 how long a stretch is
+-- As `claim_some`, for a worker that serves some tenants only: the same statement but for the lines between "Only here"
+-- and "Until here". A run does not carry its tenant, so its job is read, and other tenants' runs may lie before the served
+-- ones: one stretch of each lane is read, and the last row tells where it ended (`ends`; null: at a run that may not start
+-- yet), so that the next claim continues there. Runs with the same run_at are read together, however many they are.
+--   $7 tasks whose runs are not taken  $8 tenants  $9 length of a stretch in runs
 with clock as materialized (
     select duly.now() as now
 ),
@@ -22,7 +22,7 @@ lane as materialized (
 ),
 -- Until here.
 picked as materialized (
-    select head.ctid as place, head.run_at, lane.number as lane
+    select head.ctid, head.run_at, lane.number as lane
     from lane
     cross join lateral (
         select r.ctid, r.run_at
@@ -44,7 +44,7 @@ picked as materialized (
     limit (select $3::bigint)
 ),
 reached as (
-    -- Where the limit ended the walk, or all of it.
+    -- The lane and time at which the limit ended the walk; without that, all lanes up to now.
     select case when last.runs < $3 then cardinality($4::text[]) else last.lane::int end as lane,
         case when last.runs < $3 then clock.now
             else (select max(run_at) from picked where picked.lane = last.lane) end as at
@@ -52,9 +52,9 @@ reached as (
     cross join clock
 ),
 taken as (
-    -- By physical place, as an array: a join would let the planner read the whole queue to find a thousand rows.
+    -- By ctid, as an array: a join would let the planner read the whole queue to find a thousand rows.
     delete from duly.runs r
-    where r.ctid = any (array(select place from picked))
+    where r.ctid = any (array(select ctid from picked))
     returning r.job_id, r.scheduled_at, r.fired_at, r.epoch, r.attempt, r.flags
 ),
 numbered as materialized (
@@ -73,15 +73,16 @@ claim as (
     returning claim_id
 )
 select claim.claim_id, n.ordinal::int as ordinal, n.job_id, n.scheduled_at, n.attempt,
-    -- A retry that was on its way back when its job was cancelled: the worker ends it unbegun.
+    -- A retry that was on its way back when its job was cancelled: the worker ends it without starting it.
     case when j.status = 'cancelled' then duly.as_cancelled(n.flags) else n.flags end as flags,
     j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy,
-    -- Of tasks nobody asks for it.
+    -- Only targets need the tenant.
     case when j.target is not null then j.tenant end as tenant, null::timestamptz as next_run_at,
-    null::timestamptz as now, null::interval as took, null::timestamptz[] as ends
+    null::timestamptz as now, null::interval as took, null::int as emptied_lanes, null::timestamptz as emptied_to,
+    null::timestamptz[] as ends
 from numbered n
 cross join claim
--- Lateral with a limit: always one index probe a run, however few jobs the planner believes there are.
+-- Lateral with a limit: always one index probe per run, however few jobs the planner believes there are.
 cross join lateral (
     select name, handler, target, payload, payload_ref, timezone, policy, tenant, status
     from duly.jobs
@@ -89,8 +90,8 @@ cross join lateral (
     limit 1
 ) j
 union all
-select null, (select lane from reached), null, (select at from reached), null, null, null, null, null, null, null, null,
-    null, null, min(ahead.run_at), (select now from clock), clock_timestamp() - statement_timestamp(),
+select null, null, null, null, null, null, null, null, null, null, null, null, null, null, min(ahead.run_at),
+    (select now from clock), clock_timestamp() - statement_timestamp(), (select lane from reached), (select at from reached),
     array(select far from lane order by number)
 from unnest($4::text[], $5::smallint[]) as lane (queue, priority)
 cross join lateral (
