@@ -33,7 +33,7 @@ create table duly.clock (
     singleton  boolean primary key default true check (singleton),
     frozen_at  timestamptz,
     shift      interval not null default interval '0',
-    -- How far claim tokens are ahead of the clock. It grows when the clock has gone back: see duly.heed_tokens.
+    -- The distance of claim tokens ahead of the clock. It grows when the clock has gone back: see duly.heed_tokens.
     token_lead interval not null default interval '0'
 );
 insert into duly.clock default values;

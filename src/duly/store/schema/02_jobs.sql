@@ -85,11 +85,11 @@ begin atomic
     select coalesce(policy ->> 'overlap', 'skip');
 end;
 
--- Tells the leaders which jobs fall due soon: they hold the near future in memory, further away than 15 minutes none does.
--- Up to 50 jobs are named, as `shard:job_id:due_us`; for more than that, `*` makes them read again. The scheduler's loader
--- reads these notifications.
--- jobs/submit.sql and store/copying.py say the same for new jobs, whose ids form a range. They repeat it because they also
--- run on callers' connections, whose role would need another grant, and on the path of bulk submits.
+-- Tells the leaders which jobs fall due soon: they hold the near future in memory, further away than 15 minutes none
+-- does. Up to 50 jobs are named, as `shard:job_id:due_us`; for more than that, `*` makes them read again. The
+-- scheduler's loader reads these notifications. jobs/submit.sql and store/copying.py say the same for new jobs, whose
+-- ids form a range. They repeat it because they also run on callers' connections, whose role would need another grant,
+-- and on the path of bulk submits.
 create function duly.announce_due(shards smallint[], job_ids uuid[], dues timestamptz[]) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp

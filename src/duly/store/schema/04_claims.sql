@@ -75,7 +75,7 @@ declare
         from unnest(tokens) as token
     ) + interval '1 millisecond';
 begin
-    -- Almost always false, and then nothing is written.
+    -- Almost always false; then nothing is written.
     if latest > (select clock_timestamp() + shift + token_lead from duly.clock) then
         update duly.clock
         set token_lead = latest - (clock_timestamp() + shift)
@@ -94,10 +94,10 @@ select c.*
 from duly.claims c
 where c.claim_id = any ((select olds from duly.claim_floor)::uuid[]);
 
--- The runs of all claims, one row each, without those that went back to the queue. A run stays here after it has ended, until
--- its claim is closed: a statement that must know asks duly.has_ended as well.
--- A column that a statement does not use costs nothing; fired_at, epoch, attempt and flags are for few rows, because each
--- reads its whole array again. Statements that name their claims and lock them unfold the arrays themselves.
+-- The runs of all claims, one row each, without those that went back to the queue. A run stays here after it has ended,
+-- until its claim is closed: a statement that must know asks duly.has_ended as well. A column that a statement does not
+-- use costs nothing; fired_at, epoch, attempt and flags are for few rows, because each reads its whole array again.
+-- Statements that name their claims and lock them unfold the arrays themselves.
 create view duly.held_runs as
 select c.claim_id, c.worker_id, c.claimed_at, run.ordinal::integer as ordinal, run.job_id, run.scheduled_at,
     c.fired_ats[run.ordinal] as fired_at, c.epochs[run.ordinal] as epoch, c.attempts[run.ordinal] as attempt,

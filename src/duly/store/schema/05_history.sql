@@ -77,7 +77,7 @@ begin
     execute format('alter table duly.%I attach partition duly.%I for values from (%L) to (%L)', parent, partition, first, last);
     return case when found > 0 then 'moved' else 'made' end;
 exception
-    -- Of a check: a row of that day came between the look and the lock.
+    -- check_violation: a row of that day came between the count and the lock.
     when lock_not_available or deadlock_detected or check_violation then
         return 'locked';
     when others then

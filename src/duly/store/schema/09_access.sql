@@ -68,13 +68,13 @@ begin
 end
 $$;
 
--- How many more jobs a tenant may have; null: any number. Locks the tenant's row if it has a limit, until the
+-- The number of further jobs a tenant may have; null: any number. Locks the tenant's row if it has a limit, until the
 -- transaction ends, so that submits of one tenant count one after the other. If there is no room for `wanted`, it looks
 -- for ended jobs and gives their slots back: at most 50,000 jobs at a time, and the next look continues from there. A
 -- look that found nothing is not repeated at once: a refusal must stay cheap however often it is asked for.
 create function duly.tenant_room(of_tenant text, wanted bigint, default_max bigint) returns bigint
 language plpgsql
--- A page is read in the index's own order, also before the table was ever analysed.
+-- Reads a page in the index's own order, even before the table was ever analysed.
 set enable_bitmapscan = off
 set enable_sort = off
 set search_path = pg_catalog, pg_temp
@@ -116,7 +116,7 @@ begin
             order by b.job_id
             limit 5000
         );
-        -- Job by job through primary keys, whatever the planner thinks of the sizes.
+        -- Job by job through primary keys, whatever sizes the planner assumes.
         page_ended := array(
             select one.job_id
             from unnest(page) as one (job_id)
@@ -137,7 +137,7 @@ begin
             looked_upto = case when cardinality(page) = 5000 then page[5000] end
         where t.tenant = of_tenant
         returning * into known;
-        -- At the end of the table it begins again from the front.
+        -- At the end of the table the next look starts from the front.
         seen := seen + greatest(cardinality(page), 1);
     end loop;
     return greatest(most - known.jobs, 0);

@@ -54,7 +54,7 @@ begin
     ) then
         perform duly.refuse(field, 'must be nested at most 200 levels deep');
     end if;
-    -- A whole number of more than 4300 digits, and a fraction beyond what a float can hold.
+    -- Python reads neither an integer of more than 4300 digits nor a fraction beyond the range of a float.
     if size > 308 and exists (
         select from jsonb_path_query(value, 'strict $.** ? (@.type() == "number")') as number (value)
         cross join lateral (select ltrim(number.value::text, '-')) as digits (text)
@@ -73,7 +73,7 @@ $$;
 -- that.)
 create function duly.stored_plain_policy(policy jsonb) returns jsonb
 language plpgsql
--- With this a float is written as Python writes it: the shortest text that is the same number.
+-- Formats a float as Python does: the shortest string that is the same number.
 set extra_float_digits = 1
 set search_path = pg_catalog, pg_temp
 as $$
@@ -113,7 +113,7 @@ begin
             end if;
         elsif rule.low is null then
             if jsonb_typeof(field.value) <> 'string' then
-                perform duly.refuse(field.name, 'must be a text');
+                perform duly.refuse(field.name, 'must be a string');
             end if;
             perform duly.check_text(field.name, field.text, 500);
         elsif field.name = 'catch_up_window_seconds' and jsonb_typeof(field.value) = 'null' then
@@ -123,7 +123,7 @@ begin
         else
             number := field.text::numeric;
             if strpos(field.text, '.') > 0 then
-                -- To Python this is a float. PostgreSQL refuses to make floats of what lies beyond their range.
+                -- To Python this is a float. PostgreSQL refuses to cast numbers beyond the range of floats.
                 number := case
                     when abs(number) < 2.4703282292062328e-324 then 0
                     when abs(number) > 1e300 then number
@@ -164,7 +164,7 @@ begin
     end if;
     for path in select value, value #>> '{}' as text from jsonb_array_elements(policy -> 'secret_fields') loop
         if jsonb_typeof(path.value) <> 'string' then
-            perform duly.refuse('secret_fields', 'must be a list of texts');
+            perform duly.refuse('secret_fields', 'must be a list of strings');
         end if;
         perform duly.check_text('secret_fields', path.text, 200);
         if path.text !~ '^([^.\\]|\\.)+(\.([^.\\]|\\.)+)*$' then

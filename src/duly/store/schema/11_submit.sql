@@ -36,7 +36,7 @@ as $$
 declare
     tenants text[];
 begin
-    -- Whoever may write the tables is bound by nothing here.
+    -- A role that may write the tables is not restricted here.
     if pg_has_role(caller, current_user, 'USAGE') then
         return coalesce(asked, 'default');
     end if;
@@ -87,7 +87,7 @@ begin
     elsif pg_has_role(role, (select c.relowner from pg_class c where c.oid = 'duly.jobs'::regclass), 'USAGE') then
         wrong := format('%I owns the store, or is a superuser: no tenant would bind it', role);
     else
-        -- What else it may do, by rights of its own, of a group or of everybody.
+        -- Its other rights: its own, those of a group, and those of everyone.
         select format('%1$I may write or call more than duly.submit (%2$s): no tenant would bind it; first run: revoke all '
             'on all tables in schema duly from %1$I; revoke all on all functions in schema duly from %1$I', role,
             string_agg(distinct found.what, ', ')) into wrong
@@ -131,7 +131,7 @@ begin
     was_there := found;
     if was_there and exists (select from pg_roles r where r.rolname = disallow_submit.role) then
         execute format('revoke execute on function duly.submit from %I', role);
-        -- The schema stays open to a role that reads something there.
+        -- A role that may read something there keeps its usage of the schema.
         if not exists (
             select from pg_class c
             cross join lateral (
@@ -177,11 +177,11 @@ create function duly.submit(
     allow_unknown_handler boolean default false
 ) returns uuid
 language plpgsql
--- With its owner's rights, so that its callers need none. Whatever their search_path puts in front of the server's own
--- functions is not asked, nor are their temporary tables.
+-- With its owner's rights, so that its callers need none. It uses neither functions that their search_path puts before
+-- PostgreSQL's own nor their temporary tables.
 security definer
 set search_path = pg_catalog, pg_temp
--- Times are written in UTC, whatever the caller's zone: the same call is the same job from everywhere.
+-- Times are formatted in UTC, whatever the caller's zone: the same call is the same job from everywhere.
 set timezone = 'UTC'
 as $$
 declare
@@ -203,7 +203,7 @@ declare
 begin
     select s.shard_count, s.tenant_max_jobs, s.payload_max_bytes into store from duly.store s;
 
-    -- What any job must have.
+    -- Fields that any job must have.
     if ltrim(handler, E' \t\n\r') like '{%' then
         begin
             callee := handler::jsonb;
@@ -214,7 +214,7 @@ begin
         if task is null or task not in ('http', 'command') then
             perform duly.refuse('handler.type', 'must be http or command');
         end if;
-        -- What Python leaves out when it is the default is counted here, so the exact limit is for Python to say.
+        -- Python leaves defaults out before it measures, so it applies the exact limit; this one is a little wider.
         perform duly.check_json('handler', callee, 65536 + 100, '');
         title := coalesce(title, task);
     else
@@ -226,7 +226,7 @@ begin
                 'allow_unknown_handler', handler));
         end if;
     end if;
-    -- Each look has its price, so what is as it is by default is not looked at.
+    -- Each check has its price, so fields left at their default are not checked.
     if name is not null then
         perform duly.check_text('name', name, 200);
     end if;
@@ -262,7 +262,7 @@ begin
     end if;
     if labels is not null then
         if jsonb_typeof(labels) <> 'object' then
-            perform duly.refuse('labels', 'must be an object of texts');
+            perform duly.refuse('labels', 'must be an object of strings');
         elsif (select count(*) from jsonb_object_keys(labels)) > 32 then
             perform duly.refuse('labels', 'must be at most 32');
         elsif exists (
@@ -271,7 +271,7 @@ begin
                 or char_length(label.value #>> '{}') > 255
                 or label.key || (label.value #>> '{}') ~ '[\u0001-\u001f\u007f-\u009f]'
         ) then
-            perform duly.refuse('labels', 'must be texts of at most 255 characters under names of 1 to 63');
+            perform duly.refuse('labels', 'must be strings of at most 255 characters under names of 1 to 63');
         end if;
         labels := nullif(labels, '{}');
     end if;
@@ -279,7 +279,7 @@ begin
         perform duly.refuse('max_runs', 'must be 1 or more');
     end if;
 
-    -- When it is to run.
+    -- The time at which it runs.
     if run_at is not null and schedule is not null then
         perform duly.refuse('run_at', 'cannot be given together with schedule');
     elsif char_length(spelt) not between 1 and 20000 then
@@ -298,10 +298,10 @@ begin
             as bound (field, given)
         where bound.given;
     end if;
-    -- The offset that jitter gives to a job follows from its id, by a sum that Python does.
+    -- Jitter's offset follows from the job's id; Python computes it.
     is_planned := callee is null and (is_now or run_at is not null and not coalesce(policy, '{}') ? 'jitter_seconds')
         and not coalesce(policy, '{}') ? 'idempotency_key_template';
-    -- The names that duly/timing/zones.py takes.
+    -- The names that duly/timing/zones.py accepts.
     if is_planned and timezone <> 'UTC' and (
         char_length(timezone) > 64 or timezone !~ '^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,3}$'
         or timezone in ('localtime', 'posixrules', 'Factory', 'leapseconds', 'leap-seconds', 'tzdata', 'zone')
@@ -316,7 +316,7 @@ begin
         spelt := 'now';
     end if;
 
-    -- The same key again: the same arguments are the same job.
+    -- The same dedupe_key with the same arguments is the same job.
     if dedupe_key is not null then
         print := sha256(convert_to(jsonb_build_array('duly.submit', handler, payload, payload_ref, spelt, timezone,
             title, queue, priority, start_at, end_at, max_runs, labels, given_policy)::text, 'UTF8'));
@@ -357,7 +357,7 @@ begin
             moment, moment)
         on conflict do nothing;
         exit when found;
-        -- The key was taken in this very moment: look whose it is.
+        -- The key was taken at this very moment: find its job.
         if attempt = 10 then
             raise exception using errcode = 'serialization_failure',
                 message = format('duly.submit: dedupe_key: %L comes and goes; try again', dedupe_key);

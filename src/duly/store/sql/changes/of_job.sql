@@ -1,4 +1,4 @@
--- What was done to a job, newest first.   $1 job_id  $2 limit
+-- The changes made to a job, newest first.   $1 job_id  $2 limit
 select at, what, detail
 from duly.job_changes
 where job_id = $1

@@ -1,9 +1,9 @@
--- Begins terms: takes these shards by raising the epoch from the value that was seen. Returns the new epochs. A shard that
--- is missing went to another node, or its row is locked by a fire that has not ended: it can be taken later, and the
--- other shards need not wait for it.
+-- Begins terms: takes these shards by raising the epoch from the value that was seen. Returns the new epochs. A shard
+-- that is missing went to another node, or its row is locked by a fire that has not ended: it can be taken later, and
+-- the other shards need not wait for it.
 --   $1 node_id  $2 shards  $3 epochs seen
---   $4 elected elsewhere (by an advisory lock, in etcd, in ZooKeeper)? Then the shards are taken from any leader, even if
---      its lease in duly.nodes has not run out; otherwise only from none, or from one whose lease has.
+--   $4 elected elsewhere (by an advisory lock, in etcd, in ZooKeeper)? Then the shards are taken from any leader, even
+--      if its lease in duly.nodes has not run out; otherwise only if they have none, or its lease has run out.
 -- The epoch decides in both cases: of two nodes that both believe they were elected, one raises it from the value that
 -- both saw.
 with wanted as materialized (

@@ -1,14 +1,14 @@
--- A scheduler node says that it is alive and sees who else is, and who leads what.
+-- Extends a scheduler's lease and reads the cluster: the living nodes, and the leader and epoch of each shard.
 --   $1 node_id  $2 lease in seconds
--- No row means that this node's own row is gone: it must join again and owns nothing.
--- expires_in: when the next of the others' leases runs out if nobody extends it, in seconds. Null: there are no others.
+-- No row: this node's own row is gone; it must join again and leads nothing. expires_in: seconds until the first of the
+-- other nodes' leases runs out, unless it is extended. Null: there are no others.
 with alive as (
     update duly.nodes set lease_until = duly.now() + make_interval(secs => $2)
     where node_id = $1
     returning node_id
 ),
--- The time at which this statement began, not duly.now(): what it sees of the others is as old as that. Compared with a
--- later time, after a wait for a lock or a processor, a lease that was extended meanwhile would look run out.
+-- The time at which this statement began, not duly.now(): its view of the others is as old as that. Compared with a
+-- later time, after a wait for a lock or a processor, a lease that was extended meanwhile would look expired.
 clock as materialized (
     select coalesce(frozen_at, statement_timestamp() + shift) as now from duly.clock
 )

@@ -1,5 +1,5 @@
--- As cluster/beat, for nodes whose presence is a session advisory lock: whoever's lock is gone is not alive, whatever
--- its lease says. Sent on the session that holds this node's own lock.
+-- As cluster/beat.sql, for nodes whose presence is a session advisory lock: a node without its lock is not alive,
+-- whatever its lease says. Sent on the session that holds this node's own lock.
 --   $1 node_id  $2 lease in seconds  $3 first key of the locks
 -- No row: this node's row is gone, or this session does not hold its lock (any more).
 with present as materialized (

@@ -1,6 +1,6 @@
--- Forget nodes and workers that were last alive long ago, and the oldest if there are very many. Never those that lead a
--- shard, hold a claim or are named by a term that is kept, nor any that was alive within the last hour.
---   $1 seconds that one is kept  $2 how many are kept at most  $3 limit
+-- Deletes nodes and workers that were last alive long ago, and the oldest if there are very many. Never those that lead
+-- a shard, hold a claim, are named by a kept term, or were alive within the last hour.
+--   $1 seconds a node is kept  $2 maximum number kept  $3 limit
 with clock as materialized (
     select duly.now() as now
 ),

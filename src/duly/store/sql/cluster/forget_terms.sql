@@ -1,7 +1,8 @@
--- Forget terms that ended long ago, and the oldest of a shard that had very many.
---   $1 seconds that an ended term is kept  $2 terms kept of a shard at most  $3 limit
--- A term ended when the next of its shard began: the last that began before the time kept was still in force in it, so it
--- and all after it stay. The last one of a shard always stays: a shard that is restored goes on from its epoch.
+-- Deletes terms that ended long ago, and the oldest of a shard that had very many.
+--   $1 seconds an ended term is kept  $2 maximum number of terms kept per shard  $3 limit
+-- A term ended when the next of its shard began: the last term that began before the retention was still in force
+-- within it, so it and all later ones stay. A shard's last term always stays: a restored shard continues from its
+-- epoch.
 with clock as materialized (
     select duly.now() as now
 ),

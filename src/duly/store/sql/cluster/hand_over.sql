@@ -1,6 +1,6 @@
--- Give shards up so that another node may lead them.   $1 node_id  $2 shards  $3 epochs
+-- Gives shards up so that another node may lead them.   $1 node_id  $2 shards  $3 epochs
 with ours as materialized (
-    -- In the order in which everybody locks shards: a fire of several of them may be under way.
+    -- In the order in which every statement locks shards: a fire of several of them may be under way.
     select s.shard
     from unnest($2::smallint[], $3::int[]) as w (shard, epoch)
     join duly.shards s on s.shard = w.shard and s.epoch = w.epoch and s.node_id = $1

@@ -1,4 +1,4 @@
--- Who leads a shard, and what time it is.   $1 shard
+-- The leader of a shard, and the time.   $1 shard
 select s.epoch, n.name, coalesce(n.lease_until > clock.now, false) as alive, clock.now
 from duly.shards s
 cross join (select duly.now() as now offset 0) clock

@@ -1,4 +1,4 @@
--- Nodes and workers that are alive or were lately.
+-- Nodes and workers that are alive or were within the last hour.
 with held as materialized (
     select worker_id, sum(cardinality(job_ids) - cardinality(released)) as runs from duly.live_claims group by worker_id
 )

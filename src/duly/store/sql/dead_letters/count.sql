@@ -1,3 +1,4 @@
+-- The number of matching dead letters.
 --   $1 tenant  $2 job_id  $3 name  $4 queue  $5 handler  $6 error type  $7 buried from  $8 buried before; null: any
 select count(*) as letters
 from duly.dead_letters d

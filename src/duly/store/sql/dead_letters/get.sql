@@ -1,4 +1,4 @@
--- One dead letter; `workers`: the names of those that tried it, by id.   $1 tenant  $2 job_id  $3 scheduled_at
+-- One dead letter; `workers`: the names of the workers that tried it, by id.   $1 tenant  $2 job_id  $3 scheduled_at
 select d.job_id, d.scheduled_at, d.buried_at, d.attempt, d.tenant, d.name, d.queue, d.handler, d.target, d.payload,
     d.payload_ref, d.error, d.attempts, d.secret_fields,
     (

@@ -1,6 +1,6 @@
--- A claim that stands with its other runs may still name one that is to be redriven, and "neither let go nor in history"
--- means held: when history's row goes, the claim must have let it go, or rescue would bring it a second time. FOR UPDATE
--- makes an outcome that is sent again at this moment wait and then find it gone.   $1 job_ids  $2 scheduled_ats
+-- Releases redriven runs from claims that still list them. "Neither released nor in history" means held: when history's
+-- row goes, the claim must have released the run, or rescue would bring it back a second time. FOR UPDATE makes an
+-- outcome that is sent again at this moment wait and then find the run gone.   $1 job_ids  $2 scheduled_ats
 with held as materialized (
     select c.claim_id, c.job_ids, c.scheduled_ats
     from duly.claims c

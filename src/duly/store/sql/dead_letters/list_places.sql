@@ -1,8 +1,9 @@
--- Dead letters of a tenant, the newest first, a page at a time: their places alone, dead_letters/page.sql has the rest.
+-- Lists dead letters of a tenant, newest first, one page: only their positions; dead_letters/page.sql reads the
+-- letters.
 --   $1 tenant  $2 job_id  $3 name  $4 queue  $5 handler  $6 error type  $7 buried from  $8 buried before; null: any
---   $9, $10, $11 buried_at, job_id and scheduled_at of the last one of the page before, or null  $12 how many are wanted
---   $13 how many are looked at
--- `stop`: the last one that was looked at, if that was not all there is; the next page goes on after it.
+--   $9, $10, $11 buried_at, job_id and scheduled_at of the last letter of the page before, or null  $12 page size
+--   $13 maximum number of letters to read
+-- `stop`: the last letter that was read, unless that was the end; the next page continues after it.
 select buried_at, job_id, scheduled_at, matches, place = $13 as stop
 from (
     select d.buried_at, d.job_id, d.scheduled_at,

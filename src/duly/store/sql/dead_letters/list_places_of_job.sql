@@ -1,7 +1,8 @@
--- As dead_letters/list_places.sql, of one job, by their key. `crowded`: it has more than are looked at, and none is told.
+-- As dead_letters/list_places.sql, for one job, by primary key. `crowded`: the job has more letters than may be read,
+-- and none is returned.
 --   $1 tenant  $2 job_id  $3 name  $4 queue  $5 handler  $6 error type  $7 buried from  $8 buried before; null: any
---   $9, $10, $11 buried_at, job_id and scheduled_at of the last one of the page before, or null  $12 how many are wanted
---   $13 how many are looked at
+--   $9, $10, $11 buried_at, job_id and scheduled_at of the last letter of the page before, or null  $12 page size
+--   $13 maximum number of letters to read
 with of_job as materialized (
     select buried_at, job_id, scheduled_at, tenant, name, queue, handler, error
     from duly.dead_letters

@@ -1,7 +1,7 @@
--- Dead letters by their keys, in that order, up to a number of bytes: the one that goes past it is the last, and there is
--- always one. `workers`: the names of those that tried them, by id.
---   $1 job_ids  $2 scheduled_ats  $3 bytes  $4 whether with their payloads  $5 tenant
--- One after the other, so that what is not sent is not read.
+-- Reads dead letters by their keys, in that order, until a number of bytes is reached: the letter that exceeds it is
+-- the last, and there is always one. `workers`: the names of the workers that tried them, by id.
+--   $1 job_ids  $2 scheduled_ats  $3 bytes  $4 with payloads?  $5 tenant
+-- One letter after the other, so that rows which are not sent are not read.
 with recursive page as (
     select 0 as place, 0::bigint as bytes,
         null::uuid as job_id, null::timestamptz as scheduled_at, null::timestamptz as buried_at, null::smallint as

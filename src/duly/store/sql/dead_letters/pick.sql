@@ -1,8 +1,8 @@
--- Lock some of the dead letters that match, oldest first, up to a moment: those buried again meanwhile are not taken
--- twice.
+-- Locks a batch of matching dead letters, oldest first, buried up to a given time: letters buried again meanwhile are
+-- not taken twice.
 --   $1 tenant  $2 job_id  $3 name  $4 queue  $5 handler  $6 error type  $7 buried from  $8 buried before; null: any
 --   $9 one scheduled_at alone, with $2; null: any  $10 buried up to  $11 limit
---   $12, $13, $14 buried_at, job_id and scheduled_at of the last one before these, or null
+--   $12, $13, $14 buried_at, job_id and scheduled_at of the last letter of the batch before, or null
 select d.job_id, d.scheduled_at, d.buried_at
 from duly.dead_letters d
 where d.tenant = $1

@@ -1,4 +1,4 @@
--- Forget dead letters for good; that their runs died stays in history.
+-- Deletes dead letters for good; history still records that their runs died.
 --   $1 job_ids  $2 scheduled_ats, locked by dead_letters/pick.sql
 with gone as (
     delete from duly.dead_letters d

@@ -1,8 +1,8 @@
--- Send dead letters again: their attempts start anew, their idempotency key stays, because it follows from the job and
--- the occurrence. The outcome `dead` is withdrawn from history; what was tried stays in duly.attempts.
---   $1 job_ids  $2 scheduled_ats: locked by dead_letters/pick.sql, let go by dead_letters/let_go.sql, their jobs locked by
---   jobs/lock.sql
--- Unless runs of the job may overlap they begin as ones that wait; jobs/put_in_order.sql comes next in this transaction.
+-- Queues dead letters again: their attempts start from zero, their idempotency key stays, because it follows from the
+-- job and the occurrence. The outcome `dead` is removed from history; the failed attempts stay in duly.attempts.
+--   $1 job_ids  $2 scheduled_ats: locked by dead_letters/pick.sql, released by dead_letters/let_go.sql;
+--   their jobs are locked by jobs/lock.sql
+-- Unless the job's runs may overlap, the runs start as waiting; jobs/put_in_order.sql comes next in this transaction.
 with clock as materialized (
     select duly.now() as now
 ),

@@ -1,5 +1,6 @@
--- The jobs were paused or cancelled while late occurrences of theirs waited for their turn: those are recorded as
--- missed, with the reason.   $1 shard  $2 epoch  $3 job_id  $4 last_at  $5 reason
+-- Records as missed, with the reason, the late occurrences of jobs that were paused or cancelled before these could
+-- run.
+--   $1 shard  $2 epoch  $3 job_id  $4 last_at  $5 reason
 with term as materialized (
     select epoch from duly.shards where shard = $1 and epoch = $2 for share
 ),

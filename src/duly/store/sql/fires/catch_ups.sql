@@ -1,6 +1,6 @@
--- Late occurrences that wait for their turn in these shards, with what is needed to name them. Who was served longest
--- ago comes first, so that neither a long outage nor a busy job holds up the others.
---   $1 shards  $2 limit  $3 job_ids to pass over
+-- The catch-ups of these shards to serve next, with the fields needed to compute their occurrences. The one served
+-- longest ago comes first, so that neither a long outage nor a busy job holds up the others.
+--   $1 shards  $2 limit  $3 job_ids to skip
 select c.job_id, c.shard, c.first_at, c.last_at, c.count, j.status, j.kind, j.schedule, j.timezone,
     j.start_at, j.end_at, j.policy, j.created_at
 from duly.catch_ups c
@@ -11,9 +11,9 @@ cross join lateral (
     limit 1
 ) j
 where c.shard = any ($1::smallint[])
-    -- A job with several outages behind it goes through them one by one: oldest first.
+    -- A job with several outages catches up with them one by one, oldest first.
     and not exists (select from duly.catch_ups older where older.job_id = c.job_id and older.last_at < c.last_at)
-    -- Parked through no will of its own: what waits goes on waiting with it.
+    -- The occurrences of a parked job wait until the job continues.
     and not j.parked
     and c.job_id <> all ($3::uuid[])
 order by c.served_at

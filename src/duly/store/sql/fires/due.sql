@@ -1,10 +1,12 @@
--- What the planner needs to know of jobs whose time seems to have come, and what the database's clock says: it decides
--- whether the time has come, not the clock of the node that asks.
+-- Reads what the planner needs to know of jobs that seem due, and the database's time: that clock decides whether they
+-- are due, not the clock of the asking node.
 --   $1 job_ids
--- `ctid` and `version` name the very row that was seen. `busy`: an earlier run may be unfinished, and fires/fire.sql must
--- look at it closely, unless the job's runs may overlap. One that stands in the queue is found by one probe. One that is
--- running is in a claim, but to read all claims is worth it for many jobs only: for few, history is asked whether the last
--- runs have ended. That says nothing of a job whose runs may have overlapped before it was changed.
+-- `ctid` and `version` name the very row that was read. `busy`: an earlier run may be unfinished, and fires/fire.sql
+-- must check closely, unless the job's runs may overlap. One probe finds a queued run. A running one is in a claim, but
+-- reading all claims pays only for many jobs: for few, history is asked whether the last runs have ended. History
+-- cannot tell for a job whose runs may have overlapped before it was changed. fires/fire.sql decides the same with more
+-- care. The two are not one function: PostgreSQL does not inline a function with subqueries, and a call per job would
+-- cost more than the probe.
 select j.job_id, j.next_run_at, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.max_runs, j.run_count,
     j.policy, j.created_at, clock.now, greatest(j.last_run_at, j.updated_at) as since, j.ctid, j.xmin as version,
     case
@@ -17,5 +19,5 @@ select j.job_id, j.next_run_at, j.kind, j.schedule, j.timezone, j.start_at, j.en
 from duly.jobs j
 cross join (select duly.now() as now offset 0) clock
 where j.job_id = any ($1::uuid[]) and j.next_run_at is not null
--- The order in which a fire will lock them: the one that everybody locks jobs in.
+-- The order in which every statement locks jobs, the fire too.
 order by j.job_id

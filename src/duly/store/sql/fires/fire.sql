@@ -1,15 +1,15 @@
--- The heart: turn due occurrences of one shard into runs and move their jobs on, all or nothing.
+-- The heart of Duly: turns due occurrences of one shard into runs and moves their jobs on, all or nothing.
 --   $1 shard  $2 epoch of the leader's term
 --   jobs:  $3 job_id  $4 expected next_run_at  $5 new next_run_at  $6 overlap (skip, queue, parallel)  $7 max_queued
 --   runs:  $8 job_id  $9 scheduled_at  $10 flags  $11 number among the job's runs of this fire, from 1
 --   drops: $12 job_id  $13 first  $14 last  $15 count  $16 reason; 'deferred' ones are not dropped, they run later
---   $17 version of each job's row when fires/due.sql looked at it
--- Whoever tries, an occurrence fires once: the row moves only from the expected next_run_at, and only while the
--- shard's epoch is still the caller's. And only if it is the very row that was planned by: a change of the schedule may
--- leave next_run_at as it was, and a trigger, redrive or cancel has perhaps brought or ended a run that this statement's
--- snapshot does not show. Such a job is left for the next look, and so is one that somebody keeps locked: the others do
--- not wait for it. FOR SHARE keeps the epoch from being raised until this commits; a leader that was deposed meanwhile
--- finds no row and moves nothing.
+--   $17 version of each job's row when fires/due.sql read it
+-- An occurrence fires once, whoever tries: the row moves only from the expected next_run_at, and only while the shard's
+-- epoch is still the caller's. It must also be the very row that was planned: a change of the schedule may leave
+-- next_run_at as it was, and a trigger, redrive or cancel may have started or ended a run that this statement's
+-- snapshot does not show. Such a job is left for the next read, and so is a locked one: the others do not wait for it.
+-- FOR SHARE keeps the epoch from being raised until this commits; a leader that was deposed meanwhile finds no row and
+-- moves nothing.
 with clock as materialized (
     select duly.now() as now
 ),
@@ -17,9 +17,9 @@ term as materialized (
     select epoch from duly.shards where shard = $1 and epoch = $2 for share
 ),
 due as materialized (
-    -- Lateral with a limit: always one probe of the primary key a job, never a walk over the shard.
-    -- `unsure`: nothing has begun since the job was changed. Its runs may have been allowed to overlap before, and then
-    -- an older one may outlive the last.
+    -- Lateral with a limit: always one probe of the primary key per job, never a walk over the shard. `unsure`: no run
+    -- has started since the job was changed. Its runs may have been allowed to overlap before, and then an older run
+    -- may outlive the last.
     select j.job_id, j.queue, j.priority, j.last_run_at, j.extra_at, f.next_run_at, f.overlap, f.max_queued,
         f.overlap <> 'parallel' and greatest(j.last_run_at, j.extra_at) <= j.updated_at as unsure
     from unnest($3::uuid[], $4::timestamptz[], $5::timestamptz[], $6::text[], $7::int[], $17::xid[])
@@ -40,9 +40,9 @@ running as materialized (
     where d.unsure and not duly.has_ended(one.job_id, one.scheduled_at)
 ),
 busy as materialized (
-    -- An earlier run is unfinished. One that stands in the queue is found by one probe. One that is running is in a
-    -- claim, but so are many that have ended, and to read all claims is worth it for many jobs only: for few, history is
-    -- asked first whether the last run has ended.
+    -- Jobs with an unfinished earlier run. One probe finds a queued run. A running one is in a claim, but so are many
+    -- that have ended, and reading all claims pays only for many jobs: for few, history is asked first whether the last
+    -- run has ended.
     select d.job_id,
         case when d.extra_at is null or not duly.has_ended(d.job_id, d.last_run_at) then d.last_run_at
             else d.extra_at end as busy_with,
@@ -55,7 +55,7 @@ busy as materialized (
             when cardinality($3::uuid[]) >= 100 and not (d.job_id in (select duly.claimed_jobs()))
                 then false
             when duly.last_runs_ended(d.job_id, d.last_run_at, d.extra_at) then false
-            -- Neither: it is running, or so old that its partition is gone.
+            -- Otherwise it is running, or so old that its partition is gone.
             else d.job_id in (select duly.claimed_jobs())
         end
 ),
@@ -63,10 +63,10 @@ planned as materialized (
     select d.job_id, d.queue, d.priority, d.overlap, r.scheduled_at, r.flags, b.busy_with,
         case
             when d.overlap = 'parallel' then 'queued'
-            -- RUN_ALL (missed and serial) says that each of them runs: it waits for the one before.
+            -- With RUN_ALL (missed and serial) each of them runs: it waits for the one before.
             when d.overlap = 'skip' and b.job_id is not null and not (duly.is_missed(r.flags) and duly.is_serial(r.flags)) then 'skipped'
             when b.job_id is null and r.number = 1 then 'queued'
-            -- Of those that wait; where nothing is unfinished, the first of these does not.
+            -- max_queued counts waiting runs; where nothing is unfinished, the first run of this fire does not wait.
             when d.overlap = 'queue'
                 and coalesce(b.waiting, 0) + r.number - (b.job_id is null)::int > d.max_queued then 'skipped'
             else 'waiting'

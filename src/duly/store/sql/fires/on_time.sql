@@ -1,19 +1,19 @@
--- Almost every fire: jobs with one occurrence, on time, and no earlier run unfinished. One step of the schedule and one
--- run each; whatever is not as simple is for fires/fire.sql. All shards of a leader in one statement: what falls due
--- steadily is spread over all of them, and a statement for each costs several times what its few jobs do.
+-- Fires the simple jobs, which are almost all: one occurrence, on time, and no earlier run unfinished. One step of the
+-- schedule and one run each; fires/fire.sql does the rest. All shards of a leader are fired in one statement: a steady
+-- load is spread over all of them, and a statement per shard costs several times what its few jobs do.
 --   $1 shards  $2 epochs of the leader's terms
---   $3 ctid and $4 version of the job's row when fires/due.sql looked at it, $5 job_id, $6 expected next_run_at,
+--   $3 ctid and $4 version of the job's row when fires/due.sql read it, $5 job_id, $6 expected next_run_at,
 --   $7 new next_run_at, $8 flags of the run, $9 shard, $10 the epoch of its term
--- A shard whose epoch was raised meanwhile has no part in it; the others are fired all the same.
--- The overlap was decided by that look. It still holds if the row is the very one that was seen: whatever begins a run
--- of a job out of turn (trigger, redrive, catch-up, repair) writes the job's row in the same transaction. By ctid there
--- is nothing to look up, and the version makes sure that nothing else has come to stand there. (The row's shard is not
--- compared again: it would only tempt the planner to read all of it.)
+-- A shard whose epoch was raised meanwhile is left out; the others are fired all the same. The overlap was decided by
+-- that read. It still holds if the row is the very one that was read: a statement that starts a run of a job out of
+-- turn (trigger, redrive, catch-up, repair) writes the job's row in the same transaction. The ctid needs no index
+-- probe, and the version proves that no other row has taken that place. (The row's shard is not compared again: it
+-- would only tempt the planner to read the whole shard.)
 with clock as materialized (
     select duly.now() as now
 ),
 term as materialized (
-    -- In the order in which everybody locks shards.
+    -- In the order in which every statement locks shards.
     select s.shard
     from unnest($1::smallint[], $2::int[]) as t (shard, epoch)
     join duly.shards s on s.shard = t.shard and s.epoch = t.epoch
@@ -21,7 +21,7 @@ term as materialized (
     for share of s
 ),
 free as materialized (
-    -- Whoever keeps a job's row locked holds up that job, not all that are due with it.
+    -- A locked job is skipped and does not hold up the others.
     select f.ctid, f.expected, f.next_run_at, f.flags, f.shard, f.epoch
     from unnest($3::tid[], $4::xid[], $5::uuid[], $6::timestamptz[], $7::timestamptz[], $8::smallint[],
         $9::smallint[], $10::int[]) as f (ctid, version, job_id, expected, next_run_at, flags, shard, epoch)

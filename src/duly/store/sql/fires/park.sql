@@ -1,5 +1,6 @@
--- A leader cannot plan this job (its time zone is gone, its schedule cannot be read any more), or the database refuses
--- its data: it is paused with the reason, the shard goes on. Fenced like a fire.   $1 shard  $2 epoch  $3 job_ids  $4 expected next_run_at  $5 reasons
+-- Parks jobs that a leader cannot plan (their time zone is gone, their schedule cannot be read any more) or whose data
+-- the database refuses: each is paused with the reason, and the shard goes on. Fenced like a fire.
+--   $1 shard  $2 epoch  $3 job_ids  $4 expected next_run_at  $5 reasons
 with term as materialized (
     select epoch from duly.shards where shard = $1 and epoch = $2 for share
 ),
@@ -19,8 +20,8 @@ parked as (
     returning j.job_id, j.updated_at, j.version, f.reason, f.expected
 ),
 marked as (
-    -- It goes on when it can be planned again; see maintenance/unpark.sql. One that could be planned and not be fired is
-    -- tried again after some minutes, and after twice as long each time it fails again, up to a day.
+    -- A parked job continues when it can be planned again; see maintenance/unpark.sql. A job that could be planned but
+    -- not fired is retried after 4 minutes, and after twice as long each time it fails again, up to a day.
     insert into duly.parked as p (job_id, version, parked_at, retry_at)
     select job_id, version, updated_at, case when reason like 'cannot be fired%' then updated_at + interval '4 minutes' end
     from parked

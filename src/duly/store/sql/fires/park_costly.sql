@@ -1,7 +1,8 @@
--- Jobs whose plan costs too much: each is paused with the reason, so that nobody pays for it again. Not by the epoch but by
--- the job itself: who paid may have lost the lead meanwhile, and the next leader is not to pay as well. For the same
--- reason nothing tries it again (duly.parked): it stays until somebody changes it.
---   $1 job_ids  $2 versions of their rows when fires/due.sql looked at them  $3 expected next_run_at  $4 reasons
+-- Pauses jobs whose plan costs too much, each with its reason, so that no later leader pays for it again. Fenced by the
+-- job's row and not by the epoch: the node that paid may have lost the shard meanwhile, and the next leader should not
+-- pay as well. For the same reason duly.parked has no row for it and nothing retries it: it stays paused until it is
+-- changed.
+--   $1 job_ids  $2 versions of their rows when fires/due.sql read them  $3 expected next_run_at  $4 reasons
 with free as materialized (
     select f.*
     from unnest($1::uuid[], $2::xid[], $3::timestamptz[], $4::text[]) as f (job_id, version, expected, reason)

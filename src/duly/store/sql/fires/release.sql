@@ -1,10 +1,10 @@
--- Let late occurrences become runs, oldest first within a job. Fenced like a fire: by the epoch, and by where the
--- catch-up stood when it was read.
+-- Turns late occurrences into runs, oldest first within a job. Fenced like a fire: by the epoch, and by the catch-up's
+-- position when it was read.
 --   $1 shard  $2 epoch
 --   catch-ups: $3 job_id  $4 last_at  $5 expected first_at  $6 new first_at, null when none is left
 --              $7 overlap  $8 max_queued
 --   runs:      $9 job_id  $10 scheduled_at  $11 flags  $12 number among the job's runs of this release, from 1
--- One catch-up of a job at a time; the caller sees to that. A job that somebody keeps locked waits, the others do not.
+-- The caller releases one catch-up of a job at a time. A locked job waits, the others do not.
 with clock as materialized (
     select duly.now() as now
 ),
@@ -30,7 +30,7 @@ held as materialized (
         limit 1
         for update skip locked
     ) c
-    -- As in a fire: not by a snapshot that is older than what the lock waited for.
+    -- As in a fire: the lock may have waited for a row version that this statement's snapshot does not show.
     cross join lateral (select ctid from duly.jobs where job_id = f.job_id limit 1) seen
     where exists (select from term) and j.ctid = seen.ctid
 ),
@@ -43,7 +43,7 @@ busy as materialized (
         where w.job_id = h.job_id and w.state = 'waiting'
     ) line
     where h.overlap <> 'parallel' and (
-        -- Not EXISTS: that may become a hash of the whole queue.
+        -- Not EXISTS: the planner may turn that into a hash of the whole queue.
         (select r.state from duly.runs r where r.job_id = h.job_id limit 1) is not null
         or h.job_id in (select duly.claimed_jobs())
     )
@@ -86,7 +86,7 @@ born as materialized (
     group by job_id
 ),
 looked_at as (
-    -- What overlap looks at must be the run that ends last: one of these, unless a newer one waits behind them.
+    -- Overlap is decided by the run that ends last: one of these, unless a newer one waits behind them.
     update duly.jobs j
     set last_run_at = greatest(j.last_run_at, born.last), extra_at = greatest(b.last, born.last)
     from born

@@ -1,8 +1,8 @@
--- What falls due in some shards up to a moment, in groups of jobs that will go on alike.
---   $1 shards  $2 tenant  $3 until  $4 how many jobs are looked at in one shard
--- One-offs are grouped by their minute, others by their second: that is all a forecast tells, and a million jobs with
--- starts of their own become a few thousand groups. Only RRULEs without a DTSTART need to know where they began.
--- `complete_until` is where the first shard that has more than it may show ends.
+-- Reads what falls due in some shards up to a time, in groups of jobs that continue alike.
+--   $1 shards  $2 tenant  $3 until  $4 maximum number of jobs to read per shard
+-- One-offs are grouped by minute, others by second: a forecast shows no more, and a million jobs with starts of their
+-- own become a few thousand groups. Only an RRULE without a DTSTART needs its anchor. `complete_until`: the time at
+-- which the first shard with more jobs than may be read was cut off.
 with near as materialized (
     select j.*
     from unnest($1::smallint[]) as s (shard)

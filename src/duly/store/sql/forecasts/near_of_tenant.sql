@@ -1,5 +1,5 @@
--- As forecasts/near.sql, of a tenant that is not the default one and has no more active jobs than are looked at: exact,
--- whatever others have planned.   $1 tenant  $2 until  $3 how many jobs are looked at
+-- As forecasts/near.sql, for a tenant other than the default one with at most $3 active jobs: exact, whatever other
+-- tenants have planned.   $1 tenant  $2 until  $3 maximum number of jobs to read
 with going_on as materialized (
     select kind, schedule, timezone, policy, queue, handler, next_run_at, start_at, end_at, created_at,
         max_runs - run_count as runs_left

@@ -1,4 +1,4 @@
--- The days whose history is still there: one partition each.
+-- The days whose history is kept: one partition each.
 select to_date(substr(c.relname, 9), 'YYYYMMDD') as day
 from pg_inherits i
 join pg_class c on c.oid = i.inhrelid

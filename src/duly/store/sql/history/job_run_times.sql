@@ -1,4 +1,4 @@
--- Which live and ended runs one job has, newest first, a page at a time; history/runs_page.sql has the rest of them.
+-- The scheduled times of one job's live and ended runs, newest first, one page; history/runs_page.sql reads the runs.
 --   $1 job_id  $2 before this scheduled_at (exclusive)  $3 page size
 select run.scheduled_at
 from (

@@ -1,7 +1,7 @@
--- What ended last, over all jobs of a tenant; what came of it is left out.
---   $1 tenant  $2 limit  $3 how many ended runs of the store are looked at  $4 how many jobs of the tenant and status are
--- Behind others' runs by the thousand a tenant's own would be out of sight: then the last run of each of its jobs is looked
--- up, as far as it is not there already.
+-- The runs that ended last, over all jobs of a tenant, without their results.
+--   $1 tenant  $2 limit  $3 maximum number of the store's ended runs to read  $4 the same of jobs per status
+-- Thousands of other tenants' runs would hide the tenant's own: then the last run of each of its jobs is read as well,
+-- unless it is listed already.
 with newest as materialized (
     select h.job_id, h.scheduled_at, h.status, h.attempt, h.flags, h.fired_at, h.epoch, h.started_at, h.finished_at,
         h.worker_id, h.claim_id, h.error, h.note, j.name as job_name

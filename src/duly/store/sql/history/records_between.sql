@@ -1,7 +1,8 @@
--- What is recorded of one job's occurrences from one moment to another, live and ended, oldest first, and who fired it.
+-- Reads the records of one job's occurrences in a range of time, live and ended, oldest first, with the node that fired
+-- each.
 --   $1 job_id  $2 first scheduled_at  $3 last scheduled_at  $4 limit  $5 shard
--- In front of them the record next before the first: when it is one of missed occurrences, it may reach into the time
--- asked for. Only runs by hand and days without the local time lie inside such a stretch, so those are passed over.
+-- The record before the range comes first: if it stands for missed occurrences, it may reach into the range. Only
+-- triggered runs and occurrences that DST skipped lie inside such a stretch, so those are passed over.
 select run.*, coalesce(n.name, run.worker_id::text) as worker, leader.name as fired_by
 from (
     (

@@ -1,7 +1,8 @@
--- Runs of one job, wherever their rows are, in this order, up to a number of bytes: the one that goes past it is the last, and
--- there is always one. What was tried of them counts too.
+-- Reads runs of one job, from whichever table has them, in this order, until a number of bytes is reached: the run that
+-- exceeds it is the last, and there is always one. Failed attempts count too.
 --   $1 job_id  $2 scheduled_ats  $3 bytes
--- One after the other, so that what is not sent is not read: a thousand results may be a quarter of a gigabyte.
+-- One run after the other, so that rows which are not sent are not read: a thousand results may be a quarter of a
+-- gigabyte.
 with recursive running as materialized (
     select job_id, scheduled_at, attempt, flags, fired_at, epoch, claimed_at, worker_id, claim_id
     from duly.held_runs

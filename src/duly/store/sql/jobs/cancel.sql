@@ -1,4 +1,4 @@
--- No more fires. What becomes of the runs that are there is for jobs/end_runs.sql, next in this transaction.
+-- Cancels a job: no more fires. jobs/end_runs.sql, next in this transaction, ends its runs.
 --   $1 job_id  $2 tenant
 with clock as materialized (
     select duly.now() as now
@@ -11,7 +11,7 @@ job as (
     set status = 'cancelled', next_run_at = null, updated_at = clock.now, version = version + 1
     from clock cross join before
     where j.job_id = before.job_id and j.status <> 'cancelled'
-        -- A one-off that has fired is `ended`, and can be cancelled while its run lives.
+        -- A one-off that has fired is `ended`, and can be cancelled while its run is unfinished.
         and (select shown_status from duly.job_status where job_id = $1) in ('active', 'paused')
     returning j.job_id, before.next_run_at
 ),

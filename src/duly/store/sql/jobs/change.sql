@@ -1,10 +1,10 @@
--- Change a job: the caller read it, worked out what it is to be, and writes it whole, unless somebody else was faster.
--- The same for a client's edit and for an application whose code declares the job otherwise than before.
+-- Changes a job: the caller read it, computed its new fields, and writes them all, unless another change came first.
+-- Used for a client's edit, and for an application whose code declares the job differently than before.
 --   $1 job_id  $2 tenant  $3 version it was read with
---   $4 planned anew?  if so: $5 next_run_at it was read with  $6 its new one
---   $7 the old values of what changes, as JSON
+--   $4 replanned?  if so: $5 next_run_at it was read with  $6 its new one
+--   $7 the old values of the changed fields, as JSON
 --   $8, $9, $10 first, last and count of overdue occurrences that the change gives up; count 0: there are none
---   $11 what it is, for the log: 'changed', or 'redefined' by the code; then also $12 handler  $13 target  $14 fingerprint
+--   $11 the kind of change: 'changed', or 'redefined' by code; then also $12 handler  $13 target  $14 fingerprint
 --   $15 name  $16 payload  $17 payload_ref  $18 kind  $19 schedule  $20 timezone  $21 start_at  $22 end_at
 --   $23 max_runs  $24 queue  $25 priority  $26 policy  $27 labels
 -- A fire does not raise the version, so a new plan also names the next_run_at it was made from: an occurrence that
@@ -31,10 +31,10 @@ changed as (
         fingerprint = case when $11::text = 'redefined' then $14 else j.fingerprint end,
         next_run_at = case when $4::boolean then $6::timestamptz else j.next_run_at end,
         status = case
-            -- Code may give a job that was over more to do, and one that was not nothing more.
+            -- Code may give an ended job new occurrences, and end one that had more.
             when not $4::boolean or j.status = 'paused' then j.status when $6::timestamptz is null then 'ended' else 'active'
         end,
-        -- Not before what began while runs were allowed to overlap, whichever way the clock has gone: a fire compares.
+        -- Not before the last run that was allowed to overlap, even if the clock has gone back: a fire compares them.
         updated_at = case
             when duly.overlap(before.policy) = 'parallel' then greatest(clock.now, j.last_run_at, j.extra_at) else clock.now
         end,
@@ -51,7 +51,7 @@ noted as (
     from changed join before using (job_id)
 ),
 given_up as (
-    -- Late ones that still waited for their turn are of the old schedule too.
+    -- Late occurrences that still wait are of the old schedule too.
     delete from duly.catch_ups c
     using changed
     where c.job_id = changed.job_id and $4::boolean
@@ -70,8 +70,8 @@ missed as (
     on conflict do nothing
 ),
 followed as (
-    -- What waits in the queue goes where the job's runs now go. Runs that might overlap, and now may not, are marked as
-    -- serial (8), for what comes after them (jobs/put_in_order.sql).
+    -- Queued runs move to the job's new queue and priority. Runs that might overlap, and now may not, are marked as
+    -- serial, for the runs after them (jobs/put_in_order.sql).
     update duly.runs r
     set queue = changed.queue, priority = changed.priority,
         flags = case when after.serial then duly.as_serial(r.flags) else r.flags end

@@ -1,2 +1,2 @@
--- The moment of a copy: what is to run now becomes due at it.
+-- The time of a copy: jobs that run now become due at it.
 select duly.now() as now

@@ -1,2 +1,2 @@
--- Up to when occurrences of a job have been dealt with.   $1 job_id
+-- The latest occurrence of a job that was fired, skipped, missed or put off.   $1 job_id
 select duly.dealt_with_until($1) as until

@@ -1,7 +1,7 @@
--- What waits of a cancelled job does not start. What runs is asked to stop only if $3 is true.
---   $1 job_id  $2 tenant  $3 ask running ones too
--- Sent twice: in the transaction that cancels the job, and once more after its commit. A retry, a rescue or a claim that was
--- under way beside it went by what the job was before; the second look sees what they left.
+-- Ends the waiting runs of a cancelled job, and asks the running ones to stop if $3 is true.
+--   $1 job_id  $2 tenant  $3 stop running ones too?
+-- Sent twice: in the transaction that cancels the job, and once more after its commit. A retry, a rescue or a claim
+-- that was under way at the time saw the job before it was cancelled; the second call sees the runs that they left.
 with clock as materialized (
     select duly.now() as now
 ),

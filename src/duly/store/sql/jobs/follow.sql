@@ -1,5 +1,5 @@
--- A second look after jobs/change.sql has committed: a run that came back to the queue (a retry, a rescue) while the job
--- was being changed went by what the job was before.   $1 job_id
+-- Moves runs of a job to the queue and priority that it now has, after jobs/change.sql has committed: a run that came
+-- back to the queue (a retry, a rescue) during the change saw the job as it was before.   $1 job_id
 with followed as (
     update duly.runs r
     set queue = j.queue, priority = j.priority, flags = r.flags | line.mark

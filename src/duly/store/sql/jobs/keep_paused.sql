@@ -1,4 +1,4 @@
--- A parked job is paused by a person as well: it no longer goes on by itself.   $1 job_id  $2 tenant  $3 reason
+-- Turns a parked job into one paused by a user: it no longer continues by itself.   $1 job_id  $2 tenant  $3 reason
 with kept as (
     update duly.jobs j
     set status_reason = $3, updated_at = duly.now(), version = j.version + 1

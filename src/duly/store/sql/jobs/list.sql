@@ -1,8 +1,8 @@
--- Jobs of the default tenant, newest first, a page at a time: ids alone, jobs/page.sql has the rest. It has no index of its
--- own: other tenants' jobs count among those that are looked at.
---   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 how many are wanted
---   $8 how many rows are looked at
--- `stop`: the last row that was looked at, if that was not all there is; the next page goes on below it.
+-- Lists jobs of the default tenant, newest first, one page: only their ids; jobs/page.sql reads the jobs. The list has
+-- no index of its own: other tenants' jobs count among the rows read.
+--   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 page size
+--   $8 maximum number of rows to read
+-- `stop`: the last row that was read, unless that was the end; the next page continues below it.
 select job_id, matches, place = $8 as stop
 from (
     select j.job_id, row_number() over (order by j.job_id desc) as place,

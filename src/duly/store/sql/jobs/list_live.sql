@@ -1,7 +1,8 @@
--- Ended jobs of a tenant that are active because a run of theirs lives, newest first: from the runs and not from the jobs.
---   $1 tenant  $2 queue  $3 name  $4 label as JSON  $5 last job_id of the page before  $6 how many are wanted
---   $7 how many runs are looked at
--- `stop`: there may be more below it.
+-- Lists ended jobs of a tenant that are shown as active because they have an unfinished run, newest first. It starts
+-- from the runs and not from the jobs.
+--   $1 tenant  $2 queue  $3 name  $4 label as JSON  $5 last job_id of the page before  $6 page size
+--   $7 maximum number of runs to read
+-- `stop`: there may be more below this id.
 with asked as materialized (
     select coalesce($5::uuid, 'ffffffff-ffff-ffff-ffff-ffffffffffff') as before
 ),

@@ -1,8 +1,8 @@
--- As jobs/list.sql, of a tenant that is not the default one: that it says so lets PostgreSQL use the index of those, where
--- each status is a list of its own.
---   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 how many are wanted
---   $8 how many rows are looked at
--- `stop`: the last row that was looked at, if that was not all there is; the next page goes on below it.
+-- As jobs/list.sql, for a tenant other than the default one: saying so lets PostgreSQL use the index jobs_by_status, in
+-- which each status is a list of its own.
+--   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 page size
+--   $8 maximum number of rows to read
+-- `stop`: the last row that was read, unless that was the end; the next page continues below it.
 select job_id, matches, place = $8 as stop
 from (
     select j.job_id, row_number() over (order by j.job_id desc) as place,

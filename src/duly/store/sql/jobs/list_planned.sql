@@ -1,6 +1,6 @@
--- Jobs of the default tenant that go on, newest first, where the whole store has no more of them than are looked at.
---   $1 tenant  $2 queue  $3 name  $4 label as JSON  $5 last job_id of the page before  $6 how many are wanted
---   $7 how many rows are looked at
+-- Lists jobs of the default tenant with a next occurrence, newest first, where the whole store has at most $7 of those.
+--   $1 tenant  $2 queue  $3 name  $4 label as JSON  $5 last job_id of the page before  $6 page size
+--   $7 maximum number of rows to read
 with planned as materialized (
     select job_id, tenant, queue, name, labels, status from duly.jobs where next_run_at is not null limit $7 + 1
 )

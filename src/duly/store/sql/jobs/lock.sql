@@ -1,5 +1,5 @@
--- Lock jobs, in one order everywhere, before their line of runs is touched: what follows in this
--- transaction sees what was decided before the lock.   $1 job_ids  $2 tenant
+-- Locks jobs, in the same order everywhere, before their line of runs is changed: the statements that follow in this
+-- transaction see everything decided before the lock.   $1 job_ids  $2 tenant
 select job_id, status
 from duly.jobs
 where job_id = any ($1::uuid[]) and tenant = $2

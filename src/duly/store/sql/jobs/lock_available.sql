@@ -1,5 +1,5 @@
--- Lock those of these jobs that nobody else has locked, for services that must not wait for one of them: whoever asked
--- for jobs/lock.sql waits, and has a user who waits with them.   $1 job_ids
+-- Locks those of these jobs that no other transaction has locked, for services that must not wait. (Operations that a
+-- user requested use jobs/lock.sql and wait.)   $1 job_ids
 select job_id
 from duly.jobs
 where job_id = any ($1::uuid[])

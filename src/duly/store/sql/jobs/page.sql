@@ -1,6 +1,8 @@
--- Jobs by their ids, in that order, up to a number of bytes: the one that goes past it is the last, and there is always one.
---   $1 job_ids  $2 bytes  $3 whether with their payloads  $4 tenant
--- One after the other, so that what is not sent is not read: a thousand payloads may be a quarter of a gigabyte.
+-- Reads jobs by their ids, in that order, until a number of bytes is reached: the job that exceeds it is the last, and
+-- there is always one.
+--   $1 job_ids  $2 bytes  $3 with payloads?  $4 tenant
+-- One job after the other, so that rows which are not sent are not read: a thousand payloads may be a quarter of a
+-- gigabyte.
 with recursive page as (
     select 0 as place, 0::bigint as bytes,
         null::uuid as job_id, null::smallint as shard, null::text as tenant, null::text as name,

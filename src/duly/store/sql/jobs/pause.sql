@@ -1,4 +1,4 @@
--- No more fires until resumed.   $1 job_id  $2 tenant  $3 reason
+-- Pauses a job: no more fires until it is resumed.   $1 job_id  $2 tenant  $3 reason
 with before as materialized (
     select job_id, next_run_at
     from duly.jobs

@@ -1,12 +1,13 @@
--- Let jobs be as if these occurrences had not been fired, which they were ahead of their time (jobs/retract.sql).
+-- Restores jobs to the state before occurrences were fired ahead of time (see jobs/retract.sql).
 --   $1 job_ids  $2 the first such occurrence of each  $3 how many
--- One that was parked meanwhile stays so. Its leader is told: unless what follows in this transaction plans otherwise, they are due as before.
+-- A job parked meanwhile stays parked. The leader is told: unless a later statement of this transaction plans
+-- otherwise, the jobs are due as before.
 with back as (
     update duly.jobs j
     set next_run_at = case when j.status in ('active', 'ended') then taken.first_at else j.next_run_at end,
         run_count = j.run_count - taken.count,
         status = case when j.status = 'ended' then 'active' else j.status end,
-        -- The latest of those that are left, wherever they are: where the clock has gone back the job goes on after it.
+        -- The latest remaining run, in any table: if the clock has gone back, the job continues after it.
         last_run_at = (
             select max(run.at)
             from (

@@ -1,8 +1,8 @@
--- Put the lines of these jobs in order, after runs joined or left them out of turn (by hand, redriven, cancelled): the
--- first that waits goes if nothing before it is unfinished, and the job notes who is last.
---   $1 job_ids, locked earlier in this transaction (jobs/lock.sql or lock_available.sql), so that no fire decides meanwhile
---   $2 look at each run of theirs? Who has only seen the first of a line end need not: what is not at the line's ends
---      either waits, or is being retried, or is marked as serial, and these are found without reading the line.
+-- Puts the lines of these jobs in order, after runs joined or left them out of turn (triggered, redriven, cancelled):
+-- the first waiting run goes if no run before it is unfinished, and the job notes which run is last.
+--   $1 job_ids, locked earlier in this transaction (jobs/lock.sql, lock_available.sql): no fire decides meanwhile
+--   $2 read all of their runs? Not needed if only the first run of a line has ended: the runs between the line's ends
+--      wait, are being retried, or are marked as serial, and indexes find these without reading the line.
 with held as materialized (
     select claim_id, job_id, scheduled_at, ordinal
     from duly.held_runs
@@ -14,7 +14,7 @@ standing as materialized (
     select near.*
     from unnest($1::uuid[]) as asked (job_id)
     cross join lateral (
-        -- Not min and max: those may be worked out by reading the line.
+        -- Not min and max: the planner may compute those by reading the line.
         select (
             select w.scheduled_at
             from duly.runs w
@@ -38,7 +38,7 @@ standing as materialized (
         from duly.runs r
         where r.job_id = asked.job_id and r.scheduled_at >= line.last
         union
-        -- Where none waits, it is enough to know of the last.
+        -- If none waits, the last run is enough.
         (
             select r.ctid, r.job_id, r.scheduled_at, r.state
             from duly.runs r
@@ -68,14 +68,14 @@ line as materialized (
     group by job_id
 ),
 ordered as (
-    -- All that stand before one that waits are serial: whoever ends lets the next one go.
+    -- All runs before a waiting one are serial: the end of each releases the next.
     update duly.runs r
     set flags = duly.as_serial(r.flags),
         state = case when not line.active and r.scheduled_at = line.first then 'queued' else r.state end,
         run_at = case when not line.active and r.scheduled_at = line.first then duly.now() else r.run_at end
     from line
-    -- By their places: a join may read the line. They keep them, for whoever moves runs has the job locked; should one be
-    -- moved all the same (jobs/follow.sql), upkeep lets it go.
+    -- By ctid: a join may read the line. The ctids hold, because every statement that moves runs has the job locked; if
+    -- one is moved all the same (jobs/follow.sql), upkeep releases it.
     where r.ctid = any (array(select place from standing)) and r.job_id = line.job_id and line.first is not null
         and (not duly.is_serial(r.flags) or (not line.active and r.scheduled_at = line.first))
     returning r.queue, r.state

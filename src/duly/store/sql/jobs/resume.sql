@@ -1,4 +1,4 @@
--- From the next future occurrence on; what fell into the pause is not missed.
+-- Resumes a job from its next future occurrence; occurrences during the pause are not missed.
 --   $1 job_id  $2 tenant  $3 next_run_at  $4 version the plan was made from
 with resumed as (
     update duly.jobs

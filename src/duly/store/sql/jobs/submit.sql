@@ -1,10 +1,10 @@
--- Register jobs. One that is to run now gets its run in the same statement, so that neither can be there alone.
---   $1 to $10: arrays with one element a job, its own fields and the number of its shape
---   $11 to $23: arrays with one element a shape, what jobs of a batch have in common
---   $24 when they were created: one moment for all, and the one that intervals count from
--- A job_id that exists already is the same submit sent again after its answer was lost; a taken dedupe_key is for
--- the caller to look at: both are left alone and not returned.
--- Operators are named as PostgreSQL's own here, and wherever else a caller's connection may be asked.
+-- Submits jobs. A job that runs now gets its run in the same statement, so that neither can exist alone.
+--   $1 to $10: arrays with one element per job, its own fields and the number of its shape
+--   $11 to $23: arrays with one element per shape, the fields that jobs of a batch share
+--   $24 when they were created: one time for all, from which intervals count
+-- A job_id that exists is the same submit sent again after its answer was lost; a taken dedupe_key is for the caller to
+-- judge. Neither is written or returned.
+-- Operators are written as PostgreSQL's own in every statement that may run on a caller's connection.
 with clock as materialized (
     select duly.now() as now
 ),
@@ -43,7 +43,7 @@ told as (
     from (select distinct queue from live) q
 ),
 soon as (
-    -- Leaders hold the near future in memory; few enough to name are named, of many the first and the last id are.
+    -- As duly.announce_due, but for more than 50 jobs the range of their new ids is announced.
     select case when count(*) operator(pg_catalog.>) 50 then
             concat('*:', min(job_id::text collate "C"), ':', max(job_id::text collate "C"))
         else

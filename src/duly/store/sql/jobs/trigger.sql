@@ -1,7 +1,7 @@
--- One extra run, now; the schedule does not move. Unless its job's runs may overlap, it begins as one that waits:
--- jobs/put_in_order.sql, next in this transaction, lets it go if nothing stands before it.
+-- Adds one extra run, now; the schedule does not move. Unless the job's runs may overlap, the run starts as waiting:
+-- jobs/put_in_order.sql, next in this transaction, releases it if no run is before it.
 --   $1 job_id, locked by jobs/lock.sql  $2 flags  $3 default of max_queued  $4 the schedule's own latest time, if any
--- `full`: as many wait as may.
+-- `full`: max_queued is reached. `scheduled_at` null and not full: every timestamp tried is taken; call again.
 with job as materialized (
     select job_id, shard, queue, priority, next_run_at, duly.now() as now,
         duly.overlap(policy) as overlap,
@@ -20,8 +20,9 @@ running as materialized (
     select scheduled_at from duly.held_runs where job_id = $1
 ),
 free as (
-    -- A run is known by its job and time: a microsecond that is no other run's, and not that of an occurrence which is
-    -- yet to be fired. Almost always it is the first; a clock that stands still, as in users' tests, has many runs at once.
+    -- A run is identified by its job and time, so it needs a microsecond that is neither another run's nor that of an
+    -- occurrence still to be fired. Almost always the first is free; a frozen clock, as in users' tests, has many runs
+    -- at the same time.
     select allowed.*, moment.at
     from allowed
     cross join lateral (

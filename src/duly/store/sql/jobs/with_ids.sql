@@ -1,4 +1,4 @@
--- Jobs by the beginning of their id, for people at a keyboard.   $1 tenant  $2, $3 the lowest and highest id with it
+-- Jobs whose id begins with a prefix, for people at a keyboard.   $1 tenant  $2, $3 lowest and highest id with it
 select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at, end_at,
     max_runs, queue, priority, policy, dedupe_key, labels, status, status_reason, next_run_at, last_run_at, run_count,
     created_at, updated_at, version, shown_status

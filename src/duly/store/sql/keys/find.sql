@@ -1,5 +1,5 @@
--- The keys that are good now, with what their tenants may do. `worn`: its last use should be written down again.
---   $1 key_ids  $2 seconds that a last use stays fresh
+-- The valid ones of these keys, with their tenants' request rates. `worn`: the key's last use should be written again.
+--   $1 key_ids  $2 seconds for which a last use counts as fresh
 select k.key_id, k.hash, k.tenant, k.role, t.requests_per_second,
     k.last_used_at is null or k.last_used_at < clock.now - make_interval(secs => $2::float8) as worn
 from unnest($1::text[]) as asked (key_id)

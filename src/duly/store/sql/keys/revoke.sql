@@ -1,4 +1,4 @@
--- A revoked key stays revoked, from the first time on.   $1 key_id  $2 only of this tenant, or null
+-- Revokes a key; the first revocation's time stays.   $1 key_id  $2 only of this tenant, or null
 update duly.api_keys
 set revoked_at = coalesce(revoked_at, duly.now())
 where key_id = $1 and ($2::text is null or tenant = $2)

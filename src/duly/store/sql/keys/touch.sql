@@ -1,4 +1,4 @@
--- These keys were used. In the order of their ids, and not those that another process is writing: it says the same.
+-- Writes that these keys were used. By id, and without those that another process is writing: it writes the same.
 --   $1 key_ids
 update duly.api_keys
 set last_used_at = duly.now()

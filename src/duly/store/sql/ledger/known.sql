@@ -1,5 +1,5 @@
--- Which of these keys has a run already completed with?
---   $1 job_ids  $2 keys, one a job: a key belongs to its job's tenant  $3 seconds that a key is remembered
+-- The ones among these keys that a run has already completed with.
+--   $1 job_ids  $2 keys, one per job: a key belongs to its job's tenant  $3 seconds for which a key is kept
 select asked.job_id, asked.key
 from unnest($1::uuid[], $2::text[]) as asked (job_id, key)
 cross join lateral (select tenant from duly.jobs where job_id = asked.job_id limit 1) j

@@ -1,5 +1,5 @@
--- Remember the keys of runs that this transaction has just recorded under these claims. One that was refused there has
--- no such history row, so its key is not remembered.
+-- Stores the keys of runs that this transaction has just recorded under these claims. A run that was refused there has
+-- no such history row, so its key is not stored.
 --   $1 claim_ids  $2 job_ids  $3 scheduled_ats  $4 keys
 insert into duly.ledger (tenant, key, completed_at, job_id, scheduled_at)
 select distinct on (j.tenant, ended.key) j.tenant, ended.key, duly.now(), h.job_id, h.scheduled_at
@@ -10,7 +10,7 @@ cross join lateral (
     limit 1
 ) h
 cross join lateral (select tenant from duly.jobs where job_id = ended.job_id limit 1) j
--- In one order everywhere: two workers that complete the same keys must not wait for each other.
+-- In the same order everywhere: two workers that complete the same keys must not deadlock.
 order by j.tenant, ended.key
 on conflict (tenant, key) do update
 set completed_at = excluded.completed_at, job_id = excluded.job_id, scheduled_at = excluded.scheduled_at

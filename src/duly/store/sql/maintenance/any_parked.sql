@@ -1,1 +1,2 @@
+-- Whether any job is parked.
 select from duly.parked limit 1

@@ -1,5 +1,5 @@
--- The transactions that may have written a claim which nobody can see yet: such a one has the table locked since before
--- it took an id.
+-- The transactions that may have written a claim which is not visible yet: such a transaction has had the table locked
+-- since before it took an id.
 select virtualtransaction as holder
 from pg_locks
 where locktype = 'relation' and relation = 'duly.claims'::regclass::oid and mode = 'RowExclusiveLock' and granted

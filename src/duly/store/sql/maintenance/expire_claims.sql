@@ -1,4 +1,5 @@
--- End leases that nobody has extended since they were seen; a rescue takes their runs back.   $1 claim_ids  $2 as seen
+-- Ends leases that were not extended since they were read; a rescue takes their runs back.
+--   $1 claim_ids  $2 lease_until as read
 update duly.claims c
 set lease_until = duly.now() - interval '1 microsecond'
 from (

@@ -1,8 +1,8 @@
--- Claims to rescue: almost always none. And is there any claim at all? Also what time it is, how many dead rows lie among
--- the claims, and how long this took here.
---   $1 limit  $2 leases that ended before this are not looked at; null: all are  $3 read all claims instead
--- The index of leases has the answer at once, unless claims that are gone lie in it: while somebody holds a snapshot,
--- nobody can pass over them there. Reading all claims begins at the floor.
+-- Finds claims to rescue: almost always none. Also returns whether there is any claim at all, the time, the number of
+-- dead rows among the claims, and how long this took in the database.
+--   $1 limit  $2 leases that ended before this are skipped; null: none is  $3 read all claims instead
+-- The index of leases answers at once, unless deleted claims lie in it: while a snapshot is held, they cannot be
+-- skipped there. Reading all claims starts at the floor.
 with held as materialized (
     select claim_id, lease_until from duly.live_claims where $3::boolean
 )

@@ -1,6 +1,6 @@
--- Jobs whose first waiting run has nothing unfinished before it. Completion lets the next one go itself; this finds the
--- run that began to wait in the very moment the one before it ended. Their jobs are locked, so that jobs/put_in_order.sql, next
--- in this transaction, decides by what is there then.   $1 limit
+-- Finds and locks jobs whose first waiting run has no unfinished run before it. A completion releases the next run
+-- itself; this finds a run that started to wait at the very moment the one before it ended. jobs/put_in_order.sql, next
+-- in this transaction, decides under the lock.   $1 limit
 with waiting as materialized (
     select distinct w.job_id from duly.runs w where w.state = 'waiting'
 ),

@@ -1,5 +1,6 @@
--- End the runs of a claim that cannot be taken back, with the reason, and nothing of the job that could stand in the way.
---   $1 claim_id, locked by lock_expired.sql in this transaction  $2 what the database said
+-- Ends the run of a claim that cannot be taken back, with the reason, and writes as little of the job as possible,
+-- because that may be what fails.
+--   $1 claim_id, locked by lock_expired.sql in this transaction  $2 the database's error
 with clock as materialized (
     select duly.now() as now
 ),

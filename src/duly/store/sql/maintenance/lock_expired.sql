@@ -1,6 +1,6 @@
--- Lock claims whose lease has run out. SKIP LOCKED: one that is being completed or extended right now is not dead.
--- A statement of its own, before rescue.sql in the same transaction: rescue must look at history with a snapshot that
--- is younger than the lock, or it would put back runs whose completion committed in between.
+-- Locks claims whose lease has run out. SKIP LOCKED: a claim that is being completed or extended right now is alive. A
+-- statement of its own, before rescue.sql in the same transaction: rescue must read history with a snapshot younger
+-- than the lock, or it would put back runs whose completion committed in between.
 --   $1 claim_ids, found by expired.sql  $2 limit
 select claim_id
 from duly.claims

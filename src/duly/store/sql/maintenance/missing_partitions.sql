@@ -1,7 +1,7 @@
--- Days that should have a partition and have none, the nearest first: those to come, and those of the past whose rows
--- lie in the default partition because nobody led. What is older than the oldest partition stays there: only such days
--- are looked into as if nothing of them had been pruned.
---   $1 days ahead  $2 how many days of the past
+-- Days that should have a partition and have none, the nearest first: coming days, and past days whose rows are in the
+-- default partition because no scheduler was leading. Rows older than the oldest partition stay there: for such days,
+-- readers assume that nothing was pruned.
+--   $1 days ahead  $2 maximum number of past days
 with clock as materialized (
     select (duly.now() at time zone 'UTC')::date as today
 ),

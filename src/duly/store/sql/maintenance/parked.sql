@@ -1,4 +1,4 @@
--- Jobs that are parked and may be tried again, by id, a page at a time; `ours` says that nobody has touched them since.
+-- Parked jobs that may be tried again, by id, one page; `ours`: the job was not changed since it was parked.
 --   $1 last job_id of the page before  $2 page size
 select p.job_id, p.version, j.version = p.version and j.status = 'paused' as ours, j.kind, j.schedule, j.timezone,
     j.start_at, j.end_at, j.policy, j.created_at, duly.dealt_with_until(p.job_id) as dealt_with_until

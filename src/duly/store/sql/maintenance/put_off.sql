@@ -1,4 +1,5 @@
--- A claim whose run can neither be taken back nor be ended is looked at again after a while, not every second.
+-- Postpones the rescue of a claim whose run can neither be taken back nor be ended: it is retried later, not every
+-- second.
 --   $1 claim_id  $2 seconds
 update duly.claims
 set lease_until = duly.now() + make_interval(secs => $2)

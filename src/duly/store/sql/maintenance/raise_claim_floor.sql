@@ -1,6 +1,6 @@
--- Let looks at all claims begin at the bar, and name those that are still held below it, as far as they are few: else
--- looks begin at the first that is not named.
---   $1 bar  $2 how many are named
+-- Raises the floor to the bar, and lists up to $2 claims still held below it. If there are more, the floor rises only
+-- to the first claim that is not listed.
+--   $1 bar  $2 maximum number of claims to list
 with below as materialized (
     select claim_id, row_number() over (order by claim_id) as place
     from (select claim_id from duly.live_claims where claim_id < $1 order by claim_id limit $2::int + 1) held

@@ -1,8 +1,8 @@
--- Jobs that were active with nothing planned go on from their next future occurrence; one that has none left has ended,
--- and one that cannot be planned is parked, for maintenance/unpark.sql; what costs too much to plan is just paused.
---   $1 job_ids  $2 versions they were read with  $3 next_run_at  $4 why not, where it cannot be planned
+-- Plans stalled jobs: each continues from its next future occurrence. A job without one has ended; one that cannot be
+-- planned is parked, for maintenance/unpark.sql; one that costs too much to plan is only paused.
+--   $1 job_ids  $2 versions they were read with  $3 next_run_at  $4 the reason, where the job cannot be planned
 with able as materialized (
-    -- A one-off that has fired is over: planned anew it would run twice.
+    -- A one-off that has fired has ended: planned again it would run twice.
     select j.job_id, case when j.kind <> 'once' or j.last_run_at is null then f.next_run_at end as next_run_at, f.reason
     from unnest($1::uuid[], $2::int[], $3::timestamptz[], $4::text[]) as f (job_id, version, next_run_at, reason)
     cross join lateral (

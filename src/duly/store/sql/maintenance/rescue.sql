@@ -1,5 +1,5 @@
--- Take back what expired claims still held: neither let go, nor in history. The crash counts as an attempt; a run that
--- has used up its attempts ends in the dead letters, so one that kills its workers does not do so for ever.
+-- Takes back the runs that expired claims still hold: neither released nor in history. The crash counts as an attempt;
+-- a run without attempts left ends in the dead letters, so a run that kills its workers does not do so for ever.
 --   $1 claim_ids, locked by lock_expired.sql in this transaction  $2 default of max_retries
 with clock as materialized (
     select duly.now() as now
@@ -31,7 +31,7 @@ queued as (
     insert into duly.runs
         (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
     select job_id, scheduled_at,
-        -- One of them may be what killed the worker. If they came back together they would meet it together again, until
+        -- One of them may have killed the worker. If they came back together, they would meet it together again until
         -- all had used up their attempts.
         clock.now + case when lost_together > 1
             then random() * (case attempt when 1 then 2 when 2 then 8 else 30 end)::float8 * interval '1 second'

@@ -1,7 +1,7 @@
--- Put runs back that are in no place where a run can be, with the attempts they have had. Looked at once more here, in
--- one snapshot that is younger than the lock: whoever else could bring such a run back locks its job as well.
+-- Puts back runs that are in no table, with the attempts they have had. Checked again here, in one snapshot younger
+-- than the lock: every other statement that could bring such a run back locks its job as well.
 --   $1 job_ids, locked earlier in this transaction (jobs/lock_available.sql)  $2 scheduled_ats
--- Unless runs of the job may overlap they begin as ones that wait; jobs/put_in_order.sql comes next in this transaction.
+-- Unless the job's runs may overlap, the runs start as waiting; jobs/put_in_order.sql comes next in this transaction.
 with clock as materialized (
     select duly.now() as now
 ),

@@ -1,4 +1,4 @@
--- Every shard has a row. One that comes back goes on after the last epoch it ever had: a fence never goes down.
+-- Inserts the rows of missing shards. A restored shard continues after its last epoch: a fence never goes down.
 insert into duly.shards (shard, epoch)
 select missing.shard, coalesce((select max(t.epoch) from duly.terms t where t.shard = missing.shard), 0)
 from duly.store

@@ -1,5 +1,5 @@
--- Put claims of one run each in the place of one that holds several, so that each can be taken back by itself. What the
--- claim has let go stays where it went. Nothing if it holds only one.
+-- Replaces a claim that holds several runs by claims of one run each, so that each can be taken back by itself.
+-- Released runs stay where they went. Does nothing if the claim holds only one run.
 --   $1 claim_id, locked by lock_expired.sql in this transaction
 with held as materialized (
     select c.worker_id, c.claimed_at, c.lease_until, one.*, one.ordinal = any (c.cancelled) as is_cancelled

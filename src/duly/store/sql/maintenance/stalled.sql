@@ -1,4 +1,4 @@
--- These jobs, as far as they are active and have nothing planned.   $1 job_ids
+-- Reads those of these jobs that are active and have no next occurrence.   $1 job_ids
 select job_id, version, true as ours, kind, schedule, timezone, start_at, end_at, policy, created_at,
     duly.dealt_with_until(job_id) as dealt_with_until
 from duly.jobs

@@ -1,9 +1,9 @@
--- One page of the guardian's walk over all jobs: what of it should never be.
+-- Reads one page of the guardian's walk over all jobs and returns impossible states.
 --   $1 last job_id of the page before  $2 grace in seconds  $3, $4 smallest and largest page  $5 pages of a whole walk
--- stalled: active, and yet nothing is planned.  lost: its latest run is in none of the three places where a run can be.
--- All of this is one snapshot, in which a run is in exactly one place however busy it is. The last row has no problem: it
--- says where the page ended, null at the end of the table.
--- Days whose history was pruned cannot be asked, so nothing older than the oldest partition is looked at.
+-- stalled: active, but without a next occurrence.  lost: the latest run is in none of the three tables that hold runs.
+-- All of this is one snapshot, in which a run is in exactly one table however busy it is. The last row has no problem:
+-- it tells where the page ended, null at the end of the table. Days whose history was pruned cannot be asked, so runs
+-- older than the oldest partition are skipped.
 with size as materialized (
     select least($4::float8, greatest($3::float8, reltuples / $5::float8))::bigint as page from pg_class where oid = 'duly.jobs'::regclass::oid
 ),

@@ -1,4 +1,5 @@
--- Claims whose lease lies far ahead although their worker is gone: nobody extends them, and nobody takes them back.
+-- Claims whose lease lies far ahead although their worker is gone: no worker extends them, and no rescue takes them
+-- back.
 --   $1 how far ahead, in seconds  $2 limit
 select c.claim_id, c.lease_until
 from duly.live_claims c

@@ -1,5 +1,6 @@
--- Jobs that can be planned again, or are to be tried again, go on, from the next future occurrence; one that has none left has ended.
---   $1 job_ids  $2 versions they were parked with  $3 next_run_at  $4 job_ids that are no longer ours to resume
+-- Lets parked jobs that can be planned again, or are to be retried, continue from their next future occurrence; a job
+-- without one has ended.
+--   $1 job_ids  $2 versions they were parked with  $3 next_run_at  $4 job_ids that are no longer Duly's to resume
 with able as materialized (
     select j.job_id, f.next_run_at
     from unnest($1::uuid[], $2::int[], $3::timestamptz[]) as f (job_id, version, next_run_at)
@@ -18,7 +19,8 @@ unparked as (
     returning j.job_id, j.shard, j.next_run_at, j.updated_at
 ),
 forgotten as (
-    -- One that could not be fired is remembered until the next look: if it is parked again before, it waits longer.
+    -- A job that could not be fired keeps its row until the next pass: if it is parked again before that, it waits
+    -- longer.
     delete from duly.parked
     where job_id = any ($4::uuid[]) or (job_id = any (array(select job_id from able)) and retry_at is null)
 ),

@@ -1,4 +1,4 @@
--- Drop what was said under claims that are gone.   $1 limit
+-- Deletes the progress of claims that are gone.   $1 limit
 with stale as (
     select p.ctid from duly.progress p
     where not exists (select from duly.claims c where c.claim_id = p.claim_id)

@@ -1,4 +1,4 @@
--- How far these running runs are.   $1 claim_ids  $2 job_ids  $3 scheduled_ats
+-- The progress of these running runs.   $1 claim_ids  $2 job_ids  $3 scheduled_ats
 select asked.job_id, asked.scheduled_at, p.fraction, p.note, p.at
 from unnest($1::uuid[], $2::uuid[], $3::timestamptz[]) as asked (claim_id, job_id, scheduled_at)
 join duly.claims c on c.claim_id = asked.claim_id

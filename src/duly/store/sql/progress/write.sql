@@ -1,5 +1,5 @@
--- How far running handlers are.   $1 claim_ids  $2 ordinals  $3 fractions  $4 notes
--- Only under claims that stand: what a worker says about a run that it lost is nobody's business.
+-- Stores the progress of running handlers.   $1 claim_ids  $2 ordinals  $3 fractions  $4 notes
+-- Only for existing claims: a worker's report about a run that it lost is ignored.
 insert into duly.progress (claim_id, ordinal, fraction, note, at)
 select c.claim_id, said.ordinal, said.fraction, said.note, duly.now()
 from unnest($1::uuid[], $2::int[], $3::real[], $4::text[]) as said (claim_id, ordinal, fraction, note)

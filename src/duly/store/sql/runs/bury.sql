@@ -1,6 +1,6 @@
--- Runs that will not be tried again go to the dead letters, and the occurrence's outcome is recorded as dead.
+-- Records runs that will not be tried again: the outcome in history and, where it is `dead`, a dead letter.
 --   $1 claims named by this call  $2, $3 the runs: position in $1 and ordinal in that claim
---   $4 error as JSON text  $5, $6 started and finished, microseconds since 1970  $7 status: dead or cancelled
+--   $4 error as JSON  $5, $6 started and finished, microseconds since 1970  $7 status: dead or cancelled
 with clock as materialized (
     select duly.now() as now
 ),

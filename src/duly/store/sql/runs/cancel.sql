@@ -1,6 +1,6 @@
--- Cancel one run: a waiting one ends here, a running one is asked to stop.
+-- Cancels one run: a waiting one ends here, a running one is asked to stop.
 --   $1 job_id, locked by jobs/lock.sql  $2 scheduled_at
--- No row: it has ended, or it is on its way from one place to another this very moment; the caller looks again.
+-- `became` is null if the run has ended, or is moving between two tables at this moment; the caller looks again.
 with clock as materialized (
     select duly.now() as now
 ),
@@ -22,7 +22,7 @@ asked as (
     update duly.claims c
     set cancelled = array_append(c.cancelled, one.ordinal)
     from running one
-    -- As it is once its lock is had: a run that went back to the queue meanwhile is looked for there.
+    -- Checked again under the lock: a run that went back to the queue meanwhile is found there by the next call.
     where c.claim_id = one.claim_id and not (one.ordinal = any (c.released))
         and c.claim_id = any (array(select claim_id from running))
     returning c.worker_id

@@ -1,14 +1,14 @@
 -- Takes up to $3 startable runs under one lease: highest priority first, then by due time.
 --   $1 worker_id  $2 lease in seconds  $3 limit  $4, $5 lanes: queue and priority, in the order to read them
 --   $6 floors: the run_at at which to start in each lane; null: at its beginning
--- Each lane is its own index descent, which stops at the first run that may not start yet; the outer limit stops the walk
--- over the lanes.
--- The last row is not a run. It tells the database's time (`now`), when the next run of these lanes may start
--- (`next_run_at`), and that the first `emptied_lanes` lanes hold no more runs startable at `emptied_to`. The next claim may
--- start there: while a long query keeps vacuum from removing them, deleted runs lie before the head of their lane, and
--- walking over 100,000 of them takes 25 ms. `took` is the time spent in the database, without the network.
--- The limit is hidden from the planner: if it sees the limit, PostgreSQL finds a plan for that very limit so much cheaper
--- on a deep queue that it plans every claim anew, which takes as long as a claim of 100 itself (1.6 × in all, measured).
+-- Each lane is its own index descent, which stops at the first run that may not start yet; the outer limit stops the
+-- walk over the lanes. The last row is not a run. It tells the database's time (`now`), when the next run of these
+-- lanes may start (`next_run_at`), and that the first `emptied_lanes` lanes hold no more runs startable at
+-- `emptied_to`. The next claim may start there: while a long query keeps vacuum from removing them, deleted runs lie
+-- before the head of their lane, and walking over 100,000 of them takes 25 ms. `took` is the time spent in the
+-- database, without the network. The limit is hidden from the planner: if it sees the limit, PostgreSQL finds a plan
+-- for that very limit so much cheaper on a deep queue that it plans every claim anew, which takes as long as a claim of
+-- 100 itself (1.6 × in all, measured).
 with clock as materialized (
     select duly.now() as now
 ),

@@ -1,5 +1,6 @@
 -- As `claim`, without the runs of some tasks, which are left to other workers: the same statement but for the lines
--- between "Only here" and "Until here". In `claim` itself they would cost every worker 20 µs, and few workers need them.
+-- between "Only here" and "Until here". In `claim` itself they would cost every worker 20 µs, and few workers need
+-- them.
 --   $7 tasks whose runs are not taken
 -- Only the first 1,000 runs of each lane are read: the queue may hold a million runs of those tasks.
 with clock as materialized (

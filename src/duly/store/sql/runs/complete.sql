@@ -1,10 +1,10 @@
--- Record runs that ended well, and close the claims that hold nothing more.
+-- Records runs that succeeded, and closes the claims that hold nothing more.
 --   $1 claims named by this call  $2, $3 the runs: position in $1 and ordinal in that claim
---   $4, $5 started and finished, microseconds since 1970  $6 results as JSON text  $7 flags to add  $8 claims to close
--- The fence: a claim that rescue took away is not there, so its arrays are not there, so nothing can be inserted.
--- `serial`: jobs whose runs go one after the other, and whose next one may go now: jobs/put_in_order.sql does that under the
--- job's lock, so that it cannot happen twice.
--- FOR KEY SHARE lets heartbeats pass and makes a rescue of the same claim wait or look elsewhere.
+--   $4, $5 started and finished, microseconds since 1970  $6 results as JSON  $7 flags to add  $8 claims to close
+-- The fence: a claim that rescue took away has no row, hence no arrays, hence nothing to insert.
+-- `serial`: jobs whose runs go one after the other, and whose next run may go now. jobs/put_in_order.sql releases it
+-- under the job's lock, so that it cannot happen twice.
+-- FOR KEY SHARE lets heartbeats pass and makes a rescue of the same claim wait or skip it.
 with held as materialized (
     select named.position, c.claim_id, c.worker_id, c.job_ids, c.scheduled_ats, c.fired_ats, c.epochs, c.attempts,
         c.flags, c.released
@@ -32,10 +32,10 @@ recorded as (
     returning job_id, scheduled_at, flags
 ),
 closed as (
-    -- In the order in which a heartbeat takes them, or the two would wait for each other.
-    -- A database that was promoted may have forgotten outcomes that the worker was told were recorded. So a claim from
-    -- before that, or from before the server's start, is closed only if each of its runs is accounted for; else its
-    -- lease runs out, and rescue brings back what is missing.
+    -- In the order in which a heartbeat locks them, or the two would deadlock. A database that was promoted may have
+    -- lost outcomes after it confirmed them to the worker. So a claim from before the promotion, or from before the
+    -- server's start, is closed only if each of its runs is accounted for; otherwise its lease runs out, and rescue
+    -- brings back the missing runs.
     delete from duly.claims
     where claim_id = any (array(
         select c.claim_id

@@ -1,9 +1,9 @@
--- Extend these leases of one worker, and the worker's own, in one statement. What comes back is what it still holds: a
--- claim it thinks it has and does not find here is lost. A row without a claim: the worker itself is not known here, and
--- must join again. (A promoted standby may never have heard of it.)
+-- Extends these leases of one worker, and the worker's own, in one statement. Returns the claims that it still holds:
+-- one that the worker believes it has and that is missing here is lost. A row without a claim: the store does not know
+-- the worker, and it must join again. (A promoted standby may have lost its row.)
 --   $1 worker_id  $2 lease in seconds  $3 the claims it knows of
--- By name, never all that the worker has: a claim whose answer was lost, or one that it has given up, has nobody who
--- works on its runs. Its lease must be left to run out.
+-- Claims are named, never all of the worker's: no one works on the runs of a claim whose answer was lost, or that the
+-- worker has given up. Such a lease must run out.
 with alive as (
     update duly.nodes
     set lease_until = duly.now() + make_interval(secs => $2)

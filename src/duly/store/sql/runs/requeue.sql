@@ -1,9 +1,9 @@
--- Put runs back: a retry after a failed attempt, a snooze, or a return at shutdown.
+-- Puts runs back into the queue: a retry after a failed attempt, a snooze, or a return at shutdown.
 --   $1 claims named by this call  $2, $3 the runs: position in $1 and ordinal in that claim
---   $4 state to go to  $5 delay in seconds  $6 attempts to give back (1 where this one should not count)
---   $7 error as JSON text, null where the attempt did not fail  $8, $9 started and finished, microseconds since 1970
--- The claim remembers the ordinals it let go, so that a later rescue of the same claim leaves them alone and a second
--- sending of this statement does nothing. A run that was cancelled meanwhile, by itself or with its job, does not come
+--   $4 new state  $5 delay in seconds  $6 attempts to give back (1 where this one should not count)
+--   $7 error as JSON, null where the attempt did not fail  $8, $9 started and finished, microseconds since 1970
+-- The claim keeps the ordinals it has released, so that a later rescue of the same claim skips them and sending this
+-- statement twice has no further effect. A run that was cancelled meanwhile, by itself or with its job, does not come
 -- back; `serial`: jobs whose next run may go now because of that (see runs/complete.sql).
 with clock as materialized (
     select duly.now() as now
@@ -13,7 +13,7 @@ held as materialized (
         c.flags, c.released, c.cancelled
     from unnest($1::uuid[]) with ordinality as named (claim_id, position)
     join duly.claims c on c.claim_id = named.claim_id
-    order by c.claim_id -- as a heartbeat takes them, or the two would wait for each other
+    order by c.claim_id -- as a heartbeat locks them, or the two would deadlock
     for no key update of c
 ),
 run as materialized (
@@ -68,6 +68,6 @@ select (select count(*) from run) as requeued,
     duly.heed_tokens(array(select claim_id from held)) as heeded,
     (select array_agg(distinct job_id) from cancelled where duly.is_serial(flags)) as serial,
     (select count(pg_notify('duly_work', q.queue)::text) from (
-        -- A worker that sleeps until a later moment must hear of an earlier one.
+        -- A worker that sleeps until a later run must hear of an earlier one.
         select distinct queue from queued cross join clock where queued.run_at <= clock.now + interval '60 seconds'
     ) q) as told

@@ -1,5 +1,5 @@
--- Jobs that duly.submit has stored and nobody has planned, oldest first. One that is gone, or no longer paused, has no
--- `kind` here: there is nothing left to plan.   $1 page
+-- Jobs that duly.submit has stored and that are not planned yet, oldest first. A job that is gone, or no longer paused,
+-- has no `kind` here: there is nothing left to plan.   $1 page size
 select u.job_id as submitted, u.unnamed,
     j.job_id, j.shard, j.tenant, j.name, j.handler, j.target, j.payload, j.payload_ref, j.kind, j.schedule,
     j.timezone, j.start_at, j.end_at, j.max_runs, j.queue, j.priority, j.policy, j.dedupe_key, j.labels, j.status,

@@ -1,12 +1,12 @@
--- Jobs of duly.submit become what they were planned to be, or stay paused with the reason why not.
+-- Writes the plans of jobs that duly.submit stored; a job without a plan stays paused, with the reason.
 --   $1 job_ids  $2 versions they were read with  $3 kinds  $4 schedules  $5 targets  $6 next_run_at  $7 reasons
---   $8 job_ids of those that need no plan any more  $9 names, for those that were submitted without
+--   $8 job_ids that no longer need a plan  $9 names, for those that were submitted without one
 with able as materialized (
     select f.*
     from unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[], $9::text[])
         as f (job_id, version, kind, schedule, target, next_run_at, reason, name)
     cross join lateral (
-        -- Somebody was faster, or has changed it: then it is read again.
+        -- A job that was changed meanwhile, or is locked, is read again.
         select from duly.jobs where job_id = f.job_id and version = f.version and status = 'paused'
         limit 1
         for no key update skip locked

@@ -1,2 +1,2 @@
--- Every type of array that is sent over a caller's connection, so that its driver gets to know them.
+-- Every array type that is sent over a caller's connection, so that its driver learns them.
 select $1::uuid[], $2::smallint[], $3::text[], $4::bytea[], $5::timestamptz[], $6::int[], $7::boolean[]

@@ -1,7 +1,7 @@
--- How full the store is. Estimates and bounded counts only: this is asked again and again by people who watch.
---   $1 how many rows of each kind are counted at most  $2 how many jobs are
--- More jobs than that are estimated as the planner does it: by how many rows a page had when it was last looked at, and
--- how many pages there are now. overdue_more: a shard has more overdue jobs than were counted.
+-- Counts the store's jobs and runs. Estimates and bounded counts only: dashboards ask again and again.
+--   $1 maximum number of rows of each kind to count  $2 maximum number of jobs to count
+-- More jobs than that are estimated as the planner does it: by the rows per page at the last analysis and the current
+-- number of pages. overdue_more: a shard has more overdue jobs than were counted.
 with clock as materialized (
     select duly.now() as now
 ),

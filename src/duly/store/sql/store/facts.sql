@@ -1,3 +1,4 @@
+-- The store's identity, whether its clock is the real one, the server's version, and the last day that has a partition.
 select s.store_id, s.shard_count, c.frozen_at is null and c.shift = interval '0' as clock_is_real,
     current_setting('server_version') as server_version,
     (

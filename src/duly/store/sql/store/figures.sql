@@ -1,5 +1,5 @@
--- What a monitoring system asks for, again and again: every part is bounded. A row is one figure of one thing.
---   $1 how many queues, and  $2 how many rows of each kind are counted at most
+-- Figures for a monitoring system, which asks again and again: every part is bounded. A row is one figure of one thing.
+--   $1 maximum number of queues  $2 maximum number of rows of each kind to count
 with recursive clock as materialized (
     select duly.now() as now
 ),

@@ -1,4 +1,5 @@
--- Who has tables of ours locked and is in a transaction, the longest first. Our own short statements are not of interest.
+-- Sessions that have locked Duly's tables in an open transaction, the longest first. Duly's own short statements are
+-- left out.
 select a.pid, coalesce(nullif(a.application_name, ''), a.usename, a.backend_type) as who,
     string_agg(distinct l.relation::regclass::text, ', ') as tables,
     extract(epoch from clock_timestamp() - min(a.xact_start))::float8 as seconds,

@@ -1,5 +1,5 @@
--- What keeps vacuum from removing dead rows for longest: a session with an old transaction or snapshot, a prepared
--- transaction, or a replication slot that nobody reads from. `seconds`: since when, as far as that is known.
+-- The session that has kept vacuum from removing dead rows for longest: one with an old transaction or snapshot, a
+-- prepared transaction, or a replication slot without a reader. `seconds`: for how long, where that is known.
 select what, seconds, ending
 from (
     select format('process %s (%s, %s)', pid, coalesce(nullif(application_name, ''), usename, backend_type), state) as what,

@@ -1,10 +1,9 @@
--- How much of the store is one tenant's. Counts are bounded: whoever has more than that needs no exact figure.
---   $1 tenant  $2 how many runs, letters or jobs of a status are looked at at most  $3 how many jobs are counted
--- Runs do not say whose they are. Where the store has few, all of them are looked at; where it has many, those of the
--- tenant's own jobs are, so that a tenant with few jobs has exact figures whatever the others do. The _more columns: there
--- is more than was looked at.
--- Jobs of the default tenant have no index of their own: beyond the first $3 of the store they are what is left when the
--- others are taken away from the estimate of all.
+-- Counts one tenant's part of the store. Counts are bounded: beyond the bound no exact figure is needed.
+--   $1 tenant  $2 maximum number of runs, letters or jobs of a status to read  $3 maximum number of jobs to count
+-- Runs do not carry their tenant. If the store has few, all of them are read; if it has many, those of the tenant's own
+-- jobs are, so that a tenant with few jobs has exact figures whatever the others do. A `_more` column: there are more
+-- than were read. Jobs of the default tenant have no index of their own: beyond the first $3 jobs of the store, their
+-- number is the estimate of all jobs minus those of other tenants.
 with clock as materialized (
     select duly.now() as now
 ),
@@ -38,7 +37,7 @@ own as materialized (
     from (select job_id, tenant from duly.jobs where $1 = 'default' order by job_id desc limit $2 + 1) newest
     where tenant = $1
 ),
--- Whether those are all that can have a run: of some status there are no more than were looked at.
+-- Whether those are all jobs that can have a run: no status has more than were read.
 whole as materialized (
     select $1 <> 'default' and not exists (
         select from (values ('active'), ('ended'), ('paused')) as s (status)

@@ -1,2 +1,2 @@
--- What calls of HTTP targets are signed with where no secret is configured.
+-- The secret that signs calls of HTTP targets where none is configured.
 select webhook_secret from duly.store

@@ -1,4 +1,4 @@
--- How many of these jobs would be new: a submit that is sent again, or whose dedupe_key is known, needs no place.
+-- Counts the jobs that would be new: a submit that is sent again, or whose dedupe_key exists, needs no slot.
 --   $1 tenant  $2 job_ids  $3 dedupe_keys
 select count(distinct coalesce(asked.dedupe_key, asked.job_id::text)) as new
 from unnest($2::uuid[], $3::text[]) as asked (job_id, dedupe_key)

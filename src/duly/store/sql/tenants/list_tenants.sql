@@ -1,4 +1,4 @@
--- Tenants that something was set for.   $1 only this one; null: all
+-- Tenants that have settings.   $1 only this one; null: all
 select tenant, max_jobs, requests_per_second, tasks, queues, commands, created_at, updated_at
 from duly.tenants
 where $1::text is null or tenant = $1

@@ -1,6 +1,6 @@
--- As tenants/room, for transactions of our own: somebody may have locked the tenant in a transaction that they keep open,
--- and then whoever asks is told so after a while. Only this lock is waited for so briefly.
---   $1 tenant  $2 how many are wanted  $3 the settings' limit  $4 how long to wait, as lock_timeout takes it
+-- As tenants/room.sql, for Duly's own transactions: another transaction may keep the tenant locked, and the caller is
+-- told after a while. Only this lock has so short a timeout.
+--   $1 tenant  $2 how many are wanted  $3 the default limit  $4 lock_timeout
 select asked.room, set_config('lock_timeout', '0', true) as patient_again
 from (
     select duly.tenant_room($1::text, $2::bigint, $3::bigint) as room

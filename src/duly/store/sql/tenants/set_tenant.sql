@@ -1,4 +1,4 @@
--- What a tenant may have and do. Places are counted anew when there is a limit where there was none.
+-- Sets a tenant's limits and rights. Slots are counted anew when there is a limit where there was none.
 --   $1 tenant  $2 max_jobs  $3 requests_per_second  $4 tasks  $5 queues  $6 commands  $7 which of these to set
 insert into duly.tenants as t (tenant, max_jobs, requests_per_second, tasks, queues, commands, created_at, updated_at)
 select $1::text, $2::bigint, $3::float8, $4::text[], $5::text[], $6::boolean, clock.now, clock.now

@@ -1,4 +1,4 @@
--- These new jobs take their places.   $1 tenant  $2 job_ids
+-- Takes slots for new jobs.   $1 tenant  $2 job_ids
 with taken as (
     insert into duly.tenant_jobs (tenant, job_id)
     select $1::text, job_id from unnest($2::uuid[]) as new (job_id)

@@ -1,7 +1,7 @@
--- Plans go where the new rules of their zones put them.
+-- Moves plans to where the new rules of their zones put them.
 --   $1 job_ids  $2 versions of their rows when they were read  $3 next_run_at they were read with  $4 the new one
--- A job that somebody keeps locked, or has changed or fired meanwhile, is not among those that are returned. No epoch is
--- compared: whoever works it out comes to the same, and the second finds another row.
+-- A job that is locked, or was changed or fired meanwhile, is not returned. No epoch is compared: every node computes
+-- the same result, and the second one finds another row.
 with able as materialized (
     select f.job_id, f.expected, f.next_run_at
     from unnest($1::uuid[], $2::xid[], $3::timestamptz[], $4::timestamptz[]) as f (job_id, version, expected, next_run_at)

@@ -1,5 +1,5 @@
--- A version comes into force, unless somebody was faster.   $1 version  $2 data  $3 the version in force until now
--- The first of a store has nothing to replan: nobody knows by which rules the plans before it were made.
+-- Puts a version into force, unless another node was first.   $1 version  $2 data  $3 the version in force until now
+-- The first version of a store replans nothing: the rules by which earlier plans were made are unknown.
 with noted as (
     insert into duly.zone_rules (version, noted_at, finished_at, data)
     select $1, duly.now(), case when $3::text is null then duly.now() end, $2

@@ -1,6 +1,6 @@
--- One page of the walk over all jobs: those whose plan may be by other rules of their zone.
+-- Reads one page of the walk over all jobs: those whose plan may follow other rules of their zone.
 --   $1 last job_id of the page before  $2 page size  $3 zones whose rules changed  $4 when
--- The last row has no kind: it says where the page ended, null at the end of the table.
+-- The last row has no kind: it tells where the page ended, null at the end of the table.
 with page as materialized (
     select job_id, xmin as version, kind, schedule, timezone, start_at, end_at, policy, created_at, next_run_at, last_run_at,
         updated_at
