@@ -138,12 +138,18 @@ def spawn(database_url: str, sink: Path, tmp_path: Path) -> Iterator[Spawn]:
     spawn.end()
 
 
+# Fixtures that start real processes.
+_PROCESSES = {"spawn", "servers", "start"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     paths = {item: item.path.relative_to(here).as_posix() for item in items}
     for item, path in paths.items():
         for marker in tiers.markers(path):
             item.add_marker(marker)
+        if not _PROCESSES.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker("slow")
         if hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker("search")
     items.sort(key=lambda item: tiers.rank(paths[item]))
