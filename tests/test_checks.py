@@ -1,4 +1,4 @@
-"""What a client sends: every wrong field is named, and nothing wrong passes."""
+"""The checks of a client's input: every invalid field is named, and nothing invalid passes."""
 
 from __future__ import annotations
 

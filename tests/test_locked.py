@@ -1,4 +1,4 @@
-"""What `make` installs is named to the byte: a package that is not locked, or not by hash, would be fetched unseen."""
+"""Every package that `make` installs is locked by version and hash: another one would be fetched unseen."""
 
 from __future__ import annotations
 

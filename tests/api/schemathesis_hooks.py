@@ -1,4 +1,4 @@
-"""What schemathesis cannot know: texts of our formats, and rules between fields. Loaded by its command line only."""
+"""Strings of our formats and rules between fields, which schemathesis cannot know. Loaded by its command line only."""
 
 from __future__ import annotations
 

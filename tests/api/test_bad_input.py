@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is a problem document that names what is wrong, and never a 500."""
+"""Any invalid request is answered with a problem document that names what is wrong, and never with a 500."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one tenant's open transaction does to the API: that tenant is told to come again, the others notice nothing."""
+"""An open transaction of one tenant: the API tells that tenant to retry, and the other tenants notice nothing."""
 
 from __future__ import annotations
 

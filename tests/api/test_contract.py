@@ -1,4 +1,4 @@
-"""What the API says of itself is true: schemathesis sends whatever the description allows, and what it does not."""
+"""The API's description is true: schemathesis sends requests that the description allows, and some that it does not."""
 
 from __future__ import annotations
 

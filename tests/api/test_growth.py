@@ -1,4 +1,4 @@
-"""Nothing costs more than in proportion to what a caller sends.
+"""No request costs more than in proportion to its size.
 
 Every header, parameter and field of a body that the API's description knows, and some headers that it does not, is fed
 with runs of characters that parsers find hard, in growing sizes. Judged is how the processor's time grows from a

@@ -1,4 +1,4 @@
-"""What a role may do with commands, and what the role that watches sees."""
+"""The commands that a role may use, and the view of the role that only watches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the document of a run says in every state: what was tried, what comes next, and why it did not run."""
+"""The document of a run in every state: the attempts so far, the next step, and why it did not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask, what every answer carries, the probes, the page, and the server around it all."""
+"""Access, the headers of every answer, the probes, the live page, and the server around them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `duly bench` prints can be trusted: the sums, the verdicts, and that a wrong count is a failure."""
+"""The output of `duly bench` can be trusted: the sums, the verdicts, and that a wrong count is a failure."""
 
 from __future__ import annotations
 

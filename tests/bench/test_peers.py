@@ -1,4 +1,4 @@
-"""What `make bench-peers` publishes can be trusted: medians, reasons instead of figures, and plots that show both."""
+"""The page of `make bench-peers` can be trusted: medians, reasons instead of figures, and plots that show both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One tenant's worst, as a process of its own: every costly request of which an attack on Duly has ever made use.
+"""The worst that one tenant can do, as a process: every costly request that an attack on Duly has ever used.
 
     python -m cli.besieging PORT SECONDS    (with the keys in READ_KEY and WRITE_KEY)
 

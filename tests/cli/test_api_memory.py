@@ -1,4 +1,4 @@
-"""What the API's process holds while several clients ask for more than it could ever hold at once."""
+"""The memory of the API's process while several clients ask for more than it could hold at once."""
 
 from __future__ import annotations
 

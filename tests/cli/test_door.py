@@ -1,4 +1,4 @@
-"""Who gets in at an API that nobody has made keys for: whoever started it, and nobody by way of an address."""
+"""Access to an API without keys in its store: for the user who started it, and for nobody by way of an address."""
 
 from __future__ import annotations
 

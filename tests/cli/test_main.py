@@ -1,4 +1,4 @@
-"""What `duly` itself promises: a module for each command, and nothing loaded that a command does not need."""
+"""The command `duly` itself: a module for each command, and no import that a command does not need."""
 
 from __future__ import annotations
 

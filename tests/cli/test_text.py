@@ -1,4 +1,4 @@
-"""What came from elsewhere is printed as text by every command: on a terminal and into a pipe, here and through an API.
+"""Every command prints foreign text as plain text: on a terminal and into a pipe, from the store and through an API.
 
 Nothing of it moves a cursor, turns the reading direction around, hides, or makes a line of its own. Every text that
 lies in the store is made hostile first, column by column, so that a new one is found here without being named.

@@ -1,4 +1,4 @@
-"""How long nothing fires when a leader is killed or leaves: real scheduler processes over one store.
+"""Measures for how long nothing fires when a leader is killed or leaves: real scheduler processes over one store.
 
 Two schedulers share the shards. A round submits jobs that fall due from a chosen moment on, spread over all shards, and
 strikes one scheduler at that moment. The round's figure is the longest that any of these jobs had to wait, counted from

@@ -1,4 +1,4 @@
-"""What every coordinator promises, tried with each of them: real servers, a real store, several nodes in one process.
+"""The contract of every coordinator, tried with each: real servers, a real store, several nodes in one process.
 
 Nodes have pools of their own and tell one record of every term that begins or ends; a term that begins while another
 node still holds one of that shard is noted as an overlap, and at the end of every test there must be none.

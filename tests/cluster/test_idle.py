@@ -1,4 +1,4 @@
-"""What each kind of process costs while it has nothing to do: counted at the wire, and by its process's own clock."""
+"""The cost of an idle process of each kind: its statements, counted on the wire, and its CPU time."""
 
 from __future__ import annotations
 

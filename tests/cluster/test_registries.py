@@ -1,4 +1,4 @@
-"""What etcd and ZooKeeper have of their own: several servers, logins, and being away from the start."""
+"""The features that only etcd and ZooKeeper have: several servers, logins, and being away from the start."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _FLAGS = (
 
 
 def missing() -> str | None:
-    """Why there is no browser here."""
+    """The reason why no browser can be started here."""
     return None if shutil.which("chromium") else "chromium is not installed (scripts/test-services installs it)"
 
 
@@ -63,7 +63,7 @@ class Browser:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def ask(self, expression: str) -> Any:
-        """What an expression comes to in the page; None while it is none."""
+        """The value of an expression in the page; None while the page cannot evaluate it."""
         self._asked += 1
         asked = {"expression": expression, "returnByValue": True}
         self._send(json.dumps({"id": self._asked, "method": "Runtime.evaluate", "params": asked}).encode())
@@ -96,7 +96,7 @@ class Browser:
         assert head.startswith(b"HTTP/1.1 101"), head
 
     def _page(self) -> tuple[int, str]:
-        """Where the tab is asked: the browser's port and the tab's path."""
+        """The address of the tab's DevTools: the browser's port and the tab's path."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline and self._process.poll() is None:
             found = re.search(r"DevTools listening on ws://127\.0\.0\.1:(\d+)/", self._log())

@@ -22,7 +22,7 @@ PATIENCE = 30.0
 
 @dataclass(frozen=True)
 class Ended:
-    """How a command ended, and what it said."""
+    """The exit code and the output of a command."""
 
     code: int
     out: str
@@ -39,7 +39,7 @@ class Ended:
 
 
 class Process:
-    """A `duly` command as a real process. What it writes is read as it comes."""
+    """A `duly` command as a real process, whose output is read as it comes."""
 
     def __init__(
         self, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path, *, by: Sequence[str] = ()
@@ -85,7 +85,7 @@ class Process:
                 return found
 
     def end(self, seconds: float = PATIENCE) -> int:
-        """Wait until it has ended by itself. Returns the exit code."""
+        """Waits until the process has ended by itself. Returns the exit code."""
         code = self.process.wait(seconds)
         self._reader.join(seconds)
         while not self._lines.empty():
@@ -98,7 +98,7 @@ class Process:
         self.process.send_signal(number)
 
     def press_ctrl_c(self) -> None:
-        """What a terminal does: SIGINT to every process of the group."""
+        """Sends SIGINT to every process of the group, as a terminal does."""
         os.killpg(self.pid, signal.SIGINT)
 
     @property

@@ -1,4 +1,4 @@
-"""A real HTTP server for tests of what calls one. It records what it is sent, and misbehaves as it is told."""
+"""A real HTTP server for tests of HTTP targets. It records requests, and misbehaves as it is told."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def reply(status: int = 200, body: bytes | str = b"", **headers: str) -> bytes:
 
 @dataclass
 class Endpoint:
-    """Answers each path with what its list holds, in turn, and with the last of it from then on."""
+    """Answers each path with the answers of its list in turn, and with the last of them from then on."""
 
     port: int = 0
     scheme: str = "http"
@@ -50,7 +50,7 @@ class Endpoint:
     gone: int = 0
 
     def on(self, path: str, *answers: bytes | Behaviour) -> str:
-        """Set what a path answers; returns its URL."""
+        """Sets the answers of a path. Returns its URL."""
         self.answers[path] = list(answers)
         return self.url(path)
 
@@ -129,7 +129,7 @@ async def silence(call: Call, writer: asyncio.StreamWriter) -> None:
 
 
 async def trickle(call: Call, writer: asyncio.StreamWriter) -> None:
-    """A byte now and then, for ever."""
+    """Sends a byte now and then, for ever."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
     while True:
         writer.write(b".")
@@ -138,7 +138,7 @@ async def trickle(call: Call, writer: asyncio.StreamWriter) -> None:
 
 
 async def flood(call: Call, writer: asyncio.StreamWriter) -> None:
-    """As much as the caller takes, for ever."""
+    """Sends for ever, as much as the caller takes."""
     writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-type: text/plain\r\n\r\n")
     while True:
         writer.write(b"10000\r\n" + b"x" * 0x10000 + b"\r\n")
@@ -146,7 +146,7 @@ async def flood(call: Call, writer: asyncio.StreamWriter) -> None:
 
 
 async def header_flood(call: Call, writer: asyncio.StreamWriter) -> None:
-    """Headers without end."""
+    """Sends headers without end."""
     writer.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         writer.write(b"x-more: " + b"x" * 1000 + b"\r\n")
@@ -154,7 +154,7 @@ async def header_flood(call: Call, writer: asyncio.StreamWriter) -> None:
 
 
 async def reset_midway(call: Call, writer: asyncio.StreamWriter) -> None:
-    """Half an answer, and then the connection is torn down."""
+    """Sends half an answer and resets the connection."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\nhalf of it")
     await writer.drain()
     writer.transport.abort()
@@ -162,7 +162,7 @@ async def reset_midway(call: Call, writer: asyncio.StreamWriter) -> None:
 
 
 async def refusal_cut_off(call: Call, writer: asyncio.StreamWriter) -> None:
-    """Says no, and is gone before it has said why."""
+    """Refuses, and closes the connection before it has sent the reason."""
     writer.write(b"HTTP/1.1 400 Bad\r\ncontent-length: 1000\r\n\r\nbecau")
     await writer.drain()
     writer.close()

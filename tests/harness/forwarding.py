@@ -159,7 +159,7 @@ class Link:
         self._reader, self._writer = near
         self._far_reader, self._far_writer = far
         self.upstream = upstream
-        #: Nothing passes any more, and neither side is told.
+        #: No data pass any more, and neither side is told.
         self.silent = False
         self._statements = Statements()
         self._swallowing: tuple[Armed, bytes] | None = None

@@ -1,4 +1,4 @@
-"""A process that stands still at one of its statements, while the test lets the world go on."""
+"""A pool that stops before one of its statements until the test has done something else."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class HeldPool(Pool):
-    """Before statement number `hold_before`, counted from 1, it waits for `meanwhile`. A commit counts as one."""
+    """Waits for `meanwhile` before statement number `hold_before`, counted from 1. A commit counts as a statement."""
 
     hold_before = 0
     meanwhile: Callable[[], Awaitable[None]]

@@ -1,4 +1,4 @@
-"""A way to an HTTP server that fails as it is told: for tests of what clients do when the network does that."""
+"""A proxy to an HTTP server that fails as it is told, for tests of clients on a bad network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Errors of a healthy server, at a statement of the test's choice: what the driver gets in place of an answer.
+"""Errors of a healthy server at a statement of the test's choice, which the driver gets in place of an answer.
 
 The errors are real: the server raises them, in the transaction that is open, so whatever follows from them follows.
 Statements are known by name, as the files under `store/sql` are; `commit` and `copy` are two more.
@@ -46,12 +46,12 @@ LOST = "08003"
 
 @dataclass
 class Injector:
-    """Strikes at random among those it may, or at what it is told to."""
+    """Raises errors at the statements it is told to, or at random ones."""
 
     dice: random.Random
     chance: float = 0.0
     most: int = 2
-    """So often at most at one statement: what is tried again must get through in the end."""
+    """The maximum number of errors at one statement: a retry must get through in the end."""
     spared: Callable[[str, str], bool] = lambda name, state: False
     states: Collection[str] = OTHERS
     struck: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -60,7 +60,7 @@ class Injector:
     _hits: Counter[str] = field(default_factory=Counter)
 
     def strike(self, name: str, state: str, when: str = "before", *, times: int = 1) -> None:
-        """At the next executions of this statement."""
+        """Arms an error for the next executions of this statement."""
         self._orders.setdefault(name, []).extend([(state, when)] * times)
 
     def draw(self, name: str) -> tuple[str, str] | None:
@@ -139,7 +139,7 @@ class Struck(asyncpg.Connection):
 
 @contextmanager
 def injected(injector: Injector) -> Iterator[Injector]:
-    """Every connection that Duly opens meanwhile is under this injector."""
+    """Puts every connection that Duly opens meanwhile under this injector."""
     real = pools.connection_options
 
     def options(url: str, **asked: Any) -> dict[str, Any]:

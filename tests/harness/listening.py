@@ -1,4 +1,4 @@
-"""What the test's own servers and proxies stand on: every connection is served in a task, and none is left open."""
+"""The listener below the tests' own servers and proxies: each connection has a task, and none is left open."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Listener:
         self.port = server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Nobody new; what is open is reset, and when this returns its sockets are closed."""
-        # Who knocked just before this gets as far as `_accept` in the loop's next turns. A server that was closed
+        """Accepts no more connections and resets the open ones. Their sockets are closed when this returns."""
+        # A client that connected just before this reaches `_accept` in the loop's next turns. A server that was closed
         # before that would lose them half-way, with their sockets open.
         for listening in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
@@ -43,7 +43,7 @@ class Listener:
         await self.end_all()
 
     async def end_all(self) -> None:
-        """Everything that is being served now is cancelled."""
+        """Cancels the tasks of all present connections."""
         serving = list(self._serving)
         for task in serving:
             task.cancel()
@@ -67,7 +67,7 @@ class Listener:
 
 
 async def until_one_ends(ways: Sequence[asyncio.Task[None]], *ends: asyncio.StreamWriter) -> None:
-    """Of a forwarder's two ways; then the other one is over too, and both connections are reset."""
+    """Waits until one of a forwarder's two directions ends, then cancels the other and resets both connections."""
     try:
         await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -78,6 +78,6 @@ async def until_one_ends(ways: Sequence[asyncio.Task[None]], *ends: asyncio.Stre
 
 
 async def turns() -> None:
-    """A few of the loop's turns, in which connections that were closed or aborted close their sockets."""
+    """Waits a few turns of the loop, in which closed or aborted connections close their sockets."""
     for _ in range(5):
         await asyncio.sleep(0)

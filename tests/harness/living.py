@@ -1,4 +1,4 @@
-"""A job's life in all its turns, for tests of what it is lived on."""
+"""A life of jobs with every kind of event, for tests of the store below it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.waiting import eventually
 
 
 async def live(pool: Pool, settings: Settings) -> None:
-    """A job's life, in all its turns."""
+    """Submits, fires, retries, snoozes, buries, redrives, cancels, pauses and rescues jobs, and looks at everything."""
     store_operations = await StoreOperations.open(pool, settings)
     operations = store_operations.for_tenant(DEFAULT_TENANT)
     app = Duly(settings=settings)
@@ -69,7 +69,7 @@ async def live(pool: Pool, settings: Settings) -> None:
         await operations.jobs.trigger(paused)
 
         async def ended() -> bool:
-            # What the three claimed ones, five single ones, two of the interval and the trigger come to.
+            # Three runs claimed before, five single ones, two of the interval, and the triggered one.
             return await count(pool, "history", "status in ('succeeded', 'dead')") == 3 + 5 + 2 + 1
 
         await eventually(ended, seconds=30)

@@ -1,4 +1,4 @@
-"""Rules that somebody writes to make a scheduler think: 288 of them, of every kind and part."""
+"""Schedules that are made to cost a scheduler time: 288 of them, of every kind and part."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ SIXTY = ",".join(map(str, range(60)))
 HOURS = ",".join(map(str, range(24)))
 WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 
-#: Nothing but gaps for thousands of years where the zone is America/New_York and a gap is skipped, 732 places in each.
+#: Only gaps for thousands of years where the zone is America/New_York and a gap is skipped, 732 places in each.
 GAPS = f"RRULE:FREQ=YEARLY;BYMONTH=3;BYDAY=2SU;BYHOUR=2;BYMINUTE={SIXTY};BYSECOND={SIXTY};BYSETPOS={PLACES}"
 ZONES = ("UTC", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia", "Africa/Casablanca")
 
 
 def schedules() -> list[str]:
-    """The 288, each as text."""
+    """All 288 as strings."""
     return [*_crons(), *_grids(), *_filters(), *_places(), *_counts(), *_dates(), *_others()]
 
 
@@ -39,7 +39,7 @@ def _grids() -> list[str]:
 
 
 def _filters() -> list[str]:
-    """Every list as long as it may be."""
+    """Lists of the maximum length."""
     every_day = ",".join(WEEKDAYS)
     numbered = ",".join(f"{n}{day}" for n in (*range(1, 54), *range(-53, 0)) for day in WEEKDAYS)
     month_days = ",".join(map(str, [*range(1, 32), *range(-31, 0)]))
@@ -75,7 +75,7 @@ def _counts() -> list[str]:
 
 
 def _dates() -> list[str]:
-    """Rules that are nothing without the dates added to them, or with those taken from them."""
+    """Rules whose only occurrences are added dates, or all of whose occurrences are excluded."""
     added = ",".join(
         f"2027{month:02}{day:02}T0230{second:02}" for month in (3, 4) for day in (1, 14) for second in range(60)
     )

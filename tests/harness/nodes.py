@@ -21,7 +21,7 @@ from harness.servers import RegistryServer, Wire
 KINDS = ("postgres", "postgres-advisory", "etcd", "zookeeper")
 REGISTRIES = ("etcd", "zookeeper")
 SHARDS = 64
-# Long enough that a busy machine does not lose one by itself.
+# Seconds. Long enough that a busy machine does not lose a lease by itself.
 LEASE = 1.5
 
 
@@ -35,7 +35,7 @@ class Event:
 
 @dataclass
 class Record:
-    """Every term of every node, in the order in which it was told."""
+    """Every term of every node, in the order in which the listeners heard of it."""
 
     events: list[Event] = field(default_factory=list)
     overlaps: list[str] = field(default_factory=list)
@@ -114,7 +114,7 @@ class Cluster:
         notified: bool = True,
         coordinator: str | None = None,
     ) -> Node:
-        """A node that has joined. `url`, `registry_port`: its own way to the store, to the registry."""
+        """Starts a node, which joins. `url`, `registry_port`: its own addresses of the store and of the registry."""
         if coordinator is None:
             coordinator = self.kind if self.server is None else self.server.address(self.room, port=registry_port)
         settings = load_settings(database_url=url or self.url, leader_lease_seconds=lease, coordinator=coordinator)
@@ -136,13 +136,13 @@ class Cluster:
         return node
 
     def proxy(self) -> Counting:
-        """A way to the store that can be closed. It stays until the nodes have left."""
+        """A proxy to the store that can fail. It stays until the nodes have left."""
         proxy = Counting(self.url)
         self._stack.enter_context(proxy)
         return proxy
 
     async def wire(self) -> Wire:
-        """The same to the registry."""
+        """A connection to the registry that can be cut."""
         assert self.server is not None
         return await self._stack.enter_async_context(Wire(self.server.port))
 

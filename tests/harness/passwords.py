@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 MARK = "Zq7XwVj9Kp"
 PIECES = [MARK[at : at + 4] for at in range(len(MARK) - 3)]
-# As a careless user writes them, as a careful one does, and with what looks like a port in front.
+# Unquoted and quoted, and with something in front that looks like a port.
 PASSWORDS = [MARK, *(f"12{odd}{MARK}" for odd in "/?#@:%&= "), *(f"{MARK}{odd}34" for odd in "/?#@:"), f"a%2F{MARK}%40"]
 
 
 def addresses_with(password: str) -> Iterator[str]:
-    """PostgreSQL addresses; whoever answers at port 1 is nobody."""
+    """PostgreSQL addresses at port 1, where nobody answers."""
     yield f"postgresql://u:{password}@127.0.0.1:1/d"
     yield f"postgres://u:{password}@127.0.0.1:1,[::1]:1/d?sslmode=disable"
     yield f"postgresql://u:{password}@127.0.0.1:port/d"

@@ -1,4 +1,4 @@
-"""As much of PostgreSQL's protocol as a proxy must know to strike at one statement."""
+"""The part of PostgreSQL's protocol that a proxy must know to strike at one statement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def next_message(reader: asyncio.StreamReader) -> bytes:
 
 
 class Statements:
-    """What one client has prepared, by name."""
+    """The statements that one client has prepared, by name."""
 
     def __init__(self) -> None:
         self._texts: dict[bytes, bytes] = {}
@@ -79,7 +79,7 @@ def end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
     """End a connection, in an orderly way or by RST."""
     connection = writer.get_extra_info("socket")
     if reset and connection is not None and connection.family != socket.AF_UNIX:
-        # Nothing lingers: the other side gets a reset, not an orderly end.
+        # Without lingering the other side gets a reset, not an orderly end.
         with contextlib.suppress(OSError):
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     if reset:

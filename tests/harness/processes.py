@@ -1,4 +1,4 @@
-"""Starting Duly's commands as processes of their own, and reading what their handlers left in the sink."""
+"""Starts Duly's commands as processes, and reads the lines that their handlers left in the sink."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 
 
 class Spawn:
-    """`spawn("worker", …)` starts that command of Duly's in a process of its own."""
+    """`spawn("worker", …)` starts that command of Duly in a process."""
 
     def __init__(self, folder: Path, sink: Path, database_url: str | None = None) -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class Spawn:
         return process
 
     def end(self) -> None:
-        """None outlives the test; what they said is shown if it failed."""
+        """Kills every process and prints the logs, which pytest shows if the test failed."""
         for process in self._started:
             if process.poll() is None:
                 process.kill()
@@ -59,7 +59,7 @@ class Spawn:
 
 @dataclass(frozen=True)
 class Line:
-    """What one handler said at one moment."""
+    """One line that a handler left in the sink."""
 
     run_id: str
     attempt: int
@@ -79,5 +79,5 @@ def lines(sink: Path, word: str | None = None) -> list[Line]:
 
 
 def executions(sink: Path) -> Counter[str]:
-    """How often each run was started."""
+    """The number of times each run was started."""
     return Counter(line.run_id for line in lines(sink, "started"))

@@ -139,7 +139,7 @@ class Proxy(Forwarder):
 
 
 def _address(url: str) -> str | tuple[str, int]:
-    """Where the PostgreSQL of this URL listens: the path of a Unix socket, or host and port."""
+    """The address at which the PostgreSQL of this URL listens: the path of a Unix socket, or host and port."""
     parts = urlsplit(url)
     options = parse_qs(parts.query)
     host = options.get("host", [parts.hostname or "127.0.0.1"])[0]

@@ -35,12 +35,12 @@ def free_port() -> int:
 
 
 class RegistryServer(ABC):
-    """A server process of ours. `start` and `stop` as often as a test likes; the data stays."""
+    """A server process of the tests. Its data outlive `stop` and `start`."""
 
     scheme: str
 
     def __init__(self, *, quick: bool = True) -> None:
-        """`quick`: with short ticks, for short leases. Otherwise as the server comes."""
+        """`quick`: with short ticks, for short leases; else with the server's defaults."""
         self.quick = quick
         self.port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix=f"duly-{self.scheme}-"))
@@ -49,13 +49,13 @@ class RegistryServer(ABC):
     @classmethod
     @abstractmethod
     def missing(cls) -> str | None:
-        """Why it cannot be started here."""
+        """The reason why the server cannot be started here."""
 
     @abstractmethod
     def _command(self) -> list[str]: ...
 
     def address(self, room: str, *, port: int | None = None) -> str:
-        """As DULY_COORDINATOR spells it; `room` keeps tests apart."""
+        """The address in the form of DULY_COORDINATOR; `room` keeps tests apart."""
         host = f"127.0.0.1:{port or self.port}"
         return f"etcd://{host}?prefix=/{room}" if self.scheme == "etcd" else f"zookeeper://{host}/{room}"
 
@@ -73,14 +73,14 @@ class RegistryServer(ABC):
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """As hard as can be."""
+        """Kills the server with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def forget(self) -> None:
-        """Lose everything on disk. Stopped before, started after."""
+        """Deletes everything on disk. The server is stopped before and started after."""
         assert self._process is None
         shutil.rmtree(self.folder / "data")
 
@@ -186,7 +186,7 @@ class PgBouncerServer(RegistryServer):
         program = str(shutil.which("pgbouncer", path=_PATH))
         if os.getuid() != 0:
             return [program, str(settings)]
-        # It refuses to be root, and only the server's own account may pass to the socket of an embedded PostgreSQL.
+        # PgBouncer refuses to be root, and only the server's account may pass to the socket of an embedded PostgreSQL.
         self.folder.chmod(0o755)
         owner = os.stat(self._host) if self._host.startswith("/") else None
         account = [f"--reuid={owner.st_uid if owner else 65534}", f"--regid={owner.st_gid if owner else 65534}"]
@@ -197,7 +197,7 @@ SERVERS: dict[str, type[RegistryServer]] = {"etcd": EtcdServer, "zookeeper": Zoo
 
 
 class Servers:
-    """Started when the first test asks for them."""
+    """The registries, each started when the first test asks for it."""
 
     def __init__(self) -> None:
         self._running: dict[str, RegistryServer] = {}
@@ -224,7 +224,7 @@ def servers() -> Iterator[Servers]:
 
 
 class Wire:
-    """Forwards to a port, until it is cut: then what was connected is gone and nothing connects."""
+    """Forwards to a port until it is cut: then every connection is reset and new ones are refused."""
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -27,7 +27,7 @@ async def record(ctx: Context, seconds: float = 0) -> None:
 
 @app.task()
 async def hold(ctx: Context, seconds: float, again: float | None = None) -> str:
-    """Works that long (a later attempt as long as `again`), and says so if it is told to stop."""
+    """Works for `seconds` (a later attempt for `again`), and leaves a line if it is told to stop."""
     say(ctx, "started")
     try:
         await asyncio.sleep(seconds if ctx.attempt == 1 or again is None else again)
@@ -40,7 +40,7 @@ async def hold(ctx: Context, seconds: float, again: float | None = None) -> str:
 
 @app.task()
 def hold_thread(ctx: Context, seconds: float, again: float | None = None) -> str:
-    """The same in a thread, which can only look."""
+    """Works in a thread, which can only look whether it is told to stop."""
     say(ctx, "started")
     until = time.monotonic() + (seconds if ctx.attempt == 1 or again is None else again)
     while time.monotonic() < until:
@@ -72,7 +72,7 @@ def compute(ctx: Context, seconds: float) -> None:
 
 @app.task()
 async def crash(ctx: Context, how: str) -> None:
-    """Takes its whole process with it."""
+    """Crashes its whole process."""
     say(ctx, "started")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)

@@ -25,7 +25,7 @@ _ROOM_BYTES = 8 * 1024**3
 
 
 def new_job(pool: Pool, **changes: Any) -> NewJob:
-    """A one-off that runs now, unless changed."""
+    """A one-off job that runs now, unless `changes` say otherwise."""
     job_id = new_job_ids(1, pool.clock.now_us())[0]
     fields: dict[str, Any] = {
         "job_id": job_id, "shard": shard_of(job_id, SHARDS), "tenant": "default", "name": "test", "handler": "noop",
@@ -78,7 +78,7 @@ def succeeded(run: ClaimedRun, *, result: str | None = None) -> Succeeded:
 
 
 async def lead(pool: Pool, shard: int) -> int:
-    """Make a node and let it lead the shard. Returns the epoch."""
+    """Makes a node and lets it lead the shard. Returns the epoch."""
     from duly.store import cluster
 
     node_id = uuid4()
@@ -90,7 +90,7 @@ async def lead(pool: Pool, shard: int) -> int:
 
 
 async def fire_now(pool: Querier, *, shard: int, epoch: int, batch: fires.Fires) -> fires.Fired:
-    """Fire, by a look at the jobs as they are now, unless the batch has been fired before."""
+    """Fires the batch by the jobs' present versions, unless it has been fired before."""
     if not batch.versions:
         seen = {job.job_id: job.version for job in await fires.due(pool, job_ids=batch.job_ids)}
         batch.versions = [seen.get(job_id, 0) for job_id in batch.job_ids]
@@ -100,7 +100,7 @@ async def fire_now(pool: Querier, *, shard: int, epoch: int, batch: fires.Fires)
 async def fire_as_seen(
     pool: Pool, job: NewJob, due: datetime, next_run_at: datetime, *, epoch: int, overlap: str, max_queued: int
 ) -> fires.Fired:
-    """Fire one job as the scheduler does: by what a look at it says."""
+    """Fires one job as the scheduler does: by the row it has read."""
     seen = await fires.due(pool, job_ids=[job.job_id])
     batch: fires.Fires | fires.SimpleFires
     if seen and seen[0].ctid and seen[0].next_run_at == due and (not seen[0].busy or overlap == "parallel"):
@@ -169,7 +169,7 @@ def hasty_postgres() -> Iterator[str]:
 
 
 async def rescue_from_the_living(pool: Pool) -> None:
-    """A claim's one run is taken back although its worker lives. Tried again where a beat came in between."""
+    """Rescues a claim's one run although its worker lives. Retries if a heartbeat came in between."""
 
     async def rescued() -> bool:
         await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")

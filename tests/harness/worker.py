@@ -91,7 +91,7 @@ def is_alive(pid: int) -> bool:
 
 
 async def numbers_in(file: Path, count: int) -> list[int]:
-    """The pids that processes have written into a file, once there are so many."""
+    """The pids that processes have written into a file, once there are `count` of them."""
     await eventually(lambda: file.exists() and len(file.read_text().split()) >= count)
     return [int(word) for word in file.read_text().split()]
 
@@ -122,6 +122,6 @@ def open_pipes() -> int:
 
 
 async def turns(count: int = 5) -> None:
-    """Let what the loop has put off until its next turns happen."""
+    """Waits until the loop has run the callbacks of its next `count` turns."""
     for _ in range(count):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What was cancelled does not run again: beside a retry, a rescue or a claim, in whichever order they come."""
+"""A cancelled run does not run again: beside a retry, a rescue or a claim, in any order."""
 
 from __future__ import annotations
 

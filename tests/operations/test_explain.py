@@ -1,4 +1,4 @@
-"""What became of an occurrence: every verdict, on a real store whose clock the test moves."""
+"""The verdict on every kind of occurrence, on a real store whose clock the test moves."""
 
 from __future__ import annotations
 

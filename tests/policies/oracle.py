@@ -1,4 +1,4 @@
-"""What must become of one job: a model of the contract, told the same story as the product, and as slow as it likes.
+"""The expected fate of one job: a model of the contract, told the same story as the product, and as slow as it likes.
 
 Handlers take no time here, so a run is unfinished only while it waits for a retry, or behind one that does.
 """

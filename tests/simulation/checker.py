@@ -1,4 +1,4 @@
-"""What must hold after every statement, judged by what was said to change and by nothing the product computed.
+"""The invariants after every statement, judged by the changes alone and by nothing that the product computed.
 
 The checker keeps its own book: where each occurrence is (in the queue, under a token, ended), which epoch each shard
 has, how many runs of a job are active. Expected occurrences are counted off from the job's anchor.

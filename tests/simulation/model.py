@@ -1,4 +1,4 @@
-"""What the store's statements promise, as a small state machine: the specification that the simulation explores.
+"""The contract of the store's statements as a small state machine: the specification that the simulation explores.
 
 One method a statement, named as its `.sql` file. A statement is atomic. A transaction of several holds its locks from
 the statement that takes them until it ends; what it writes is there when it commits. `test_conformance.py` runs the

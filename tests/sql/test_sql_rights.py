@@ -1,4 +1,4 @@
-"""Who may submit by SQL, for whom, and that they can do nothing else."""
+"""The roles that may submit by SQL, the tenants they submit for, and that they can do nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever makes work for a worker or a leader says so at its commit: nobody waits for a poll or a re-read."""
+"""Each statement that makes work for a worker or a leader announces it at its commit: nobody waits for a poll."""
 
 from __future__ import annotations
 

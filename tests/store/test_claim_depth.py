@@ -1,4 +1,4 @@
-"""What a claim costs does not depend on how many runs wait behind the ones it takes."""
+"""The cost of a claim does not depend on the number of runs that wait behind those it takes."""
 
 from __future__ import annotations
 

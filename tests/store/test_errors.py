@@ -1,4 +1,4 @@
-"""What an answer of the server is taken for, and what a connection of ours is opened with."""
+"""The class that each error of the server gets, and the options with which Duly opens a connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever somebody puts into a schema where everybody may, Duly calls PostgreSQL's own: functions, operators, types.
+"""Objects that others create in a shared schema do not replace PostgreSQL's own functions, operators and types.
 
 Of all that fits a call, PostgreSQL takes what fits the types exactly, whichever schema of the search_path it is in. So
 a role that may do nothing but create in `public` could put an operator for a smallint and an integer there, and

@@ -1,4 +1,4 @@
-"""What a healthy database answers with errors: nothing is parked, lost or doubled, and everything goes on by itself.
+"""Errors of a healthy database: nothing is parked, lost or doubled, and everything goes on by itself.
 
 A life of jobs in all their turns, with the whole of a scheduler, a worker and the API in this process, while every
 class of error is injected at every statement: before it, after it, and in place of its answer. Seeded; more of it:

@@ -1,4 +1,4 @@
-"""Whatever the role, the database and its public schema hold, sessions of Duly's are as Duly needs them."""
+"""Duly's sessions have the settings it needs, whatever is set for the role, the database or the public schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whoever writes what was worked out from an older row is refused: somebody has changed the job since."""
+"""A write that was worked out from an older version of the job's row is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of occurrences found late: every policy, every bound, however long the outage was."""
+"""Occurrences that are found late: every policy, every bound, however long the outage was."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever the text, the parser answers with a schedule or a refusal, in milliseconds and a few megabytes."""
+"""The parser answers any string with a schedule or a refusal, in milliseconds and a few megabytes."""
 
 from __future__ import annotations
 

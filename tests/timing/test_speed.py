@@ -1,4 +1,4 @@
-"""How fast planning must be on one core. CPU time, the best of several tries: the machine may have other work."""
+"""The speed of planning on one core, in CPU time, the best of several tries: the machine may have other work."""
 
 from __future__ import annotations
 

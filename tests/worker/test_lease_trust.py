@@ -1,4 +1,4 @@
-"""How long a worker trusts a lease: from when it asked for it, whenever the answer came."""
+"""A worker trusts a lease from the moment it asked for it, whenever the answer came."""
 
 from __future__ import annotations
 

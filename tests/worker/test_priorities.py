@@ -1,4 +1,4 @@
-"""What is urgent does not stand in line behind what is not."""
+"""An urgent run does not wait behind runs of lower priority."""
 
 from __future__ import annotations
 

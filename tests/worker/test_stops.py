@@ -1,4 +1,4 @@
-"""What becomes of a run whose handler was told to stop, by why: the executor's word, before anything is written."""
+"""The outcome of a run whose handler was told to stop, for each reason, before anything is written."""
 
 from __future__ import annotations
 

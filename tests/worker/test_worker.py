@@ -1,4 +1,4 @@
-"""A worker in this process against a real store: what handlers do, and what is recorded of it."""
+"""A worker in this process against a real store: the handlers and the records of their runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the checker says when a promise was broken, and how it spells jobs, runs and times."""
+"""A broken promise as the checker reports it, with the spelling of jobs, runs and times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to a world: seeded, overlapping, each with its end.
+"""The faults that a world suffers: seeded, overlapping, each with its end.
 
     planned = plan(Random(seed), seconds=120, world=world)      # [(start, fault, duration), …], seconds from its begin
     with open_record(folder / "faults.jsonl") as record:

@@ -1,4 +1,4 @@
-"""What every fault has in common, and what a plan knows of the world it is made for."""
+"""The common part of all faults, and the view of the world for which a plan is made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run of the torture comes to, for people: `report.md` and `report.html` of one, a table of many.
+"""The result of a torture run for people: `report.md` and `report.html` of one run, a table of many.
 
 `reading` gathers what the checker wrote, `markdown` and `page` show it, `timeline` draws faults and lateness. Imports
 nothing of the product.

@@ -1,4 +1,4 @@
-"""What clients ask for, drawn by seed: job bodies and changes of them."""
+"""The requests of the clients, drawn by seed: job bodies and changes of them."""
 
 from __future__ import annotations
 

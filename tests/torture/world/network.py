@@ -1,4 +1,4 @@
-"""Where processes live: each in a network namespace of its own where root allows, all in this machine's otherwise.
+"""The networks of the processes: a namespace for each where root allows, this machine's own network otherwise.
 
 One more namespace holds a bridge and everything the harness itself listens on, so the machine's own network sees none
 of it: not an interface, not an address, not a route. Two runs side by side use the same addresses and never meet.

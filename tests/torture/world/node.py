@@ -1,4 +1,4 @@
-"""One process of Duly's: started, killed, stopped, started again. Its log goes on over all its lives."""
+"""One process of Duly: started, killed, stopped, started again. Its log goes on over all its lives."""
 
 from __future__ import annotations
 

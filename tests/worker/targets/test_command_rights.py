@@ -1,4 +1,4 @@
-"""What a command finds and may do: a clean environment, nothing of Duly's secrets, and an account of its own."""
+"""The surroundings of a command: a clean environment, none of Duly's secrets, and an account of its own."""
 
 from __future__ import annotations
 

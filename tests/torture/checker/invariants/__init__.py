@@ -1,1 +1,1 @@
-"""One module an invariant. Each has `check(facts)`, whose docstring states the promise."""
+"""Invariants, one in each module. Each has `check(facts)`, whose docstring states the promise."""
