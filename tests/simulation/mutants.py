@@ -5,7 +5,7 @@ Each is one mistake that somebody could make; a simulation that does not see it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -160,10 +160,10 @@ def _advance_before_insert(original: Any) -> Any:
 
 
 def _close_too_early(_original: Any) -> Any:
-    def closing(_self: Completer, batch: Sequence[Any]) -> list[UUID]:
-        return sorted({outcome.run.claim_id for outcome in batch})
+    def claims_to_close(_self: Completer, leaving: Mapping[UUID, int]) -> list[UUID]:
+        return sorted(leaving)
 
-    return closing
+    return claims_to_close
 
 
 def _not_strictly(original: Any) -> Any:
@@ -178,7 +178,7 @@ LOGIC: dict[str, list[Patch]] = {
     "nobody steps down": [(MemberCoordinator, "_step_down", _never)],
     "claim measured from the answer": [(LeaseKeeper, "hold", _claim_from_answer)],
     "claims never given up": [(LeaseKeeper, "_give_up_expired", _never)],
-    "claim closed over unfinished runs": [(Completer, "_closing", _close_too_early)],
+    "claim closed over unfinished runs": [(Completer, "_claims_to_close", _close_too_early)],
     "next_run_at stays": [(duly.store.fires, "_send_simple_fires", _not_strictly)],
     "schedule advanced before insert": [(duly.store.fires, "_send_simple_fires", _advance_before_insert)],
 }
