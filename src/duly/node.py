@@ -57,10 +57,10 @@ def make_notifier(pool: Pool, settings: Settings) -> Notifier | None:
     if not settings.notifications or (settings.pgbouncer and settings.direct_url is None):
         return None
     # Whoever does not hear any more must know before what was announced counts as missed.
-    return Notifier(settings.direct_url or pool.url, interval=min(Notifier.interval, untold_seconds(settings)))
+    return Notifier(settings.direct_url or pool.url, interval=min(Notifier.interval, silent_seconds(settings)))
 
 
-def untold_seconds(settings: Settings) -> float:
+def silent_seconds(settings: Settings) -> float:
     """How often a scheduler that no announcement reaches looks for itself: twice before anything counts as missed."""
     return max(0.5, settings.misfire_grace_seconds / 3)
 
@@ -91,8 +91,8 @@ class SchedulerNode:
             interval=settings.reread_seconds,
             changed=self.firer.wake,
             waiting=self.firer.waiting,
-            told=lambda: self.notifier is not None and self.notifier.hearing,
-            untold=untold_seconds(settings),
+            hearing=lambda: self.notifier is not None and self.notifier.hearing,
+            silent_seconds=silent_seconds(settings),
         )
         sql_submits = SqlSubmits(
             pool,

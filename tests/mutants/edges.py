@@ -126,10 +126,10 @@ MUTANTS = (
         ("store/test_silent_links.py::test_a_listener_that_a_balancer_has_forgotten_is_replaced_within_seconds",),
     ),
     Mutant(
-        "untold-and-waiting",
+        "silent-and-waiting",
         "without announcements what is due soon waits for the next re-read",
         "scheduler/loader.py",
-        "elif not told:",
+        "elif not hearing:",
         "elif False:",
         ("store/test_silent_links.py",),
     ),

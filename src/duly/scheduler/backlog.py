@@ -51,7 +51,7 @@ class DueBatch:
     queue: Queue
     late: bool
     ahead: timedelta
-    """How long before their time these jobs may be fired, by the database's clock."""
+    """The longest time before they are due at which these jobs may be fired, by the database's clock."""
     terms: dict[int, Term] = field(default_factory=dict)
     dues: dict[bytes, int] = field(default_factory=dict)
     shards: dict[bytes, int] = field(default_factory=dict)
@@ -91,7 +91,9 @@ class Backlog:
         self.apart: Apart[bytes, tuple[int, int]] = Apart()
         """Jobs (shard, due time) that make their batch fail. They are tried alone, so that the others are fired."""
         self._peaks_turn = False
+        """Whether the last batch beside the on-time jobs was of the peak: peak and late jobs take turns."""
         self._looked_us = 0
+        """When the last look for a peak was."""
 
     def lead(self, term: Term) -> None:
         self._terms[term.shard] = term
@@ -111,7 +113,7 @@ class Backlog:
         return frozenset(self._terms)
 
     def waiting(self, shard: int) -> int:
-        """How many of a shard's jobs are in the backlog, without held ones."""
+        """The number of a shard's jobs in the backlog, without held ones."""
         count = sum(entry[1] == shard for entry in self._retry_at.values())
         count += sum(entry[0] == shard for entry in self.apart.waiting)
         return count + sum(len(queue.get(shard, ())) for queue in self._queues)

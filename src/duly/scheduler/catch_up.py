@@ -35,7 +35,7 @@ LOCKED_PAUSE_US = 500_000
 
 
 class CatchingUp(Service):
-    """Idle until a term begins or a fire defers runs. The interval is for deferrals of which nobody told it."""
+    """Idle until a term begins or a fire defers runs. The interval is for a fire whose answer was lost."""
 
     interval = 60.0
 

@@ -106,12 +106,12 @@ class Firer(Service):
         return self._backlog.shards
 
     def waiting(self, shard: int) -> int:
-        """How many of a shard's jobs wait in the backlog."""
+        """The number of a shard's jobs in the backlog, without held ones."""
         return self._backlog.waiting(shard)
 
     @property
     def taken(self) -> int:
-        """How many jobs were taken from the near future: fired, or in the backlog."""
+        """The number of jobs taken from the near future: fired, or in the backlog."""
         return self.fired + len(self._backlog)
 
     async def run_once(self) -> float | None:
@@ -183,7 +183,7 @@ class Firer(Service):
                 due.append(job)
             elif to_micros(job.next_run_at) == batch.dues[job.job_id.bytes]:
                 self._too_early.append((job.shard, job.job_id, to_micros(job.next_run_at)))
-            # Otherwise somebody moved the job, and announced it.
+            # Otherwise the job was moved, and its new time announced.
         return due
 
     async def _fire_jobs(

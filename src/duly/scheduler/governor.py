@@ -20,7 +20,7 @@ class Governor:
         self._seen_us = clock.now_us()
 
     def available(self, wanted: int) -> int:
-        """How many of `wanted` runs may be released now."""
+        """The number of `wanted` runs that may be released now."""
         if self._per_second == 0:
             return wanted
         now_us = self._clock.now_us()
@@ -31,7 +31,7 @@ class Governor:
         return min(wanted, int(self._tokens))
 
     def take(self, wanted: int) -> int:
-        """How many of `wanted` runs may be released now; their tokens are taken."""
+        """Takes tokens for up to `wanted` runs. Returns the number of runs that may be released now."""
         granted = self.available(wanted)
         if self._per_second != 0:
             self._tokens -= granted

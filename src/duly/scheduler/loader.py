@@ -14,8 +14,8 @@ begins. After that an entry comes in by one of four ways:
    need not be read again yet. A re-read only adds missing entries: none is kept twice.
 
 Where no announcement arrives (notifications are off, only a pooler is known, or the listening connection is being
-replaced) the loader reads the next seconds every few seconds (`untold`), often enough that a job submitted for soon is
-fired before it counts as missed. Each such look reads the jobs due within two of these pauses.
+replaced) the loader reads the next seconds every few seconds (`silent_seconds`), often enough that a job submitted for
+soon is fired before it counts as missed. Each such look reads the jobs due within two of these pauses.
 
 So the work of an interval is to read (3 × the jobs due in an interval) rows from an index range, in bytes that Python
 does not take apart unless the slot of the wheel has an entry already. An index of jobs by the time of their last change
@@ -90,19 +90,19 @@ class Loader(Service):
         interval: float,
         changed: Callable[[], None],
         waiting: Callable[[int], int] = _none_waiting,
-        told: Callable[[], bool] = _always,
-        untold: float = 1.0,
+        hearing: Callable[[], bool] = _always,
+        silent_seconds: float = 1.0,
     ) -> None:
         """`changed` is called when entries were added.
         `waiting`: how many jobs of a shard were taken from the near future and wait in the backlog.
-        `told`: whether announcements reach this node now; `untold`: seconds between two looks while they do not.
+        `hearing`: whether announcements reach this node now; `silent_seconds`: between two looks while they do not.
         """
         super().__init__()
         self._pool = pool
         self._future = future
         self._changed = changed
         self._waiting = waiting
-        self._told = told
+        self._hearing = hearing
         self._shards: set[int] = set()
         self._until: dict[int, datetime] = {}
         """The time up to which each shard was read."""
@@ -120,7 +120,7 @@ class Loader(Service):
         self.interval = min(interval, future.horizon_us / 4e6)
         self._next_look = time.monotonic() + self.interval
         self._reach = timedelta(seconds=2 * self.interval)
-        self._untold = min(untold, self.interval)
+        self._silent_seconds = min(silent_seconds, self.interval)
 
     def lead(self, shard: int) -> None:
         """Starts a term: its shard is loaded at once, from nothing."""
@@ -166,7 +166,7 @@ class Loader(Service):
             return
         self._ranges.add((first, last))
         if len(self._ranges) > _MAX_RANGES:
-            # They come faster than they can be read one by one: a look finds the jobs that are due soon.
+            # Ranges come faster than they can be read one by one: a look finds the jobs that are due soon.
             self._ranges.clear()
             self._asked = True
         self.wake()
@@ -180,24 +180,24 @@ class Loader(Service):
 
         While no announcement arrives, every pass between two regular re-reads looks at the next seconds.
         """
-        told = self._told()
+        hearing = self._hearing()
         woken = bool(self._fresh or self._ranges or self._asked)
-        regular = time.monotonic() >= self._next_look or (told and not woken)
+        regular = time.monotonic() >= self._next_look or (hearing and not woken)
         if self._fresh:
             await self._fill()
         while self._ranges:
             await self._load_range(*next(iter(self._ranges)))
         if self._asked or regular:
             await self._look()
-        elif not told:
+        elif not hearing:
             await self._look(near=True)
         if regular:
             await self._pool.measure_clock()
             self._next_look = time.monotonic() + self.interval
         if self._fresh or self._ranges or self._asked:
             return 0.0
-        if not self._told():
-            return self._untold
+        if not self._hearing():
+            return self._silent_seconds
         return None if regular else max(0.0, self._next_look - time.monotonic())
 
     async def _fill(self) -> None:
@@ -216,7 +216,7 @@ class Loader(Service):
     async def _look(self, *, near: bool = False) -> None:
         """Reads the new end of the horizon, and its nearest part again. `near`: only the next seconds."""
         asked, self._asked = self._asked or not near, False
-        reach = timedelta(seconds=2 * self._untold) if near else self._reach
+        reach = timedelta(seconds=2 * self._silent_seconds) if near else self._reach
         upto = from_micros(self._future.horizon_end_us)
         now = from_micros(self._future.now_us)
         began = time.monotonic()

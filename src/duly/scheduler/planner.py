@@ -155,12 +155,12 @@ def plan_batch(
 
 
 def _collections() -> int:
-    """How many full garbage collections there were: their processor time belongs to no plan."""
+    """The number of full garbage collections so far: their processor time belongs to no plan."""
     return int(gc.get_stats()[-1]["collections"])
 
 
 def _handled(plan: FirePlan) -> int:
-    """How many occurrences a plan covers: a long outage takes longer to plan than one occurrence."""
+    """The number of occurrences a plan covers: a long outage takes longer to plan than one occurrence."""
     return len(plan.runs) + min(MAX_BATCH_RUNS, sum(drop.count for drop in plan.drops))
 
 
