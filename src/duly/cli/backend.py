@@ -5,28 +5,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import UUID
 
 from duly.errors import DulyError, InvalidInput, NotFound
 
 if TYPE_CHECKING:
     from duly.client import AsyncClient
+    from duly.client.calls import Call
     from duly.model import (
         ClusterStatus,
         DeadLetter,
         DeadLetterFilter,
-        DstFold,
-        DstGap,
         Explanation,
         Forecast,
         Job,
         JobRequest,
         Occurrence,
         Page,
-        Preview,
         Run,
         Swept,
     )
@@ -45,7 +44,7 @@ class Jobs(Protocol):
     async def page(
         self,
         *,
-        status: str | None = None,
+        status: Any = None,
         queue: str | None = None,
         name: str | None = None,
         label: Mapping[str, str] | None = None,
@@ -79,20 +78,20 @@ class DeadLetters(Protocol):
     """`DeadLetterOperations`."""
 
     async def page(
-        self, wanted: DeadLetterFilter = ..., *, cursor: str | None = None, limit: int = 100, payload: bool = True
+        self, wanted: DeadLetterFilter, *, cursor: str | None = None, limit: int = 100, payload: bool = True
     ) -> Page[DeadLetter]: ...
 
     async def get(self, run_id: str) -> DeadLetter: ...
 
-    async def count(self, wanted: DeadLetterFilter = ...) -> int: ...
+    async def count(self, wanted: DeadLetterFilter) -> int: ...
 
-    async def redrive(self, run_id: str) -> None: ...
+    async def redrive(self, run_id: str) -> object: ...
 
-    async def purge(self, run_id: str) -> None: ...
+    async def purge(self, run_id: str) -> object: ...
 
-    def redrive_all(self, wanted: DeadLetterFilter = ...) -> AsyncIterator[Swept]: ...
+    def redrive_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]: ...
 
-    def purge_all(self, wanted: DeadLetterFilter = ...) -> AsyncIterator[Swept]: ...
+    def purge_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]: ...
 
 
 class Explain(Protocol):
@@ -135,23 +134,21 @@ class Backend(Protocol):
 
 
 class Remote:
-    """A store behind its API, for the tenant that the API key belongs to."""
+    """A store behind its API, for the tenant of the API key. Most operations are the client's own calls."""
 
     def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+        self.client = client
+        self.now, self.forecast = client.now, client.forecast
         self.jobs = _RemoteJobs(client)
         self.runs = _RemoteRuns(client)
         self.dead_letters = _RemoteDeadLetters(client)
         self.explain = _RemoteExplain(client)
         self.cluster = _RemoteCluster(client)
 
-    def now(self) -> datetime:
-        return self._client.now()
-
     async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
         from duly.operations import Submitted
 
-        submitted = await self._client.submit_request(request, allow_unknown_handler=allow_unknown_handler)
+        submitted = await self.client.submit_request(request, allow_unknown_handler=allow_unknown_handler)
         return Submitted(submitted.job, submitted.created)
 
     async def submit_each(
@@ -160,7 +157,7 @@ class Remote:
         from duly.operations import SubmittedId
 
         found: list[SubmittedId | DulyError] = []
-        items = await self._client.submit_many(requests, atomic=atomic, allow_unknown_handler=allow_unknown_handler)
+        items = await self.client.submit_many(requests, atomic=atomic, allow_unknown_handler=allow_unknown_handler)
         for item in items:
             if item.error is not None:
                 found.append(item.error)
@@ -169,46 +166,19 @@ class Remote:
                 found.append(SubmittedId(item.job_id, item.created))
         return found
 
-    async def forecast(self, *, minutes: int = 60) -> Forecast:
-        return await self._client.forecast(minutes=minutes)
-
-    async def preview(
-        self,
-        schedule: str | None,
-        *,
-        timezone: str = "UTC",
-        dst_gap: DstGap = "shift",
-        dst_fold: DstFold = "first",
-        start_at: datetime | None = None,
-        end_at: datetime | None = None,
-        after: datetime | None = None,
-        count: int = 10,
-    ) -> Preview:
-        return await self._client.preview(
-            schedule,
-            timezone=timezone,
-            dst_gap=dst_gap,
-            dst_fold=dst_fold,
-            start_at=start_at,
-            end_at=end_at,
-            after=after,
-            count=count,
-        )
-
 
 class _RemoteJobs:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-
-    async def get(self, job_id: str) -> Job:
-        return await self._client.get_job(job_id)
+        self.get, self.page, self.upcoming = client.get_job, client.jobs_page, client.upcoming
+        self.pause, self.resume, self.cancel, self.trigger = client.pause, client.resume, client.cancel, client.trigger
 
     async def find(self, text: str) -> Job:
-        """By its id, the beginning of it, or its name, as on a store of one's own."""
+        """By its id, the beginning of it, or its name, as on the store itself."""
         found = {job.job_id: job for job in await self._by_id(text)}
         cursor = None
         while len(found) < 2:
-            # Names are looked for from page to page: one may be empty and not the last.
+            # A page of a search by name may be empty and yet not the last.
             page = await self._client.jobs_page(name=text, cursor=cursor, limit=5)
             found |= {job.job_id: job for job in page.items}
             if (cursor := page.next_cursor) is None:
@@ -229,127 +199,60 @@ class _RemoteJobs:
                 return [await self._client.get_job(str(UUID(digits)))]
             except NotFound:
                 return []
-        # Jobs are listed by their ids, and a list goes on below the id that its cursor is.
+        # Jobs are listed by descending id, and the cursor is an id: the page begins below it.
         low, high = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
         page = await self._client.jobs_page(cursor=str(high), limit=5)
         return [job for job in page.items if low <= job.job_id <= high]
 
-    async def page(
-        self,
-        *,
-        status: str | None = None,
-        queue: str | None = None,
-        name: str | None = None,
-        label: Mapping[str, str] | None = None,
-        cursor: str | None = None,
-        limit: int = 100,
-        payload: bool = True,
-    ) -> Page[Job]:
-        return await self._client.jobs_page(
-            status=cast("Any", status),
-            queue=queue,
-            name=name,
-            label=label,
-            cursor=cursor,
-            limit=limit,
-            payload=payload,
-        )
-
-    async def upcoming(self, job_id: str, *, count: int = 10) -> list[Occurrence]:
-        return await self._client.upcoming(job_id, count=count)
-
-    async def pause(self, job_id: str, *, reason: str | None = None) -> Job:
-        return await self._client.pause(job_id, reason=reason)
-
-    async def resume(self, job_id: str) -> Job:
-        return await self._client.resume(job_id)
-
-    async def cancel(self, job_id: str, *, running: bool = False) -> Job:
-        return await self._client.cancel(job_id, running=running)
-
-    async def trigger(self, job_id: str) -> Run:
-        return await self._client.trigger(job_id)
-
 
 class _RemoteRuns:
     def __init__(self, client: AsyncClient) -> None:
-        self._client = client
-
-    async def page(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]:
-        return await self._client.runs_page(job_id, cursor=cursor, limit=limit)
-
-    async def get(self, run_id: str) -> Run:
-        return await self._client.get_run(run_id)
-
-    async def cancel(self, run_id: str) -> Run:
-        return await self._client.cancel_run(run_id)
+        self.page, self.get, self.cancel = client.runs_page, client.get_run, client.cancel_run
 
 
 class _RemoteDeadLetters:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
+        self.page, self.get = client.dead_letters_page, client.get_dead_letter
+        self.redrive, self.purge = client.redrive, client.purge
 
-    async def page(
-        self,
-        wanted: DeadLetterFilter | None = None,
-        *,
-        cursor: str | None = None,
-        limit: int = 100,
-        payload: bool = True,
-    ) -> Page[DeadLetter]:
-        return await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=limit, payload=payload)
-
-    async def get(self, run_id: str) -> DeadLetter:
-        return await self._client.get_dead_letter(run_id)
-
-    async def count(self, wanted: DeadLetterFilter | None = None) -> int:
+    async def count(self, wanted: DeadLetterFilter) -> int:
         """Page by page, because the API does not count."""
-        count = 0
-        cursor = None
+        count, cursor = 0, None
         while True:
-            page = await self._client.dead_letters_page(_given(wanted), cursor=cursor, limit=_PAGE, payload=False)
+            page = await self._client.dead_letters_page(wanted, cursor=cursor, limit=_PAGE, payload=False)
             count += len(page.items)
-            cursor = page.next_cursor
-            if cursor is None:
+            if (cursor := page.next_cursor) is None:
                 return count
 
-    async def redrive(self, run_id: str) -> None:
-        await self._client.redrive(run_id)
+    def redrive_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]:
+        from duly.client.calls import redrive_some
 
-    async def purge(self, run_id: str) -> None:
-        await self._client.purge(run_id)
+        return self._sweep(redrive_some, wanted)
 
-    async def redrive_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
-        from duly.client import calls
-        from duly.model import Swept
+    def purge_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]:
+        from duly.client.calls import purge_some
 
-        dead_now = await self._client.call(calls.those_now(_given(wanted)))
-        done = 0
-        more = dead_now is not None
-        while more and dead_now is not None:
-            part, more = await self._client.call(calls.redrive_some(dead_now))
+        return self._sweep(purge_some, wanted)
+
+    async def _sweep(
+        self, some: Callable[[DeadLetterFilter], Call[tuple[Swept, bool]]], wanted: DeadLetterFilter
+    ) -> AsyncIterator[Swept]:
+        """Batch after batch of the letters that are dead now; yields the total after each."""
+        from duly.client.calls import those_now
+
+        dead_now = await self._client.call(those_now(wanted))
+        done, more = 0, True
+        while dead_now is not None and more:
+            part, more = await self._client.call(some(dead_now))
             done += part.done
-            yield Swept(done, part.refused)
-
-    async def purge_all(self, wanted: DeadLetterFilter | None = None) -> AsyncIterator[Swept]:
-        from duly.client import calls
-        from duly.model import Swept
-
-        dead_now = await self._client.call(calls.those_now(_given(wanted)))
-        done = 0
-        more = dead_now is not None
-        while more and dead_now is not None:
-            part, more = await self._client.call(calls.purge_some(dead_now))
-            done += part.done
-            yield Swept(done, 0)
+            yield replace(part, done=done)
 
 
 class _RemoteExplain:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-
-    async def occurrence(self, job_id: str, *, at: datetime | None = None) -> Explanation:
-        return await self._client.explain(job_id, at=at)
+        self.occurrence = client.explain
 
     async def between(self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000) -> list[Explanation]:
         found: list[Explanation] = []
@@ -369,9 +272,3 @@ class _RemoteCluster:
 
         cluster = await self._client.cluster()
         return ClusterStatus(cluster.nodes, cluster.shards, cluster.lag_seconds, await self._client.stats())
-
-
-def _given(wanted: DeadLetterFilter | None) -> DeadLetterFilter:
-    from duly.model import DeadLetterFilter
-
-    return wanted if wanted is not None else DeadLetterFilter()

@@ -54,7 +54,7 @@ def preview(
     options = {"timezone": timezone, "count": count, **times, **policies}
     if session_of(context).remote_url is not None:
         # Evaluated there, with that machine's time-zone data.
-        found = with_remote(context, lambda remote: remote.preview(text, **options))
+        found = with_remote(context, lambda remote: remote.client.preview(text, **options))
     else:
         from duly.operations import preview as look
 
