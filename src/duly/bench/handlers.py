@@ -36,7 +36,10 @@ async def measure(lab: Lab) -> list[Figure]:
         Figure("handlers", "due to start, 2 ms handlers, p99", "ms", goal=Bar(1000), duly=[p99]),
         Figure("handlers", "due to start, 2 ms handlers, max", "ms", duly=[longest]),
         Figure(
-            "handlers", f"run, of {passed.due / seconds:,.1f} due a second", "/s", duly=[passed.ended_in_time / seconds]
+            "handlers",
+            f"run, of {passed.due / seconds:,.1f}/s due",
+            "/s",
+            duly=[passed.ended_in_time / seconds],
         ),
         Figure("handlers", f"lost of {passed.due:,} due in {seconds} s", "runs", goal=Bar(0), duly=[passed.lost]),
         Figure("handlers", "waiting when a tenth had passed", "runs", duly=[passed.waiting_first]),

@@ -17,7 +17,7 @@ READY_SECONDS = 60.0
 # Maximum time without progress before a measurement fails.
 STALLED_SECONDS = 60.0
 END_SECONDS = 60.0
-_LONGEST_LINE = 64 * 1024 * 1024
+_MAX_LINE_BYTES = 64 * 1024 * 1024
 
 
 class BenchFailed(Exception):
@@ -112,7 +112,7 @@ async def running(module: str, *arguments: str, name: str) -> AsyncIterator[Proc
         stdout=asyncio.subprocess.PIPE,
         env=environment,
         start_new_session=True,
-        limit=_LONGEST_LINE,
+        limit=_MAX_LINE_BYTES,
     )
     child = Process(name, process)
     try:

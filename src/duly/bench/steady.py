@@ -21,7 +21,10 @@ async def measure(lab: Lab) -> list[Figure]:
         Figure("steady", f"due to start with {jobs:,} jobs, p99", "ms", goal=Bar(250), duly=[p99]),
         Figure("steady", f"due to start with {jobs:,} jobs, max", "ms", duly=[longest]),
         Figure(
-            "steady", f"fired, of {passed.due / seconds:,.1f} due a second", "/s", duly=[passed.fired_in_time / seconds]
+            "steady",
+            f"fired, of {passed.due / seconds:,.1f}/s due",
+            "/s",
+            duly=[passed.fired_in_time / seconds],
         ),
         Figure("steady", f"lost of {passed.due:,} due in {seconds} s", "runs", goal=Bar(0), duly=[passed.lost]),
         Figure("steady", "waiting at the end", "runs", duly=[passed.waiting_last]),

@@ -98,7 +98,7 @@ class WorkerProcesses:
 
     def hasten(self) -> None:
         """After a second signal: signals every worker again, and later kills those that are still running."""
-        # Called twenty times a second, for INSISTED_SECONDS.
+        # Called 20 times per second, for INSISTED_SECONDS.
         self._insisted += 1
         for worker in self._workers:
             if self._insisted == 1:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 JobArgument = Annotated[str, typer.Argument(help="A job's id, the beginning of it, or its name.", metavar="JOB")]
+JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
 LimitOption = Annotated[int, typer.Option(help="Show at most N.", min=1, metavar="N")]
 RunArgument = Annotated[str, typer.Argument(help="The run's id, as a list shows it.", metavar="RUN")]

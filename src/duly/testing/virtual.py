@@ -105,7 +105,7 @@ class DulyTest:
                 await test.at(start)
             yield test
 
-    # What is tested
+    # The app
 
     @property
     def app(self) -> Duly:

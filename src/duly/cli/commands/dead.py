@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.options import JsonLinesOption, LimitOption, RunArgument
+from duly.cli.options import JsonLinesOption, JsonOption, LimitOption, RunArgument
 from duly.cli.output import (
     away,
     examples,
@@ -41,7 +41,6 @@ ErrorTypeOption = Annotated[str | None, typer.Option(help="Only runs with this t
 SinceOption = Annotated[str | None, typer.Option(help="Only buried at this time or later.", metavar="TIME")]
 UntilOption = Annotated[str | None, typer.Option(help="Only buried before this time.", metavar="TIME")]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters, if no option restricts them.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 PAGE = 200
 
 group = typer.Typer(

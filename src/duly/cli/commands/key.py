@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.options import JsonLinesOption
+from duly.cli.options import JsonLinesOption, JsonOption
 from duly.cli.output import away, coloured, examples, moment, one_line, print_json, print_json_lines, print_table, say
 from duly.cli.session import session_of, with_store
 from duly.errors import InvalidInput, InvalidSchedule, NotFound
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from duly.operations import Key, StoreOperations
     from duly.operations.rights import Role
 
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 
 group = typer.Typer(
     help="Create, list and revoke API keys.",

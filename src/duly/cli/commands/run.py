@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from duly.cli.options import RunArgument
+from duly.cli.options import JsonOption, RunArgument
 from duly.cli.output import coloured, examples, moment, note_text, print_attempts, print_fields, print_json
 from duly.cli.session import with_operations
 
 if TYPE_CHECKING:
     from duly.model import Run
 
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 
 group = typer.Typer(
     help="Show or cancel one run.",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.options import JsonLinesOption
 from duly.cli.output import away, examples, one_line, print_json_lines, print_table, say
 from duly.cli.session import with_store
 
@@ -66,7 +67,7 @@ def remove(context: typer.Context, role: RoleArgument) -> None:
 @group.command("list")
 def list_(
     context: typer.Context,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON document a line.")] = False,
+    as_json: JsonLinesOption = False,
 ) -> None:
     """List the roles that are bound to a tenant. (Roles that may write the store's tables are bound to none.)"""
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from duly.cli.options import JsonLinesOption
+from duly.cli.options import JsonLinesOption, JsonOption
 from duly.cli.output import examples, one_line, print_json, print_json_lines, print_table, say
 from duly.cli.session import with_store
 from duly.errors import InvalidInput
@@ -14,7 +14,6 @@ from duly.errors import InvalidInput
 if TYPE_CHECKING:
     from duly.operations.tenants import Tenant
 
-JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 
 group = typer.Typer(
     help="Set per-tenant limits (jobs, request rate) and the tasks and queues that a tenant may use.",
