@@ -134,9 +134,9 @@ def test_list_filters_and_says_when_there_is_more(duly: Run) -> None:
 
 
 def test_list_goes_through_as_many_pages_as_it_takes(duly: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from duly.cli.commands import job
+    from duly.cli import backend
 
-    monkeypatch.setattr(job, "PAGE", 2)
+    monkeypatch.setattr(backend, "PAGE", 2)
     made = [submitted(duly, "greet", "--schedule", "every 1h") for _ in range(5)]
     assert [document["job_id"] for document in duly("job", "list", "--json").lines] == made[::-1]
     for _ in range(4):

@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
 from duly.errors import DulyError, InvalidInput, NotFound
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     )
     from duly.operations import Submitted, SubmittedId
 
-_PAGE = 500
+Item = TypeVar("Item")
+# Items per page of a list that is shown, and of one that is only counted.
+PAGE, _COUNTED_PAGE = 200, 500
 
 
 class Jobs(Protocol):
@@ -133,6 +135,19 @@ class Backend(Protocol):
     async def forecast(self, *, minutes: int = 60) -> Forecast: ...
 
 
+async def read_pages(
+    limit: int, page: Callable[..., Awaitable[Page[Item]]], *wanted: Any, **options: Any
+) -> tuple[list[Item], bool]:
+    """At most `limit` items, from as many pages as it takes, and whether there are more."""
+    found: list[Item] = []
+    cursor = None
+    while True:
+        part = await page(*wanted, cursor=cursor, limit=min(PAGE, limit - len(found)), **options)
+        found += part.items
+        if (cursor := part.next_cursor) is None or len(found) >= limit:
+            return found, cursor is not None
+
+
 class Remote:
     """A store behind its API, for the tenant of the API key. Most operations are the client's own calls."""
 
@@ -220,7 +235,7 @@ class _RemoteDeadLetters:
         """Page by page, because the API does not count."""
         count, cursor = 0, None
         while True:
-            page = await self._client.dead_letters_page(wanted, cursor=cursor, limit=_PAGE, payload=False)
+            page = await self._client.dead_letters_page(wanted, cursor=cursor, limit=_COUNTED_PAGE, payload=False)
             count += len(page.items)
             if (cursor := page.next_cursor) is None:
                 return count

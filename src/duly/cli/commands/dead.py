@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.backend import read_pages
 from duly.cli.options import JsonLinesOption, JsonOption, LimitOption, RunArgument
 from duly.cli.output import (
     away,
@@ -41,7 +42,6 @@ ErrorTypeOption = Annotated[str | None, typer.Option(help="Only runs with this t
 SinceOption = Annotated[str | None, typer.Option(help="Only buried at this time or later.", metavar="TIME")]
 UntilOption = Annotated[str | None, typer.Option(help="Only buried before this time.", metavar="TIME")]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters, if no option restricts them.")]
-PAGE = 200
 
 group = typer.Typer(
     help="List, show, redrive and purge dead letters.",
@@ -77,16 +77,8 @@ def list_(
 
     async def look(operations: Backend) -> tuple[list[DeadLetter], bool, datetime]:
         wanted = await _filter(operations, job, name, queue, handler, error_type, since, until)
-        found: list[DeadLetter] = []
-        cursor = None
-        while True:
-            page = await operations.dead_letters.page(
-                wanted, cursor=cursor, limit=min(PAGE, limit - len(found)), payload=as_json
-            )
-            found += page.items
-            cursor = page.next_cursor
-            if cursor is None or len(found) >= limit:
-                return found, cursor is not None, operations.now()
+        found, more = await read_pages(limit, operations.dead_letters.page, wanted, payload=as_json)
+        return found, more, operations.now()
 
     found, more, now = with_operations(context, look)
     if as_json:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.backend import read_pages
 from duly.cli.options import JobArgument, JsonLinesOption, LimitOption, read_labels
 from duly.cli.output import (
     away,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 JsonOption = Annotated[bool, typer.Option("--json", help="The job as a JSON document.")]
 
-PAGE = 200
 UPCOMING = 5
 
 group = typer.Typer(
@@ -70,22 +70,10 @@ def list_(
     labels = read_labels(label or ())
 
     async def look(operations: Backend) -> tuple[list[Job], bool, datetime]:
-        found: list[Job] = []
-        cursor = None
-        while True:
-            page = await operations.jobs.page(
-                status=status,
-                queue=queue,
-                name=name,
-                label=labels or None,
-                cursor=cursor,
-                limit=min(PAGE, limit - len(found)),
-                payload=as_json,
-            )
-            found += page.items
-            cursor = page.next_cursor
-            if cursor is None or len(found) >= limit:
-                return found, cursor is not None, operations.now()
+        found, more = await read_pages(
+            limit, operations.jobs.page, status=status, queue=queue, name=name, label=labels or None, payload=as_json
+        )
+        return found, more, operations.now()
 
     found, more, now = with_operations(context, look)
     if as_json:
@@ -169,10 +157,7 @@ def runs(context: typer.Context, job: JobArgument, limit: LimitOption = 20, as_j
 
     async def look(operations: Backend) -> tuple[list[Run], bool]:
         found = await operations.jobs.find(job)
-        listed: list[Run] = []
-        async for run in _runs(operations, str(found.job_id), limit + 1):
-            listed.append(run)  # noqa: PERF401 - an async comprehension would hide the early end
-        return listed[:limit], len(listed) > limit
+        return await read_pages(limit, operations.runs.page, str(found.job_id))
 
     listed, more = with_operations(context, look)
     if as_json:
@@ -188,18 +173,6 @@ def runs(context: typer.Context, job: JobArgument, limit: LimitOption = 20, as_j
     else:
         say("no runs yet", err=True)
     _tell_more(more, limit)
-
-
-async def _runs(operations: Backend, job_id: str, limit: int) -> AsyncIterator[Run]:
-    cursor = None
-    while limit > 0:
-        page = await operations.runs.page(job_id, cursor=cursor, limit=min(PAGE, limit))
-        for run in page.items:
-            yield run
-        limit -= len(page.items)
-        cursor = page.next_cursor
-        if cursor is None:
-            return
 
 
 @group.command()
