@@ -19,7 +19,7 @@ from rich.console import Console
 
 from duly.cli.output import one_line
 from duly.config import Settings
-from duly.timing.wording import rough_span
+from duly.formats import rough_span
 from harness.commands import Ended
 
 Run = Callable[..., Ended]

@@ -11,12 +11,12 @@ import pytest
 from duly.api.documents import preview_document
 from duly.checks import read_moment
 from duly.errors import InvalidInput, InvalidSchedule
+from duly.formats import exact_span
 from duly.model import Job, Policy
 from duly.operations import preview
 from duly.operations.lifetime import Lifetime
 from duly.operations.wording import clock
 from duly.store.changes import Change
-from duly.timing.wording import exact_span
 
 NEW_YORK = "America/New_York"
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 from datetime import datetime
 from typing import Any, get_type_hints
 
+from duly.formats import time_text
 from duly.handlers import shown_target
 from duly.masking import shown_payload
 from duly.model import (
@@ -24,7 +25,6 @@ from duly.model import (
     Run,
     make_run_id,
 )
-from duly.timing.wording import time_text
 
 
 def without_payload(document: dict[str, Any]) -> dict[str, Any]:

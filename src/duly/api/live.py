@@ -18,11 +18,11 @@ from duly.api.access import needs, principal_of
 from duly.api.declared import declared_page
 from duly.api.problems import json_response
 from duly.errors import DulyError, StoreUnavailable
+from duly.formats import time_text
 from duly.model import ClusterStatus, Job, Run
 from duly.operations import Principal, StoreOperations
 from duly.operations.upcoming import upcoming
 from duly.timing import Fuel
-from duly.timing.wording import time_text
 
 SHOWN = 50
 UPCOMING = 3

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from duly.timing.wording import rough_span
+from duly.formats import rough_span
 from duly.visible import visible, visible_json, visible_lines
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from collections import Counter
 from datetime import datetime
 
 from duly.cli.output import coloured, one_line, say
+from duly.formats import rough_span
 from duly.model import Buried, ClaimedRun, Requeued, Succeeded, to_micros
-from duly.timing.wording import rough_span
 from duly.worker.executor import Outcome
 
 # Nobody reads more lines per second, and writing them would slow the runs down: further runs are only counted.

@@ -22,6 +22,7 @@ from duly.client import documents
 from duly.client.documents import Document, encode, job_body, plain
 from duly.client.trying import refusal
 from duly.errors import DulyError, InvalidInput, NotFound
+from duly.formats import time_text
 from duly.model import (
     JOB_RULES,
     POLICY_FIELDS,
@@ -46,7 +47,6 @@ from duly.model import (
     Swept,
     each_request,
 )
-from duly.timing.wording import time_text
 
 PREFIX = "/api/v1"
 #: The API's own limits for one batch.

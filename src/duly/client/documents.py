@@ -15,6 +15,7 @@ from uuid import UUID
 
 from duly.checks import check_moment
 from duly.errors import InvalidInput
+from duly.formats import time_text
 from duly.handlers import check_handler
 from duly.model import (
     DEFAULT_POLICY,
@@ -42,7 +43,6 @@ from duly.model import (
     parse_run_id,
 )
 from duly.timing.parse import read_schedule
-from duly.timing.wording import time_text
 
 Document = Mapping[str, Any]
 Item = TypeVar("Item")

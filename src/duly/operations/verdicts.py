@@ -12,13 +12,13 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from duly.errors import TooCostly
+from duly.formats import exact_span
 from duly.model import Explanation, Occurrence, Run, Verdict, make_run_id
 from duly.operations.lifetime import Lifetime, Stop, local_time, read_time
 from duly.operations.wording import clock, outcome
 from duly.store.changes import Change
 from duly.store.cluster import Leader
 from duly.store.history import CatchUp, Record
-from duly.timing.wording import exact_span
 
 _MICROSECOND = timedelta(microseconds=1)
 # Nobody calls a second late; beyond it the sentence says so.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
+from duly.formats import exact_span
 from duly.model import ErrorInfo, Run
-from duly.timing.wording import exact_span
 from duly.visible import CONTROLS
 
 _LONGEST_ERROR = 160

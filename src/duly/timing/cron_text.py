@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from duly.errors import InvalidSchedule
+from duly.formats import quote
 
 from .times import TimesOfDay
-from .wording import quote
 
 _LONGEST = 1024  # every value of every field, spelled out, is about 600 characters
 

@@ -10,11 +10,11 @@ from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidSchedule
+from duly.formats import quote
 from duly.model import ScheduleKind
 
 from .fuel import Fuel
 from .schedule import Schedule
-from .wording import quote
 
 _LONGEST = 100
 _UNITS = {

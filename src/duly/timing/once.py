@@ -10,12 +10,12 @@ from typing import ClassVar
 from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidSchedule
+from duly.formats import quote
 from duly.model import DstFold, DstGap, Occurrence, ScheduleKind
 
 from .dst import exists, gap_text, next_instant, walk_instants
 from .fuel import Fuel
 from .schedule import DAWN, Schedule, count_by_walking
-from .wording import quote
 
 _LONGEST = 40
 _DATE = re.compile(r"\d{4}-?\d\d-?\d\d(?:[Tt ]|$)|\d{4}-?[Ww]\d\d|\d{4}-", re.ASCII)

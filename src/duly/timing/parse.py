@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from duly.errors import InvalidInput, InvalidSchedule
+from duly.formats import quote
 from duly.model import DstFold, DstGap
 
 from .cron import make_cron
@@ -14,7 +15,6 @@ from .interval import is_interval, make_interval
 from .once import is_once, make_once, make_once_at, make_once_now
 from .rrule import RruleSchedule, is_rrule, make_rrule
 from .schedule import Schedule
-from .wording import quote
 from .zones import forget_zones, load_zone
 
 __all__ = ["forget_zones", "load_zone", "parse_schedule", "read_schedule"]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, time
 
 from duly.errors import InvalidSchedule
-
-from .wording import quote
+from duly.formats import quote
 
 LONGEST = 8192
 

@@ -14,7 +14,7 @@ import typer
 from duly.cli.output import coloured, hanging, print_json, say
 from duly.cli.session import own_tenant, session_of
 from duly.errors import ConfigError, DulyError, InvalidInput
-from duly.timing.wording import rough_span
+from duly.formats import rough_span
 
 if TYPE_CHECKING:
     from duly.config import Settings

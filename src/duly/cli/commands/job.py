@@ -26,9 +26,9 @@ from duly.cli.output import (
 )
 from duly.cli.session import with_operations
 from duly.errors import Conflict, InvalidInput
+from duly.formats import rough_span
 from duly.handlers import shown_target
 from duly.masking import shown_payload
-from duly.timing.wording import rough_span
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend

@@ -177,7 +177,7 @@ def _whose(made: Key) -> str:
 
 
 def _key_document(one: Key) -> dict[str, object]:
-    from duly.timing.wording import time_text
+    from duly.formats import time_text
 
     return {
         "key_id": one.key_id,

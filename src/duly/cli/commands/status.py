@@ -12,7 +12,7 @@ import typer
 
 from duly.cli.output import away, print_json, print_table, say
 from duly.cli.session import with_operations
-from duly.timing.wording import rough_span
+from duly.formats import rough_span
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
@@ -105,7 +105,7 @@ def status_document(status: ClusterStatus) -> dict[str, Any]:
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
-    from duly.timing.wording import time_text
+    from duly.formats import time_text
 
     def plain(value: Any) -> Any:
         if isinstance(value, datetime):

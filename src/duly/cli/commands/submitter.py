@@ -76,7 +76,7 @@ def list_(
 
     found, now = with_store(context, look)
     if as_json:
-        from duly.timing.wording import time_text
+        from duly.formats import time_text
 
         print_json_lines(
             {

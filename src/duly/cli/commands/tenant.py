@@ -159,7 +159,7 @@ def _limit(value: float | None) -> str:
 
 
 def _tenant_document(one: Tenant) -> dict[str, object]:
-    from duly.timing.wording import time_text
+    from duly.formats import time_text
 
     return {
         "tenant": one.tenant,

@@ -1,4 +1,4 @@
-"""Times, spans and quoted input as strings."""
+"""Times, spans and quoted input as strings. Every command imports this, so it imports nothing of ours."""
 
 from __future__ import annotations
 
