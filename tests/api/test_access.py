@@ -14,7 +14,7 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.routing import Route
 
-from duly.api.access import Access, Bucket
+from duly.api.access import Access
 from duly.api.server import create_app, serve
 from duly.config import Settings, load_settings
 from duly.errors import ConfigError, Permanent
@@ -274,19 +274,6 @@ async def test_past_its_rate_a_key_is_429_and_others_are_not(pool: Pool, databas
             assert refused.json()["type"] == "urn:duly:problem:too-many-requests"
             assert 1 <= int(refused.headers["retry-after"]) <= 2
     assert len((await operations.jobs.page()).items) == 2
-
-
-def test_a_bucket_gives_its_rate_and_holds_a_second_of_it() -> None:
-    bucket = Bucket(10)
-    assert [bucket.take(100.0) for _ in range(10)] == [0.0] * 10
-    assert bucket.take(100.0) == pytest.approx(0.1)
-    assert bucket.take(100.05) == pytest.approx(0.05)
-    assert bucket.take(100.1001) == 0.0
-    assert sum(bucket.take(101 + n / 1000) == 0.0 for n in range(5000)) == pytest.approx(59, abs=2)
-    slow = Bucket(0.1)
-    assert slow.take(0.0) == 0.0
-    assert slow.take(0.0) == pytest.approx(10.0)
-    assert slow.take(10.1) == 0.0
 
 
 async def test_past_a_tenants_limit_nothing_of_a_submit_or_batch_is_stored(pool: Pool, database_url: str) -> None:

@@ -274,7 +274,7 @@ MUTANTS = (
     Mutant(
         "governor-gives-all",
         "late runs come all at once",
-        "scheduler/governor.py",
+        "rates.py",
         "self._tokens -= granted",
         "pass",
         ("scheduler/test_missed.py::TestGovernor",),

@@ -34,6 +34,7 @@ from duly.model import DEFAULT_TENANT
 from duly.operations import Operations, StoreOperations
 from duly.operations.keys import Principal
 from duly.operations.rights import ROLES, Role, holds
+from duly.rates import TokenBucket
 
 #: Whoever asks an open server.
 ANYBODY = Principal(key_id="", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None, anybody=True)
@@ -65,7 +66,7 @@ class Access:
         self._keyed = require_keys
         self._look_again_at = 0.0
         self._looking = asyncio.Lock()
-        self._buckets: OrderedDict[str, Bucket] = OrderedDict()
+        self._buckets: OrderedDict[str, TokenBucket] = OrderedDict()
 
     @property
     def known_to_be_needed(self) -> bool:
@@ -129,37 +130,18 @@ class Access:
         if rate is None:
             return
         bucket = self._buckets.get(principal.key_id)
-        if bucket is None or bucket.rate != rate:
-            bucket = self._buckets[principal.key_id] = Bucket(rate)
+        if bucket is None or bucket.per_second != rate:
+            bucket = self._buckets[principal.key_id] = TokenBucket(rate)
         self._buckets.move_to_end(principal.key_id)
         if len(self._buckets) > _MOST_BUCKETS:
             self._buckets.popitem(last=False)
-        if (wait := bucket.take(time.monotonic())) > 0:
+        if not bucket.take(1, time.monotonic_ns() // 1000):
+            wait = bucket.seconds_to_next
             raise Problem(
                 429,
                 f"this API key may ask {rate:g} times a second; try again in {wait:.1f} s",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
-
-
-class Bucket:
-    """A token bucket that holds one second's worth, and at least one."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-        self._most = max(1.0, rate)
-        self._held = self._most
-        self._at: float | None = None
-
-    def take(self, now: float) -> float:
-        """Take one; 0, or the seconds until there is one. A refusal takes nothing."""
-        if self._at is not None:
-            self._held = min(self._most, self._held + (now - self._at) * self.rate)
-        self._at = now
-        if self._held >= 1:
-            self._held -= 1
-            return 0.0
-        return (1 - self._held) / self.rate if self.rate > 0 else 3600.0
 
 
 def operations_of(request: Request) -> Operations:
