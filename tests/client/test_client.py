@@ -471,7 +471,7 @@ async def test_a_batch_has_an_answer_for_each_job_in_order(call: Calls, pool: Po
 async def test_a_large_batch_is_sent_in_parts_and_an_atomic_one_is_not(
     call: Calls, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "BATCH_JOBS", 4)
+    monkeypatch.setattr(calls, "MAX_BATCH_JOBS", 4)
     requests = [calls.request_of("a", {"n": n}) for n in range(10)]
     items = await call("submit_many", iter(requests))
     assert [item.created for item in items] == [True] * 10
@@ -486,7 +486,7 @@ async def test_a_large_batch_is_sent_in_parts_and_an_atomic_one_is_not(
 
 
 def test_parts_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "BATCH_BYTES", 1000)
+    monkeypatch.setattr(calls, "MAX_BATCH_BYTES", 1000)
     flow = calls.submit_many([calls.request_of("a", "x" * 300) for _ in range(7)])
     sizes = []
     sent = next(flow)
@@ -595,7 +595,7 @@ async def test_a_gateway_that_is_down_is_tried_again_and_named_in_the_end(caller
 
 async def test_retries_end_and_say_what_was_tried(caller: Caller, line: Line) -> None:
     line.arm("GET ", "cut", times=9)
-    with pytest.raises(ApiUnavailable, match=r"GET http://127\.0\.0\.1:\d+/api/v1/jobs: no answer") as ended:
+    with pytest.raises(ApiUnavailable, match=r"GET http://127\.0\.0\.1:\d+/api/v1/jobs: no response") as ended:
         await caller.at(line.url, retries=2).every("jobs")
     assert line.struck == 3
     assert isinstance(ended.value, StoreUnavailable)
@@ -612,7 +612,7 @@ async def test_a_server_that_is_not_there_is_said_to_be_so(caller: Caller) -> No
 async def test_a_server_that_does_not_answer_is_given_up_after_the_timeout(caller: Caller) -> None:
     async with Endpoint.serving() as server:
         server.on("/api/v1/stats", silence)
-        with pytest.raises(ApiUnavailable, match="no answer"):
+        with pytest.raises(ApiUnavailable, match="no response"):
             await caller.at(server.url("/"), timeout=0.2, retries=1)("stats")
         assert len(server.calls) == 2
 

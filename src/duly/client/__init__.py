@@ -1,8 +1,11 @@
-"""Clients of the REST API, for programs that reach Duly over HTTP and hold no connection to its PostgreSQL.
+"""Clients of the REST API, for programs that reach Duly over HTTP and have no connection to its PostgreSQL.
 
-`calls` builds every request once and reads its answer, without I/O; `trying` decides what is tried again and turns
-refusals into Duly's own errors; `clients` sends, once blocking and once for asyncio. `documents` turns the API's JSON
-into the same values that the library itself hands out (`duly.model.Job`, `Run`, `DeadLetter`, …) and back.
+Nothing here imports the store or a database driver: an import contract and a test hold that. Read in this order:
+
+- `calls`: every call of the API, as the request to send and the function that reads its response; no I/O;
+- `documents`: the API's JSON as the values of `duly.model` (`Job`, `Run`, `DeadLetter`, …), and requests as JSON;
+- `trying`: which failed attempts are retried and when, and the error for each refusal; no I/O;
+- `clients`: `Client` and `AsyncClient`, which send the calls, blocking and with asyncio.
 """
 
 from duly.errors import MissingExtra

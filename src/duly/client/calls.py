@@ -1,11 +1,11 @@
-"""Every call of the REST API: the request it is, and how its answer is read. No I/O.
+"""Every call of the REST API: its request, and the function that reads its response. No I/O.
 
-The functions below are the clients' methods: `clients` sends what they build. A `Call` is built once, so each try of it
-is the same request to the byte; a function that needs several calls is a generator that yields them one by one.
+These functions are the clients' methods: `clients` sends the calls that they build. A `Call` is built once, so every
+attempt sends the same bytes; a function that needs several calls is a generator that yields them one by one.
 
-Which calls are `repeatable` is decided here. Those that only look are. So are `pause`, `resume`, `cancel` and `change`:
-the second time they find what they wanted. A submit is, because it carries a key: see `submit`. `trigger`, `redrive`,
-`cancel_run` and `purge` are not: they are tried again only when they surely did not arrive.
+Each function decides whether its call is `repeatable`. Calls that only read are. So are `pause`, `resume`, `cancel` and
+`change`: the second time they find the state that they want. A submit is repeatable because it carries a key: see
+`submit`. `trigger`, `redrive`, `cancel_run` and `purge` are not: they are retried only if they did not arrive.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ from duly.model import (
 
 PREFIX = "/api/v1"
 #: The API's own limits for one batch.
-BATCH_JOBS = 10_000
-BATCH_BYTES = 8 * 1024 * 1024
+MAX_BATCH_JOBS = 10_000
+MAX_BATCH_BYTES = 8 * 1024 * 1024
 PAGE = 200
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A successful answer: its JSON document (None where it has no body) and the headers that matter."""
+    """A successful response: its JSON document (None if it has no body) and its headers."""
 
     status: int
     document: Any
@@ -70,7 +70,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
-    """One request."""
+    """One request, and the function that reads its response."""
 
     method: str
     path: str
@@ -86,21 +86,21 @@ class Call(Generic[T]):
 
 
 class Steps(Protocol[T_co]):
-    """One call, or a generator of several, that comes to a result."""
+    """One call, or a generator of several, with a result."""
 
     def __iter__(self) -> Generator[Call[Any], Any, T_co]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pages(Generic[Item]):
-    """A list that comes in pages: the call for the one at a cursor."""
+    """A list in pages: `at` builds the call for the page at a cursor."""
 
     at: Callable[[str | None], Call[Page[Item]]]
 
 
 @dataclass(frozen=True, slots=True)
 class SubmittedJob:
-    """`created` is False when a dedupe_key of the caller's own named an existing job with the same content."""
+    """A submitted job. `created` is False if the caller's dedupe_key named an existing job of equal content."""
 
     job: Job
     created: bool
@@ -108,7 +108,7 @@ class SubmittedJob:
 
 @dataclass(frozen=True, slots=True)
 class BatchItem:
-    """What became of one job of a batch: its id, or the error that `submit` would have raised."""
+    """The result for one job of a batch: its id, or the error that `submit` would have raised."""
 
     job_id: UUID | None
     created: bool
@@ -126,7 +126,7 @@ def request_of(
     run_at: datetime | None = None,
     **options: Unpack[JobOptions],
 ) -> JobRequest:
-    """What `submit` would send, for `submit_many`."""
+    """The request that `submit` would send, for `submit_many`."""
     if run_at is not None and schedule is not None:
         raise InvalidInput("run_at", "cannot be given together with schedule")
     policy = {name: value for name, value in options.items() if name in POLICY_FIELDS}
@@ -152,14 +152,13 @@ def submit(
     allow_unknown_handler: bool = False,
     **options: Unpack[JobOptions],
 ) -> Generator[Call[Any], Any, Job]:
-    """Register a job. Without `run_at` or `schedule` it runs now.
+    """Submits a job. Without `run_at` or `schedule` it runs now.
 
-    An answer can be lost after the job was stored. So that sending it again is safe, a submit without a `dedupe_key`
-    gets one that the client makes (`client:` and a random part). It is stored with the job, as if you had given it:
-    you see it in the job, and nothing else comes of it. With `idempotent=False` none is made, and a submit whose fate
-    is unknown raises `ApiUnavailable` instead of being sent again.
+    The response can be lost after the job was stored. To make a retry safe, a submit without a `dedupe_key` gets one
+    from the client (`client:` and a random part), which is stored with the job and shown in it. With `idempotent=False`
+    it gets none, and a submit whose outcome is unknown raises `ApiUnavailable` instead of being retried.
 
-    A task that no worker has is refused, as it may be misspelt, unless you allow it.
+    A task that no worker has is refused, as its name may be misspelt, unless `allow_unknown_handler` is set.
     """
     request = request_of(handler, payload, schedule=schedule, run_at=run_at, **options)
     submitted = yield submit_request(request, idempotent=idempotent, allow_unknown_handler=allow_unknown_handler)
@@ -170,12 +169,12 @@ def submit(
 def submit_request(
     request: JobRequest, *, idempotent: bool = True, allow_unknown_handler: bool = False
 ) -> Call[SubmittedJob]:
-    """`submit` for a request that is there already; also says whether the job is new."""
+    """Submits a request made by `request_of`, and also tells whether the job is new."""
     own_key = request.dedupe_key is None and idempotent
     request = _keyed(request) if own_key else request
 
     def read(answer: Answer) -> SubmittedJob:
-        # Under a key that nobody else has, what is there already is what an earlier try of this very call made.
+        # The key is this call's own, so a job that already has it comes from an earlier attempt of this call.
         return SubmittedJob(_job(answer), own_key or answer.status == 201)
 
     return Call(
@@ -195,10 +194,11 @@ def submit_many(
     idempotent: bool = True,
     allow_unknown_handler: bool = False,
 ) -> Generator[Call[Any], Any, list[BatchItem]]:
-    """Register many jobs, up to 10,000 per call of the API. What became of each, in order.
+    """Submits many jobs, up to 10,000 per call of the API, and returns their results in order.
 
-    Each is made with `request_of`, or a mapping of what that takes: `{"handler": "send", "payload": {…}}`.
-    With `atomic` all are stored or, with an error, none; they must then fit into one call. Keys as in `submit`.
+    A job is a request made by `request_of`, or a mapping of its arguments: `{"handler": "send", "payload": {…}}`.
+    With `atomic` either all are stored or, with an error, none; they must then fit into one call. Keys are as in
+    `submit`.
     """
     given = each_request(requests, lambda handler, fields: request_of(handler, **fields))
     own_keys = [idempotent and request.dedupe_key is None for request in given]
@@ -206,7 +206,7 @@ def submit_many(
     bodies = [encode(job_body(request)) for request in sent]
     chunks = list(_chunks(bodies))
     if atomic and len(chunks) > 1:
-        raise InvalidInput("jobs", f"with atomic must be at most {BATCH_JOBS}, and {BATCH_BYTES} bytes")
+        raise InvalidInput("jobs", f"must be at most {MAX_BATCH_JOBS} and {MAX_BATCH_BYTES} bytes with atomic")
     found: list[BatchItem] = []
     for chunk in chunks:
         found += yield Call(
@@ -230,7 +230,7 @@ def _keyed(request: JobRequest) -> JobRequest:
 def _chunks(bodies: Sequence[bytes]) -> Generator[slice, None, None]:
     start = size = 0
     for index, body in enumerate(bodies):
-        if index > start and (index - start >= BATCH_JOBS or size + len(body) + 2 > BATCH_BYTES):
+        if index > start and (index - start >= MAX_BATCH_JOBS or size + len(body) + 2 > MAX_BATCH_BYTES):
             yield slice(start, index)
             start, size = index, 0
         size += len(body) + 1
@@ -266,14 +266,17 @@ def jobs_page(
     limit: int = 100,
     payload: bool = True,
 ) -> Call[Page[Job]]:
-    """One page of jobs, newest first. It may have fewer than `limit` and not be the last: `next_cursor` says so.
+    """One page of jobs, newest first. A page with fewer than `limit` jobs is the last only if `next_cursor` is None.
 
-    Without `payload` they are not sent, and are None.
+    Without `payload` the payloads are not sent, and are None.
     """
     query = _query(status=status, queue=queue, name=name, cursor=cursor, limit=limit, payload=_asked(payload))
     for key, value in (label or {}).items():
         if "=" in key:
-            raise InvalidInput("label", f"{key[:63]!r} has an equals sign: the API cannot be asked for that name")
+            raise InvalidInput(
+                "label",
+                f"{key[:63]!r} contains an equals sign, by which the API separates a label's name from its value",
+            )
         query += (("label", f"{key}={value}"),)
     return Call("GET", "/jobs", partial(_page, read=documents.read_job), query)
 
@@ -286,7 +289,7 @@ def jobs(
     label: Mapping[str, str] | None = None,
     payload: bool = True,
 ) -> Pages[Job]:
-    """Every job that matches, newest first; pages are fetched as they are needed. Without `payload` they are not sent,
+    """Every job that matches, newest first; pages are fetched as needed. Without `payload` the payloads are not sent,
     and are None."""
     return Pages(
         lambda cursor: jobs_page(
@@ -301,12 +304,12 @@ def get_job(job_id: str | UUID) -> Call[Job]:
 
 
 def change(job_id: str | UUID, *, expected_version: int | None = None, **changes: Unpack[JobChanges]) -> Call[Job]:
-    """Set these fields of a job. A changed schedule is planned anew.
+    """Changes fields of a job. A changed schedule is planned anew.
 
-    With `expected_version` (a job's `version`, as `get_job` gave it) a job that was changed since is a `Conflict`.
+    With `expected_version` (the `version` of a job from `get_job`), a job that was changed since raises `Conflict`.
     """
     headers = {} if expected_version is None else {"If-Match": f'"{expected_version}"'}
-    # Tried again after it was done, the version would be another one and the answer a conflict with oneself.
+    # With a version, a retry after a success would conflict with itself: the version is already a newer one.
     return Call(
         "PATCH",
         _path("jobs", job_id),
@@ -318,23 +321,23 @@ def change(job_id: str | UUID, *, expected_version: int | None = None, **changes
 
 
 def cancel(job_id: str | UUID, *, running: bool = False) -> Call[Job]:
-    """No more fires, waiting runs cancelled; with `running` those under way are told to stop as well."""
+    """Cancels a job and its waiting runs; with `running`, its running ones are told to stop."""
     return Call("DELETE", _path("jobs", job_id), _job, (("running", "cancel"),) if running else ())
 
 
 def pause(job_id: str | UUID, *, reason: str | None = None) -> Call[Job]:
-    """No more fires until resumed."""
+    """Pauses a job: it does not fire until it is resumed."""
     body = None if reason is None else encode({"reason": reason})
     return Call("POST", _path("jobs", job_id, "pause"), _job, body=body)
 
 
 def resume(job_id: str | UUID) -> Call[Job]:
-    """From the next future occurrence on; what fell into the pause is not made up for."""
+    """Resumes a job from its next future occurrence on; occurrences during the pause are not caught up."""
     return Call("POST", _path("jobs", job_id, "resume"), _job)
 
 
 def trigger(job_id: str | UUID) -> Call[Run]:
-    """One extra run now; the schedule does not move."""
+    """Starts one extra run now; the schedule is not affected."""
     return Call("POST", _path("jobs", job_id, "trigger"), _run, repeatable=False)
 
 
@@ -344,20 +347,20 @@ def upcoming(job_id: str | UUID, *, count: int = 10) -> Call[list[Occurrence]]:
 
 
 def explain(job_id: str | UUID, *, at: datetime | None = None) -> Call[Explanation]:
-    """What became of the occurrence at this time, or of the last one, and why."""
+    """Explains why the occurrence at this time, or the last one, fired or did not."""
     return Call("GET", _path("jobs", job_id, "explain"), _explanation, _query(at=at))
 
 
 def explanations_page(
     job_id: str | UUID, *, start: datetime, end: datetime | None = None, cursor: str | None = None, limit: int = 100
 ) -> Call[Page[Explanation]]:
-    """One page of what became of every occurrence from `start` to `end` (or now), oldest first."""
+    """One page of the explanations of all occurrences from `start` to `end` (or now), oldest first."""
     query = _query(**{"from": start}, to=end, cursor=cursor, limit=limit)
     return Call("GET", _path("jobs", job_id, "explain"), partial(_page, read=documents.read_explanation), query)
 
 
 def explanations(job_id: str | UUID, *, start: datetime, end: datetime | None = None) -> Pages[Explanation]:
-    """What became of every occurrence from `start` to `end` (or now), oldest first; pages are fetched as needed."""
+    """Explanations of all occurrences from `start` to `end` (or now), oldest first; pages are fetched as needed."""
     return Pages(lambda cursor: explanations_page(job_id, start=start, end=end, cursor=cursor, limit=PAGE))
 
 
@@ -371,7 +374,7 @@ def runs_page(job_id: str | UUID, *, cursor: str | None = None, limit: int = 100
 
 
 def runs(job_id: str | UUID) -> Pages[Run]:
-    """Every run of a job, newest first; pages are fetched as they are needed."""
+    """Every run of a job, newest first; pages are fetched as needed."""
     return Pages(lambda cursor: runs_page(job_id, cursor=cursor, limit=PAGE))
 
 
@@ -381,7 +384,7 @@ def get_run(run_id: str) -> Call[Run]:
 
 
 def cancel_run(run_id: str) -> Call[Run]:
-    """A run that waits ends at once; one that is running is told to stop."""
+    """Cancels a run: a waiting run ends at once, a running one is told to stop."""
     return Call("POST", _path("runs", run_id, "cancel"), _run, repeatable=False)
 
 
@@ -393,31 +396,31 @@ _EVERYTHING = DeadLetterFilter()
 def dead_letters_page(
     wanted: DeadLetterFilter = _EVERYTHING, *, cursor: str | None = None, limit: int = 100, payload: bool = True
 ) -> Call[Page[DeadLetter]]:
-    """One page of dead letters, newest first. It may have fewer than `limit` and not be the last: see `next_cursor`.
+    """One page of dead letters, newest first. A page with fewer than `limit` is the last only if `next_cursor` is None.
 
-    Without `payload` they are not sent, and are None.
+    Without `payload` the payloads are not sent, and are None.
     """
     query = _query(**_filter(wanted), cursor=cursor, limit=limit, payload=_asked(payload))
     return Call("GET", "/dead-letters", partial(_page, read=documents.read_dead_letter), query)
 
 
 def dead_letters(wanted: DeadLetterFilter = _EVERYTHING) -> Pages[DeadLetter]:
-    """Every dead letter that matches, newest first, with its payload; pages are fetched as they are needed."""
+    """Every dead letter that matches, newest first, with its payload; pages are fetched as needed."""
     return Pages(lambda cursor: dead_letters_page(wanted, cursor=cursor, limit=PAGE))
 
 
 def get_dead_letter(run_id: str) -> Call[DeadLetter]:
-    """One dead letter, whole."""
+    """One dead letter, with its payload."""
     return Call("GET", _path("dead-letters", run_id), lambda answer: documents.read_dead_letter(answer.document))
 
 
 def redrive(run_id: str) -> Call[Run]:
-    """Send one again: its attempts start anew, its idempotency key stays. Returns the run, live again."""
+    """Redrives a dead letter and returns its run: attempts start anew, the idempotency key stays."""
     return Call("POST", _path("dead-letters", run_id, "redrive"), _run, repeatable=False)
 
 
 def redrive_all(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], Any, Swept]:
-    """Send all that match again. Only those that are dead now: one that dies again meanwhile is not sent twice."""
+    """Redrives all dead letters that match now: a run that dies again meanwhile is not redriven twice."""
     dead_now: DeadLetterFilter | None = yield from those_now(wanted)
     done = refused = 0
     more = dead_now is not None
@@ -425,12 +428,12 @@ def redrive_all(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], 
         part: tuple[Swept, bool] = yield redrive_some(dead_now)
         swept, more = part
         done += swept.done
-        refused = swept.refused  # they stay, so each call meets them all again
+        refused = swept.refused  # they stay, so each call counts all of them again
     return Swept(done, refused)
 
 
 def those_now(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], Any, DeadLetterFilter | None]:
-    """A filter for what matches at this moment and nothing that dies later, by no clock; None if there is nothing."""
+    """A filter for the dead letters that match now and no later ones, by no clock; None if none match."""
     cursor = None
     while True:
         page: Page[DeadLetter] = yield dead_letters_page(wanted, cursor=cursor, limit=1, payload=False)
@@ -443,7 +446,7 @@ def those_now(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], An
 
 
 def redrive_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
-    """One call of the API's redrive: what it did, and whether there is more to do. A filter must say which."""
+    """Redrives one batch: its result, and whether more is left. The filter must not be empty."""
 
     def read(answer: Answer) -> tuple[Swept, bool]:
         document = answer.document
@@ -454,12 +457,12 @@ def redrive_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
 
 
 def purge(run_id: str) -> Call[None]:
-    """Forget one dead letter for good."""
+    """Deletes a dead letter."""
     return Call("DELETE", _path("dead-letters", run_id), _nothing, repeatable=False)
 
 
 def purge_all(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], Any, Swept]:
-    """Forget all that match for good. Only those that are dead now, not what dies meanwhile."""
+    """Deletes all dead letters that match now, but not those of runs that die meanwhile."""
     dead_now: DeadLetterFilter | None = yield from those_now(wanted)
     done = 0
     more = dead_now is not None
@@ -471,7 +474,7 @@ def purge_all(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], An
 
 
 def purge_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
-    """One call of the API's purge by filter: what it did, and whether there is more to do. A filter must say which."""
+    """Deletes one batch: its result, and whether more is left. The filter must not be empty."""
 
     def read(answer: Answer) -> tuple[Swept, bool]:
         return Swept(answer.document["purged"], 0), answer.document["more"]
@@ -497,7 +500,7 @@ def preview(
     after: datetime | None = None,
     count: int = 10,
 ) -> Call[Preview]:
-    """When a schedule occurs, without saving anything."""
+    """The next occurrences of a schedule, without storing anything."""
     body: dict[str, Any] = {
         "schedule": schedule, "timezone": timezone, "dst_gap": dst_gap, "dst_fold": dst_fold, "start_at": start_at,
         "end_at": end_at, "after": after, "count": count,
@@ -509,17 +512,17 @@ def preview(
 
 
 def forecast(*, minutes: int = 60) -> Call[Forecast]:
-    """How many fires are coming, by minute, queue and handler."""
+    """The number of fires to come, by minute, queue and handler."""
     return Call("GET", "/forecast", lambda answer: documents.read_forecast(answer.document), _query(minutes=minutes))
 
 
 def cluster() -> Call[Cluster]:
-    """Schedulers, workers, and who leads which shard."""
+    """Schedulers, workers, and the leader of each shard."""
     return Call("GET", "/cluster", lambda answer: documents.read_cluster(answer.document))
 
 
 def stats() -> Call[Counts]:
-    """Counters for people: of the whole store for an admin's key, else of its tenant."""
+    """Counts of jobs and runs: of the whole store with an admin's key, else of the key's tenant."""
     return Call("GET", "/stats", lambda answer: documents.read_counts(answer.document))
 
 
@@ -554,7 +557,7 @@ def _explanation(answer: Answer) -> Explanation:
 
 
 def _path(*parts: str | UUID) -> str:
-    """Whatever an id holds, it stays one part of the path."""
+    """A path in which every id stays one segment, whatever characters it has."""
     for part in parts:
         if str(part) in ("", ".", ".."):
             raise NotFound(f"there is no {parts[0][:-1]} {str(part)!r}")  # type: ignore[index]

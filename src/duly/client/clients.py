@@ -27,12 +27,12 @@ T = TypeVar("T")
 Item = TypeVar("Item")
 
 _PROBLEM = "application/problem+json"
-# A clock this little apart is the same: the header tells whole seconds, and the answer took some time to come.
+# Smaller differences between the clocks are ignored: the header has whole seconds, and the response took some time.
 _SAME_CLOCK = timedelta(seconds=2)
 
 
 class _Base:
-    """Where the API is and who asks; how a call becomes a request, and an answer a value."""
+    """Address and key of the API; turns a call into a request and a response into a value."""
 
     def __init__(self, url: str | None, *, timeout: float, retries: int) -> None:
         self._url = _check_url(url if url is not None else os.environ.get("DULY_URL"))
@@ -45,7 +45,7 @@ class _Base:
         self._own_server = False
 
     def _options(self, api_key: str | None, timeout: float) -> dict[str, Any]:
-        """For the transport, which alone keeps the key."""
+        """Options of the transport, the only object that holds the key."""
         key = _check_key(api_key if api_key is not None else os.environ.get("DULY_API_KEY"))
         self._own_server = key is None and is_loopback_url(self._url)
         headers = {"Accept": f"application/json, {_PROBLEM}"}
@@ -54,9 +54,9 @@ class _Base:
         return {
             "timeout": httpx.Timeout(timeout, connect=min(timeout, 10.0)),
             "headers": headers,
-            # The key is for this server and for no other that it may point to.
+            # The key must not be sent to another server, so redirects are not followed.
             "follow_redirects": False,
-            # Nor for a proxy that the environment names, which would see the local key.
+            # Nor must a proxy from the environment see the local key.
             "trust_env": not self._own_server,
         }
 
@@ -64,7 +64,7 @@ class _Base:
         return f"<duly.{type(self).__name__} {self._url}>"
 
     def now(self) -> datetime:
-        """The server's time, as well as its last answer told it."""
+        """The server's time, as accurate as its last response told it."""
         return datetime.now(UTC) + self._offset
 
     def _attempts(self, call: Call[Any]) -> Attempts:
@@ -75,7 +75,7 @@ class _Base:
         if call.body is not None:
             headers["Content-Type"] = "application/json"
         url = self._url
-        # Looked for each time: only while this user's server lives is the port its own.
+        # Looked up for each call: the port belongs to this user's server only while that server runs.
         if self._own_server and (found := key_for(url)) is not None:
             url, key = found
             headers["Authorization"] = f"Bearer {key}"
@@ -105,7 +105,7 @@ class _Base:
         try:
             return call.read(Answer(response.status_code, document, response.headers))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            told = f"{self._told(call)}: the answer is not one of Duly's API; is the address right?"
+            told = f"{self._told(call)}: the response is not from Duly's API; check the address"
             raise ApiUnavailable(told, sent=True) from error
 
     def _note_time(self, response: httpx.Response) -> None:
@@ -117,7 +117,7 @@ class _Base:
 
 
 def _blocking(steps: Callable[P, Steps[T]]) -> Callable[Concatenate[Client, P], T]:
-    """A call as a method of `Client`."""
+    """Makes a function of `calls` a method of `Client`."""
 
     @wraps(steps)
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -135,7 +135,7 @@ def _blocking_list(pages: Callable[P, Pages[Item]]) -> Callable[Concatenate[Clie
 
 
 def _awaited(steps: Callable[P, Steps[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
-    """The same as a method of `AsyncClient`."""
+    """Makes a function of `calls` a method of `AsyncClient`."""
 
     @wraps(steps)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -153,22 +153,22 @@ def _awaited_list(pages: Callable[P, Pages[Item]]) -> Callable[Concatenate[Async
 
 
 class Client(_Base):
-    """Duly over its REST API, for code without an event loop. May be shared by threads.
+    """A blocking client of the REST API. Threads may share one.
 
         with Client("https://duly.example.org", api_key) as client:
             job = client.submit("send_report", {"kind": "weekly"}, schedule="0 9 * * MON")
             for run in client.runs(job.job_id):
                 ...
 
-    Results are the library's own values: `duly.model.Job`, `Run`, `DeadLetter`, …; errors are the library's own errors.
+    Results are values of `duly.model` (`Job`, `Run`, `DeadLetter`, …); errors are those of `duly.errors`.
     """
 
     def __init__(
         self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, retries: int = 4
     ) -> None:
-        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; for your own server on loopback none is needed.
+        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; your own server on loopback needs no key.
 
-        `timeout` is for one attempt, in seconds; `retries` is how many follow the first.
+        `timeout` is for one attempt, in seconds; `retries` is the number of attempts after the first.
         """
         super().__init__(url, timeout=timeout, retries=retries)
         self._http = httpx.Client(**self._options(api_key, timeout))
@@ -215,7 +215,7 @@ class Client(_Base):
         self.close()
 
     def call(self, steps: Steps[T]) -> T:
-        """Sends one call of `duly.client.calls`, or the several of a generator, and returns the result."""
+        """Sends a call of `duly.client.calls`, or all the calls of a generator, and returns the result."""
         going = iter(steps)
         try:
             call = next(going)
@@ -255,7 +255,7 @@ class Client(_Base):
 
 
 class AsyncClient(_Base):
-    """Duly over its REST API, for asyncio; the methods of `Client`, awaited. For one event loop.
+    """A client of the REST API for asyncio: the methods of `Client`, awaited, within one event loop.
 
     async with AsyncClient("https://duly.example.org", api_key) as client:
         job = await client.submit("send_report", {"kind": "weekly"})
@@ -266,9 +266,9 @@ class AsyncClient(_Base):
     def __init__(
         self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, retries: int = 4
     ) -> None:
-        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; for your own server on loopback none is needed.
+        """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; your own server on loopback needs no key.
 
-        `timeout` is for one attempt, in seconds; `retries` is how many follow the first.
+        `timeout` is for one attempt, in seconds; `retries` is the number of attempts after the first.
         """
         super().__init__(url, timeout=timeout, retries=retries)
         self._http = httpx.AsyncClient(**self._options(api_key, timeout))
@@ -358,19 +358,19 @@ class AsyncClient(_Base):
 
 
 def _check_url(url: str | None) -> str:
-    """The address without what is the client's own to add."""
+    """The base URL, without the prefix that the client adds itself."""
     if not url:
         raise ConfigError("the address of the API is missing: give it, or set DULY_URL")
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        # Not in the parser's words: they quote what may be a password.
+        # The parser's message is not passed on: it quotes the URL, which may hold a password.
         raise ConfigError("the address of the API is not a URL: it must be like https://duly.example.org") from None
     if parts.scheme not in ("http", "https") or not host or any(character.isspace() for character in url):
         raise ConfigError("the address of the API must be like https://duly.example.org")
     if "@" in url:
-        # Not repeated here: it would end in a log.
+        # The URL is not repeated here: it would end in a log.
         raise ConfigError("the address of the API must not hold a user or password: the key is given by itself")
     if parts.query or parts.fragment:
         raise ConfigError("the address of the API must end before ? and #")
@@ -381,5 +381,7 @@ def _check_key(key: str | None) -> str | None:
     if not key:
         return None
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise ConfigError("the API key (DULY_API_KEY) holds characters that no key has: is it whole, and nothing else?")
+        raise ConfigError(
+            "the API key (DULY_API_KEY) has characters that no key has; copy the key alone, without quotes"
+        )
     return key

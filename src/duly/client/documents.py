@@ -1,4 +1,4 @@
-"""The API's documents as the values that the library hands out: the way back from `duly.api.documents`.
+"""The API's documents as values of `duly.model`, and requests as JSON: the reverse of `duly.api.documents`.
 
 A field that this version does not know is ignored: a newer server sent it. The API does not tell a job's shard, which
 is None here.
@@ -94,11 +94,11 @@ def read_job(document: Document) -> Job:
 
 
 def _kind(schedule: str, timezone: str, anchor: datetime) -> ScheduleKind:
-    """The text's own form says it."""
+    """The kind of a schedule, which its form shows."""
     try:
         return read_schedule(schedule, timezone, "shift", "first", anchor).kind
     except InvalidInput:
-        # A zone that only the server has: the form is read without it.
+        # Only the server has this zone. The form of the schedule does not depend on it.
         return read_schedule(schedule, "UTC", "shift", "first", anchor).kind
 
 
@@ -251,7 +251,7 @@ def read_counts(document: Document) -> Counts:
 
 
 def job_body(request: JobRequest) -> dict[str, Any]:
-    """What a request says that is not a default anyway: the server's own defaults hold for the rest."""
+    """The fields of a request that differ from the defaults; the server applies its own defaults to the rest."""
     body = {
         field.name: value
         for field in fields(JobRequest)
@@ -264,7 +264,7 @@ def job_body(request: JobRequest) -> dict[str, Any]:
         if (value := getattr(request.policy, name)) != getattr(DEFAULT_POLICY, name)
     }
     body["handler"] = request.handler if isinstance(request.handler, str) else dict(request.handler)
-    # The API wants a name; the library makes one of the handler.
+    # The API requires a name; the library derives one from the handler.
     body["name"] = request.name if request.name is not None else _default_name(request.handler)
     if request.payload != {}:
         body["payload"] = request.payload
@@ -276,7 +276,7 @@ def _default_name(handler: object) -> str:
 
 
 def plain(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The same with times as texts. One without an offset is refused: it could mean any instant."""
+    """The fields with times as strings. A time without an offset is refused: it could mean any instant."""
     return {name: _plain(name, value) for name, value in body.items()}
 
 
@@ -287,7 +287,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def encode(body: Any) -> bytes:
-    """As JSON, or an error that names the field which is none."""
+    """JSON bytes; `InvalidInput` naming the field that cannot be written as JSON."""
     try:
         return _encoder.encode(body).encode()
     except (TypeError, ValueError, RecursionError, UnicodeEncodeError):

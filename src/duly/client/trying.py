@@ -1,7 +1,7 @@
-"""What is tried again and when, and how the API's refusals become Duly's own errors. No I/O.
+"""Retries of failed calls, and the translation of the API's refusals into Duly's own errors. No I/O.
 
-A call that was surely not carried out (no connection, 429) is tried again whatever it is. One that may have been (the
-connection was cut, the answer did not come, 502, 503, 504) is tried again only if doing it twice is doing it once.
+A call that certainly had no effect (no connection, 429) is always retried. A call that may have had one (connection
+cut, no response, 502, 503, 504) is retried only if it is repeatable: sent twice, it has the effect of once.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from duly.errors import (
     Unauthorized,
 )
 
-# Before the first retry; doubled for each further one, and drawn from the upper half so that clients spread.
+# The pause before the first retry, doubled for each further one. It is drawn from the upper half of that value, so that
+# many clients do not retry together.
 BASE_SECONDS = 0.2
-LONGEST_SECONDS = 10.0
-# A server that says "later than this" is believed, and the caller is told instead of kept.
-LONGEST_WISH_SECONDS = 60.0
+MAX_PAUSE_SECONDS = 10.0
+# If a server asks (Retry-After) for a longer pause than this, the caller gets the error instead of waiting.
+MAX_RETRY_AFTER_SECONDS = 60.0
 
 _UNSENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol, httpx.ProxyError)
 _PASSING = frozenset({429, 502, 503, 504})
@@ -38,7 +39,7 @@ _DIGITS = re.compile(r"[0-9]{1,6}")
 
 
 class Attempts:
-    """The attempts of one call."""
+    """Counts the attempts of one call and decides whether and when another one follows."""
 
     def __init__(self, what: str, *, repeatable: bool, retries: int) -> None:
         self._what = what
@@ -47,44 +48,44 @@ class Attempts:
         self._made = 0
 
     def after_error(self, error: httpx.RequestError) -> float:
-        """How long to wait before the next attempt; raises if there is none."""
+        """The seconds to wait before the next attempt. Raises `ApiUnavailable` if none follows."""
         sent = not isinstance(error, _UNSENT)
         if (self._repeatable or not sent) and self._made < self._retries:
             return self._pause(0.0)
         reason = str(error) or type(error).__name__
-        told = f"{self._what}: no answer ({reason})" if sent else f"{self._what}: no connection ({reason})"
+        told = f"{self._what}: no response ({reason})" if sent else f"{self._what}: no connection ({reason})"
         if sent and not self._repeatable:
-            told += "; whether it was carried out is not known"
+            told += "; it is not known whether it took effect"
         raise ApiUnavailable(told, sent=sent) from error
 
     def after_answer(self, response: httpx.Response) -> float | None:
-        """The same for an answer; None if it is one to go on with."""
+        """The seconds to wait before the next attempt; None if the response is to be read as it is."""
         status = response.status_code
         if status not in _PASSING or self._made >= self._retries or not (self._repeatable or status == 429):
             return None
         wish = retry_after(response.headers)
-        return None if wish > LONGEST_WISH_SECONDS else self._pause(wish)
+        return None if wish > MAX_RETRY_AFTER_SECONDS else self._pause(wish)
 
     def _pause(self, wish: float) -> float:
-        longest = min(LONGEST_SECONDS, BASE_SECONDS * 2**self._made)
+        longest = min(MAX_PAUSE_SECONDS, BASE_SECONDS * 2**self._made)
         self._made += 1
-        return wish + random.uniform(longest / 2, longest)  # noqa: S311 - spreading, not secrecy
+        return wish + random.uniform(longest / 2, longest)  # noqa: S311 - spreads clients, keeps no secret
 
 
-# Of an answer that names many fields.
-_MOST_TOLD = 20
+# Field errors taken from a response that lists many.
+_MAX_ERRORS = 20
 
 
 def retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds; 0 where the header is missing or a date, which only proxies send."""
+    """The header's seconds; 0 if it is missing or a date, which only proxies send."""
     value = headers.get("retry-after", "").strip()
     return float(value) if _DIGITS.fullmatch(value) else 0.0
 
 
 def refusal(what: str, status: int, problem: Mapping[str, Any] | None) -> DulyError:
-    """The error behind an answer that is none of success. `problem` is its problem document, if it has one."""
+    """The error for an unsuccessful response. `problem` is its problem document, if it has one."""
     if problem is None:
-        return ApiUnavailable(f"{what}: HTTP {status}, and not from Duly's API: is the address right?", sent=True)
+        return ApiUnavailable(f"{what}: HTTP {status}, and not from Duly's API; check the address", sent=True)
     detail = str(problem.get("detail") or problem.get("title") or f"HTTP {status}")
     kind = str(problem.get("type", "")).rpartition(":")[2]
     if kind == "limit-reached" or status == 429:
@@ -110,5 +111,5 @@ def _invalid(problem: Mapping[str, Any], detail: str) -> InvalidInput:
     field = str(first.get("field") or problem.get("field") or "request")
     message = str(first.get("message") or detail.removeprefix(f"{field}: "))
     error = InvalidSchedule(message) if field == "schedule" else InvalidInput(field, message)
-    more = errors[1:_MOST_TOLD] if isinstance(errors, list) else []
+    more = errors[1:_MAX_ERRORS] if isinstance(errors, list) else []
     return error.beside([InvalidInput(str(one.get("field")), str(one.get("message"))) for one in more])

@@ -56,7 +56,7 @@ JOB_RULES = rules_of(JobRequest)
 def each_request(
     given: Iterable[JobRequest | Mapping[str, Any]], make: Callable[[Any, dict[str, Any]], JobRequest]
 ) -> list[JobRequest]:
-    """Requests, of which some may be mappings of fields: those are made by `make`, from the handler and the rest."""
+    """Requests as given, or made by `make` from the handler and the other fields of a mapping."""
     requests = []
     for index, one in enumerate(given):
         if not isinstance(one, JobRequest):
@@ -107,4 +107,4 @@ class Job:
     updated_at: datetime
     version: int
     unreadable: str | None = None
-    """What of the stored row Python cannot read, and why. Such a field is empty here, or the default."""
+    """The stored fields that Python cannot read, and why. Such a field is empty here, or has its default."""

@@ -12,7 +12,7 @@ from duly.model.ids import make_run_id
 
 @dataclass(frozen=True, slots=True)
 class ErrorInfo:
-    """What went wrong in one attempt."""
+    """The error of one attempt."""
 
     type: str
     message: str
@@ -21,7 +21,7 @@ class ErrorInfo:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt of a run, after its end. `error` is None for the one that succeeded."""
+    """A finished attempt of a run. `error` is None if it succeeded."""
 
     attempt: int
     started_at: datetime | None
@@ -32,7 +32,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a running handler says it is."""
+    """The progress that a running handler reports."""
 
     fraction: float
     note: str
@@ -41,7 +41,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One occurrence's execution as a reader sees it, wherever its row is: queue, claim or history."""
+    """One execution of an occurrence, wherever its row is: queue, claim or history."""
 
     job_id: UUID
     scheduled_at: datetime
@@ -69,5 +69,5 @@ class Run:
 
     @property
     def next_attempt_at(self) -> datetime | None:
-        """When a worker may begin the next attempt. None once one has begun, and while an earlier run is unfinished."""
+        """The earliest start of the next attempt. None once it has started, and while an earlier run is unfinished."""
         return self.run_at if self.status in ("queued", "retrying") else None

@@ -1,6 +1,6 @@
-"""Time, and nothing but time: schedules, zones, missed occurrences, the wheel. Pure: no I/O, no clock, no asyncio.
+"""Schedules, time zones, missed occurrences and the timing wheel. Pure: no I/O, no clock, no asyncio.
 
-Callers pass `now`. Instants are aware UTC datetimes; what is called `local` is in the job's zone.
+Callers pass `now`. Instants are aware UTC datetimes; a `local` time is in the job's zone.
 
 The data flows: text → `parse` → a `Schedule` (one module per kind: `once`, `cron`, `interval`, `rrule`; local times
 become instants in `dst`) → a `Timetable` within the job's bounds, made by its `Definition` → `missed` plans a fire,

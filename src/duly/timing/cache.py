@@ -1,9 +1,8 @@
 """The next-occurrence cache: (schedule, previous occurrence) → next occurrence.
 
-Half a million daily jobs at midnight are a few hundred distinct questions. Schedules compare by meaning, so the answer
-is shared by all jobs that say the same, whatever their own bounds and jitter are. Intervals and one-offs are
-arithmetic and never enter it: they would only push out what is dear. That a question costs too much is an answer as
-well, and the dearest of all.
+Half a million daily jobs at midnight ask a few hundred distinct questions. Schedules compare by meaning, so all jobs
+with equal schedules share an answer, whatever their own bounds and jitter. Intervals and one-offs are arithmetic and
+are not cached: they would only evict answers that cost more. "Too costly" is cached too: it costs the most to find.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from .fuel import LENT, Fuel
 from .schedule import Schedule
 from .zones import when_forgotten
 
-# How many schedules, or answers about them, are remembered: a few hundred are usual, but whoever may preview can ask
-# for as many as there is room for. Short ones take up to 5 KB each, long ones up to 70 KB: they are counted apart.
+# Entries in a cache of schedules or answers. A few hundred are usual, but a client that may preview can fill any cache.
+# Entries for short schedules take up to 5 KB each, for long ones up to 70 KB: each has a cache of its own.
 SIZE = 4_096
 LONG_SIZE = 128
-SHORT = 200  # characters
+SHORT = 200  # characters; a longer schedule is a long one
 
 
 class _Outcome(Enum):
@@ -34,7 +33,7 @@ _TOO_COSTLY: Final = _Outcome.TOO_COSTLY
 
 
 def next_occurrence(schedule: Schedule, after: datetime, fuel: Fuel | None = None) -> datetime | None:
-    """`schedule.next(after)`, remembered where that is worth it. Without fuel it is a question of its own."""
+    """`schedule.next(after)`, cached where that pays. Without `fuel` it is a question of its own."""
     if schedule.kind == "cron" or schedule.kind == "rrule":
         remembered = _remembered if len(schedule.canonical) <= SHORT else _remembered_of_long
         if fuel is None:

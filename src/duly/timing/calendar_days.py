@@ -1,8 +1,8 @@
-"""Which days of which years a rule matches, as one bit mask per kind of year.
+"""The days of a year that a rule matches, as one bit mask per kind of year.
 
-What a rule says about days depends only on the weekday a year begins with and on whether it and its neighbours are
-leap years (the neighbours own the weeks at its edges). That is at most 28 kinds of year, so even a rule that matches
-nothing at all is known to do so after 28 masks.
+The days depend only on the weekday on which the year begins and on whether it and its neighbours are leap years (the
+neighbours own the weeks at its edges). That makes at most 28 kinds of year, so after 28 masks even a rule that matches
+no day at all is known to match none.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .fuel import Fuel
 _LENGTHS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 _EVERY_SEVENTH = sum(1 << 7 * week for week in range(54))
 _LAST_YEAR = 9999
-_WEEKS = 53  # the most days of one weekday in a year
+_WEEKS = 53  # the maximum number of days of one weekday in a year
 _CYCLE = 400  # years after which the calendar repeats, weekdays included
 
 
@@ -49,7 +49,7 @@ class DayFilter:
     ) -> None:
         self.allows_all = not (months or month_days or year_days or weekdays or numbered or week_numbers)
         self._months = tuple(months)
-        # However long the lists are, a mask of a year is made of these few numbers.
+        # However long the lists are, the mask of a year is computed from these few numbers.
         self._month_days = _Numbered.of(month_days, 31) if month_days else None
         self._year_days = _Numbered.of(year_days, 366) if year_days else None
         self._weekdays = tuple(weekdays)
@@ -61,7 +61,7 @@ class DayFilter:
         self._week_numbers = frozenset(week_numbers)
         self._week_start = week_start
         self._masks: dict[tuple[int, bool, bool, bool], int] = {}
-        # The year that was looked at last: the next question is mostly about the same.
+        # The last year looked at: the next question is mostly about the same one.
         self._year = (1, 0, 0)
 
     def next(self, day: int, fuel: Fuel) -> int | None:
@@ -90,7 +90,7 @@ class DayFilter:
         return day + nth_bit(bits >> (day - first), index)
 
     def count_from(self, day: int) -> int:
-        """How many days are allowed from `day` to the end of its year."""
+        """The number of allowed days from `day` to the end of its year."""
         first, _, bits = self._year_of(day)
         return (bits >> (day - first)).bit_count()
 
@@ -165,7 +165,7 @@ class DayFilter:
                 bits |= (1 << first) - 1
         edge = first + 7 * weeks
         if edge <= length:
-            # and the days behind the last week to the first week of the year after
+            # and the days after the last week to the first week of the next year
             bits &= (1 << edge) - 1
             last_week = (weekday + length + length_after) % 7
             weeks_after = (length_after + self._first_week(last_week) - first_after) // 7
@@ -174,7 +174,7 @@ class DayFilter:
         return bits
 
     def _first_week(self, weekday: int) -> int:
-        """Where week 1 of a year that begins on `weekday` starts, from -3 to 3: it has at least four of its days."""
+        """The start of week 1, from -3 to 3, in a year that begins on `weekday`: it has at least four of its days."""
         start = (self._week_start - weekday) % 7
         return start if start < 4 else start - 7
 
@@ -195,7 +195,7 @@ def _months_of(leap: bool) -> list[tuple[int, int]]:
 
 
 def nth_bit(bits: int, index: int) -> int:
-    """The place of the set bit with this index, counted from 0; there are more than `index`."""
+    """The position of the set bit with this index, from 0; more than `index` bits are set."""
     low, high = 0, bits.bit_length()
     while high - low > 1:
         middle = (low + high) // 2
@@ -226,5 +226,5 @@ class _Numbered:
         return cls(ahead, back, most, step)
 
     def bits(self, length: int) -> int:
-        """Of `length` things those that are named."""
+        """The bits of the named numbers among `length`."""
         return (self.ahead | self.back >> (self.most - length) * self.step) & ((1 << length * self.step) - 1)

@@ -22,7 +22,7 @@ from .dst import Gap, count_instants, dropped_instants, next_instant, walk_insta
 from .fuel import Fuel
 from .schedule import Schedule
 
-# The calendar repeats after 400 years, weekdays included: what is not found in them is never found.
+# Years. The calendar repeats after 400 of them, weekdays included: a date not found in them never comes.
 _CYCLE = 400
 _CYCLE_MONTHS = 12 * _CYCLE
 _LENGTHS = (0, 31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
@@ -37,7 +37,7 @@ def month_shape(year: int, month: int) -> tuple[int, int]:
 
 
 class CronPattern:
-    """A cron text as a set of naive local times. Knows nothing of zones."""
+    """A cron expression as a set of naive local times, without a zone."""
 
     __slots__ = ("_masks", "_years", "fields")
 
@@ -73,18 +73,18 @@ class CronPattern:
         return None
 
     def count_local(self, first: datetime, last: datetime, fuel: Fuel) -> int:
-        """How many matching local times lie in (first, last]."""
+        """The number of matching local times in (first, last]."""
         days = self._count_days(first.date(), last.date(), fuel)
         return self._count_through(last) - self._count_through(first) + days * len(self.fields.times)
 
     def _count_through(self, moment: datetime) -> int:
-        """Matches on the day of `moment`, up to and including it."""
+        """The number of matches on the day of `moment`, up to and including `moment`."""
         if moment.month not in self.fields.months or not self._mask(moment.year, moment.month) >> moment.day & 1:
             return 0
         return self.fields.times.count_through(moment.hour, moment.minute, moment.second)
 
     def _count_days(self, first: date, last: date, fuel: Fuel) -> int:
-        """Matching days in [first, last): whole years at once, and the months at the edges one by one."""
+        """The number of matching days in [first, last): whole years at once, and the months at the edges one by one."""
         fuel.burn(3)
         if first.year == last.year:
             return self._count_months(first, last)
@@ -111,7 +111,7 @@ class CronPattern:
         return self._mask(day.year, day.month) >> day.day & 1 if day.month in self.fields.months else 0
 
     def _count_months(self, first: date, last: date) -> int:
-        """Matching days in [first, last), both of one year."""
+        """The number of matching days in [first, last), both in one year."""
         days = 0
         for month in range(first.month, last.month + 1):
             if month in self.fields.months:
@@ -168,7 +168,7 @@ def _last_weekday(length: int, first_weekday: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CronSchedule(Schedule):
-    """A cron text in a zone. A text whose hour or minute is a wildcard runs on elapsed time: every instant at which
+    """A cron expression in a zone. If its hour or minute is a wildcard, it runs on elapsed time: every instant at which
     the wall clock matches, so both passes of a doubled hour and nothing in a gap."""
 
     kind: ClassVar[ScheduleKind] = "cron"
@@ -215,7 +215,7 @@ class CronSchedule(Schedule):
 
 @lru_cache(maxsize=4096)
 def cron_pattern(text: str) -> CronPattern:
-    """The pattern of a text. Shared by all zones and policies: its masks are made once."""
+    """The pattern of a cron expression, shared by all zones and policies so that its masks are made once."""
     return CronPattern(read_cron(text))
 
 

@@ -1,7 +1,7 @@
-"""Reading cron text: five fields, or six with leading seconds, or an @name.
+"""Parses cron expressions: five fields, or six with leading seconds, or an @name.
 
-Everything is checked here, in one pass and in time linear in the text, so that an error can name the field and say
-what would be right. The meaning is Debian cron's: a day field that begins with `*` does not restrict the day, and
+All checks are here, in one pass and in time linear in the text, so that an error can name the field and say what would
+be right. The meaning is Debian cron's: a day field that begins with `*` does not restrict the day, and
 when both day fields do, either of them is enough.
 """
 
@@ -40,7 +40,7 @@ class _Field:
 
     @property
     def size(self) -> int:
-        """How many values it has; 7 is only another name for Sunday."""
+        """The number of values of the field; 7 is only another name for Sunday."""
         return self.high - self.low + (self.name != "day of week")
 
     @property
@@ -59,7 +59,7 @@ _DAY_OF_WEEK = _Field("day of week", 0, 7, _DAYS)
 
 @dataclass(frozen=True, slots=True)
 class CronFields:
-    """What a cron text says, ready to be searched. Weekdays count from Monday = 0."""
+    """A parsed cron expression, ready to be searched. Weekdays count from Monday = 0."""
 
     canonical: str
     times: TimesOfDay
@@ -75,7 +75,7 @@ class CronFields:
 
 
 def read_cron(text: str) -> CronFields:
-    """The meaning of a cron text, or `InvalidSchedule` that names the field."""
+    """Parses a cron expression; raises an `InvalidSchedule` that names the field."""
     if len(text) > _LONGEST:
         raise InvalidSchedule(f"a cron expression of {len(text)} characters, use at most {_LONGEST}", part="schedule")
     if text.startswith("@"):
@@ -116,7 +116,7 @@ def read_cron(text: str) -> CronFields:
 
 
 def check_cron(text: str) -> None:
-    """Refuse what can be read and yet is a slip of whoever writes it. Stored texts are read as they were taken."""
+    """Refuses expressions that can be parsed but are probably mistakes. Stored ones are not checked again."""
     if len(text.splitlines()) > 1:
         raise InvalidSchedule("has a line break, write the fields in one line", part="fields")
     parts = text.split()
@@ -129,7 +129,7 @@ def check_cron(text: str) -> None:
 
 
 def _amazon_error(text: str) -> InvalidSchedule:
-    """What to write instead of Amazon EventBridge's `cron(minute hour day month weekday year)`."""
+    """The expression to write instead of Amazon EventBridge's `cron(minute hour day month weekday year)`."""
     inner = text[5:].strip().removesuffix(")").split()
     said = "is the form of Amazon EventBridge, write the five fields alone"
     if len(inner) == 6:

@@ -1,4 +1,4 @@
-"""From local times to instants, across every change of a zone's offset.
+"""Maps local times to instants, across every change of a zone's offset.
 
 A schedule in local time is an ordered set of wall-clock times. Two maps lead from it to instants, one that takes the
 first and one that takes the second of a time that occurs twice; each of them keeps the order. So the next instant is
@@ -24,14 +24,14 @@ from .zones import when_forgotten
 
 # The first wall-clock time of a set strictly after the given one. Naive on both sides.
 NextLocal = Callable[[datetime, Fuel], datetime | None]
-# How many wall-clock times of a set lie in (first, last]. Naive.
+# The number of wall-clock times of a set in (first, last]. Naive.
 CountLocal = Callable[[datetime, datetime, Fuel], int]
-# "vanish": the time just is not there, as for a rule that runs on elapsed time. Not a drop to tell anyone about.
+# "vanish": the time does not occur, as for a rule that runs on elapsed time, and is not reported as a drop.
 Gap = DstGap | Literal["vanish"]
 
 _SECOND = timedelta(seconds=1)
 _DAY = timedelta(days=1)
-# What a hop over a gap burns, and what it takes to find the changes of a year that nobody has asked about yet.
+# Fuel units for a hop over a gap, and for finding the changes of a year that is not cached yet.
 _HOP = 30
 _YEAR = 150
 
@@ -69,11 +69,11 @@ def next_instant(
         shift = _shift_around(local, zone, early, late)
         answers = []
         if fold != "second":
-            # All doubled times map into the first pass: once it is over, go on behind them.
+            # All doubled times map into the first pass: once it is over, continue after them.
             start = shift.before - MICROSECOND if here.fold else local
             answers.append(_resolve(next_local, start, zone, gap, fuel, second=False))
         if fold != "first":
-            # All doubled times map into the second pass: while it is to come, none of them is behind us.
+            # All doubled times map into the second pass: before it begins, all of them are still to come.
             start = local if here.fold else shift.after - MICROSECOND
             answers.append(_resolve(next_local, start, zone, gap, fuel, second=True))
         return min((answer for answer in answers if answer is not None), default=None)
@@ -84,12 +84,12 @@ def next_instant(
 def walk_instants(
     next_local: NextLocal, after: datetime, zone: ZoneInfo, gap: Gap, fold: DstFold, fuel: Fuel
 ) -> Iterator[Occurrence]:
-    """All of them in order, with what a change of the clocks did to each; what `skip` drops is there, marked."""
-    # Dropped ones take part as if they were shifted, and are told apart by not being in the set at their new time.
+    """All occurrences in order, each with a note if a change of the clocks affected it; dropped ones are marked."""
+    # Dropped occurrences are walked as if they were shifted, and recognised because their new time is not in the set.
     shown: Gap = "shift" if gap == "skip" else gap
     previous = max(after, DAWN - MICROSECOND)
     while True:
-        # Most of them are far from any change: one look each, and nothing to note.
+        # Most occurrences are far from any change: one step each, and no note.
         for plain in _walk_plain(next_local, previous, zone, fuel):
             yield plain
             previous = plain.scheduled_at
@@ -134,7 +134,7 @@ def _walk_plain(next_local: NextLocal, after: datetime, zone: ZoneInfo, fuel: Fu
 def dropped_instants(
     next_local: NextLocal, after: datetime, until: datetime, zone: ZoneInfo, fuel: Fuel
 ) -> list[Occurrence]:
-    """What `skip` drops in (after, until]: one per gap that holds times of the set and does not end on one."""
+    """The occurrences that `skip` drops in (after, until]: one per gap that has times of the set and ends on none."""
     found = []
     for shift in shifts_between(after, until, zone, fuel):
         nominal = _moved_in(next_local, shift, fuel)
@@ -154,7 +154,7 @@ def count_instants(
     fold: DstFold,
     fuel: Fuel,
 ) -> int:
-    """How many instants of the set lie in (after, until]: stretch by stretch of one offset, never one by one."""
+    """The number of instants of the set in (after, until], counted per stretch of one offset, never one by one."""
     after = max(after, DAWN - MICROSECOND)
     if until <= after:
         return 0
@@ -183,7 +183,7 @@ def count_instants(
 
 
 def shifts_between(after: datetime, until: datetime, zone: ZoneInfo, fuel: Fuel | None = None) -> Iterator[Shift]:
-    """Every change of the offset in (after, until]. Without fuel it may cost what it costs, and is not remembered."""
+    """The changes of the offset in (after, until]. Without fuel the cost is unlimited, and the result is not cached."""
     after = max(after, DAWN)
     if until <= after or zone.utcoffset(None) is not None:  # the clocks of the latter never change
         return
@@ -205,7 +205,7 @@ def _shifts_of(zone: ZoneInfo, year: int, fuel: Fuel) -> tuple[Shift, ...]:
 
 
 def _find_shifts(zone: ZoneInfo, year: int) -> Iterator[Shift]:
-    """The changes after the beginning of a year, up to that of the next, found by looking once a day."""
+    """The changes from the beginning of a year to that of the next, found by looking at one moment per day."""
     low = datetime(year, 1, 1, tzinfo=UTC)
     until = datetime(year + 1, 1, 1, tzinfo=UTC) if year < _LAST_DAY.year else _LAST_DAY
     offset = low.astimezone(zone).utcoffset()
@@ -215,13 +215,13 @@ def _find_shifts(zone: ZoneInfo, year: int) -> Iterator[Shift]:
         if here != offset:
             shift = _find_shift(low, high, zone)
             yield shift
-            # Start again at the change: there may be another one on the same day.
+            # Continue at the change: there may be another one on the same day.
             low, offset = shift.at, shift.at.astimezone(zone).utcoffset()
         else:
             low = high
 
 
-# By zone and year: its changes. A zone whose rules are read anew is another object.
+# The changes by zone and year. A zone whose rules are read anew is another object.
 _MOST_YEARS = 20_000
 _LAST_DAY = datetime(9999, 12, 31, tzinfo=UTC)
 _years_seen: dict[tuple[ZoneInfo, int], tuple[Shift, ...]] = {}
@@ -229,7 +229,8 @@ when_forgotten(_years_seen.clear)
 
 
 def instant_of(local: datetime, zone: ZoneInfo, *, second: bool) -> datetime:
-    """When the wall clock shows a naive local time, the second time if wanted; if never, just before the gap ends."""
+    """The instant at which the wall clock shows a naive local time, for the second time if `second`. For a time in a
+    gap: just before the gap ends."""
     early, late = _offsets(local, zone)
     if early < late:
         return _shift_around(local, zone, early, late).at - MICROSECOND
@@ -243,7 +244,7 @@ def exists(local: datetime, zone: ZoneInfo) -> bool:
 
 
 def gap_text(local: datetime, zone: ZoneInfo) -> str:
-    """Which gap a naive local time lies in, in words."""
+    """A sentence about the gap in which a naive local time lies."""
     shift = _shift_around(local, zone, *_offsets(local, zone))
     return f"the clocks in {zone.key} go from {_wall(shift.before)} to {_wall(shift.after)}"
 
@@ -264,7 +265,7 @@ def _resolve(
         shift = _shift_around(local, zone, early, late)
         if gap == "shift" and not shift.lost_day(local):
             return shift.at
-        # Go on behind the gap, or behind the lost day: a day that is only partly lost may still follow it.
+        # Continue after the gap, or after the lost day: a day that is only partly lost may follow it.
         midnight = datetime.combine(local.date(), time()) + _DAY
         start = min(shift.after, midnight) - MICROSECOND
 

@@ -62,7 +62,7 @@ class IntervalSchedule(Schedule):
 
 
 def is_interval(text: str) -> bool:
-    """Whether the text means to be an interval, right or wrong."""
+    """Whether the text is meant as an interval, valid or not."""
     lowered = text[:8].lower()
     return (
         lowered.startswith(("every ", "every\t", "rate("))
@@ -112,7 +112,7 @@ def _read_words(text: str) -> int:
             raise _error(f"{quote(word)} is not a unit, use s, m, h, d or w")
         if unit in seen:
             raise _error(f"the unit {word} is there twice")
-        if not number and len(lowered.split()) != 1:  # "every hour" is one hour; "every 1h m" is a slip
+        if not number and len(lowered.split()) != 1:  # "every hour" is one hour; "every 1h m" is a mistake
             raise _error(f"no number before {word}, {_EXAMPLES}")
         seen.add(unit)
         total += unit * int(number or 1)

@@ -1,4 +1,4 @@
-"""Idempotency keys: what stands between an occurrence and its second execution.
+"""Idempotency keys, which keep an occurrence from taking effect twice.
 
 A key names the occurrence and not the attempt, so it is made from the job and `scheduled_at` alone. Dates are in the
 job's own zone, and each placeholder names its year, so that `{{week}}` alone never repeats.
@@ -22,7 +22,7 @@ _PLACEHOLDER = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
 
 
 def _hour(local: datetime) -> str:
-    # The second pass of a doubled hour is another hour, and must not be taken for a repetition of the first.
+    # The second pass of a doubled hour is another hour, and must not get the key of the first.
     return local.strftime("%Y-%m-%dT%H%z") if local.fold else f"{local:%Y-%m-%dT%H}"
 
 
@@ -42,13 +42,13 @@ _KNOWN = ("job_id", "scheduled_at_unix", "name", *_LOCAL)
 
 
 def check_template(text: str) -> None:
-    """Raise `InvalidInput` on `idempotency_key_template` unless every placeholder is known."""
+    """Raises `InvalidInput` on `idempotency_key_template` unless every placeholder is known."""
     _compile(text)
 
 
 def render_key(template: str, *, job_id: UUID | str, name: str, scheduled_at: datetime, timezone: str) -> str:
     """The key of one occurrence."""
-    if template == DEFAULT_KEY_TEMPLATE:  # nearly all of them
+    if template == DEFAULT_KEY_TEMPLATE:  # almost all keys
         return f"{job_id}:{_unix(scheduled_at)}"
     local: datetime | None = None
     pieces: list[str] = []
@@ -86,7 +86,7 @@ def _compile(text: str) -> tuple[tuple[str, str | None], ...]:
 
 
 def _unix(moment: datetime) -> str:
-    """Seconds since 1970; with the fraction only where there is one, so that no two occurrences share a key."""
+    """Seconds since 1970, with the fraction if there is one, so that no two occurrences share a key."""
     seconds, micros = divmod(to_micros(moment), 1_000_000)
     return f"{seconds}.{micros:06}" if micros else str(seconds)
 

@@ -1,15 +1,15 @@
-"""What to do with occurrences that are due: fire them, run them late, or drop them and say so.
+"""Plans due occurrences: each is fired, run late, or dropped and recorded as such.
 
-How long an outage may be is nobody's choice, so a plan's cost must not depend on it.
+An outage can have any length, so the cost of a plan must not depend on it.
 
-- Where the schedule counts in closed form (cron, interval), a long backlog is counted, not visited: one call drops
-  all that the policy drops and fires the first of those it keeps.
-- Otherwise (RRULE) the due occurrences are listed and the policy applied to the list. A list longer than `MAX_STEPS`,
-  or than the fuel reaches, is cut, and one call drops only what is certain to be dropped: behind it follow at least as
-  many as the policy keeps. `next_run_at` is then the next overdue one, and the caller goes on from there. The last call
-  sees the end of the backlog, so the newest are the ones that run.
+- If the schedule counts in closed form (cron, interval), a long backlog is counted, not visited: one call drops
+  everything that the policy drops and fires the first of the occurrences that it keeps.
+- Otherwise (RRULE) the due occurrences are listed, and the policy is applied to the list. A list that is longer than
+  `MAX_STEPS`, or for which the fuel runs out, is cut, and the call drops only occurrences that are certain to be
+  dropped because at least as many later ones follow as the policy keeps. `next_run_at` is then the next overdue
+  occurrence, and the caller continues there. The last call sees the end of the backlog, so the newest ones run.
 
-At most `MAX_RUNS` runs come out of one call; the remaining ones keep their turn, again through `next_run_at`.
+One call returns at most `MAX_RUNS` runs; the caller continues with the rest through `next_run_at` as well.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from .timetable import Timetable
 
 MAX_STEPS = 2_000
 MAX_RUNS = 1_000
-_SHORT = 50  # a backlog that is listed faster than it is counted
+_SHORT = 50  # occurrences; listing a backlog this short is faster than counting it
 
 _GRACE = timedelta(seconds=10)
 
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Occurrences that will not run: one record for all of them.
+    """Consecutive occurrences that will not run, as one record.
 
     `reason` is the rule: `SKIP`, `RUN_ONCE`, `max_missed`, `catch_up_window`, or `dst_gap` for a local time that did
     not exist that day.
@@ -69,17 +69,17 @@ def plan_fire(
     since: datetime | None = None,
     fuel: Fuel | None = None,
 ) -> FirePlan:
-    """The plan for a job whose next occurrence was to be at `expected`, found due at `now`.
+    """The plan for a job whose next occurrence, at `expected`, is found due at `now`.
 
-    Due occurrences not older than `misfire_grace` fire, each of them, merely late. Older ones are missed: first the
-    catch-up window drops what it excludes, then the policy keeps the newest ones (`SKIP` none, `RUN_ONCE` one,
-    `RUN_ALL` at most `max_missed`) and drops the rest. A one-off is dropped by the window only. What is dropped does
-    not count towards `max_runs`. `next_run_at` is later than `expected`; it may still be due (see above).
+    Due occurrences not older than `misfire_grace` all fire, merely late. Older ones are missed: first the catch-up
+    window drops those outside it, then the policy keeps the newest (`SKIP` none, `RUN_ONCE` one, `RUN_ALL` at most
+    `max_missed`) and drops the rest. Only the window drops a one-off. Dropped occurrences do not count towards
+    `max_runs`. `next_run_at` is later than `expected`; it may still be due (see above).
 
-    With `since` (when the job last fired or was last changed), what `dst_gap="skip"` dropped after it and before the
-    last occurrence of this plan is among the drops. If nothing is due, the plan is empty and keeps `expected`.
+    With `since` (when the job last fired or was last changed), the drops include what `dst_gap="skip"` dropped after
+    it and before the last occurrence of this plan. If nothing is due, the plan is empty and keeps `expected`.
 
-    Raises `TooCostly` where what follows takes too long to work out.
+    Raises `TooCostly` if the occurrences that follow take too long to find.
     """
     if expected > now:
         return FirePlan((), (), expected)
@@ -87,7 +87,7 @@ def plan_fire(
     room = None if max_runs is None or once else max_runs - run_count
     if room is not None and room <= 0:
         return FirePlan((), (), None)
-    # Nothing follows a one-off, whatever its text and policy say: `expected` is its one time, and it is due.
+    # A one-off has no further occurrence, whatever its text and policy say: `expected` is its only one, and is due.
     following = None if once else timetable.next(expected, fuel)
     if (following is None or following > now) and expected >= now - misfire_grace:
         # One occurrence, on time: almost every fire.
@@ -102,10 +102,10 @@ def plan_fire(
 
 
 def plan_resume(timetable: Timetable, *, now: datetime, fired: datetime | None = None) -> datetime | None:
-    """Where a job that stood still goes on: its next future occurrence. What passed meanwhile is not missed.
+    """The next future occurrence of a job that is resumed. Occurrences during the pause do not count as missed.
 
-    `fired` is its last run, which is not repeated, even where the clock went back or the jitter was changed since. A
-    one-off that has not run keeps its time, and is due now if that has passed.
+    `fired` is the job's last run, which is not repeated even if the clock went back or the jitter was changed since. A
+    one-off that has not run keeps its time, and is due now if that is past.
     """
     if timetable.schedule.kind == "once":
         return timetable.next(now) or now
@@ -121,7 +121,7 @@ def _plan_late(
     fuel: Fuel | None,
 ) -> FirePlan:
     rule = _Rule.of(timetable, policy, now)
-    # A plan for a thousand runs is a list of them.
+    # A plan for a thousand runs needs the fuel of a list of them.
     fuel = fuel or Fuel.for_list(MAX_STEPS + min(rule.keep or 0, MAX_RUNS))
     on_time_from = now - misfire_grace
     if timetable.schedule.kind == "once":
@@ -134,7 +134,7 @@ def _plan_late(
         due, following = _list_due(timetable, expected, now, MAX_STEPS, fuel)
         late = [moment for moment in due if moment < on_time_from]
         if len(late) == len(due) and following is not None and following < on_time_from and rule.keep is not None:
-            # The list was cut. Those that follow have the better claim to the places of those that run.
+            # The list was cut. The policy keeps the newest, so the occurrences that follow count towards `keep` first.
             counting = Fuel.for_list(rule.keep)
             following_late = timetable.count(due[-1], on_time_from - MICROSECOND, rule.keep, counting)
             rule = _Rule(rule.window_from, rule.keep - following_late, rule.reason)
@@ -149,7 +149,7 @@ def _plan_late(
 def _list_due(
     timetable: Timetable, first: datetime | None, now: datetime, limit: int, fuel: Fuel
 ) -> tuple[list[datetime], datetime | None]:
-    """At most `limit` due occurrences from `first` on, and the one after them. Fewer where the fuel ends before."""
+    """At most `limit` due occurrences from `first` on, and the one after them. Fewer if the fuel runs out."""
     due: list[datetime] = []
     following = first
     try:
@@ -165,7 +165,7 @@ def _list_due(
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    """A missed policy at one moment: nothing before `window_from` runs, and of the rest the newest `keep`."""
+    """A missed policy at one moment: no occurrence before `window_from` runs, and of the rest the newest `keep`."""
 
     window_from: datetime | None
     keep: int | None
@@ -182,7 +182,7 @@ class _Rule:
         return cls(window_from, 1 if policy.missed_window == "RUN_ONCE" else 0, policy.missed_window)
 
     def drop(self, late: list[datetime]) -> tuple[tuple[Drop, ...], int]:
-        """What of the late ones, oldest first, is dropped, and how many that are."""
+        """The drops among the late occurrences, given oldest first, and the number of occurrences dropped."""
         outside = 0
         if self.window_from is not None:
             outside = sum(moment < self.window_from for moment in late)
@@ -198,7 +198,7 @@ class _Rule:
 def _drop_counted(
     timetable: Timetable, expected: datetime, on_time_from: datetime, rule: _Rule, fuel: Fuel
 ) -> tuple[tuple[Drop, ...], datetime | None]:
-    """What `rule` drops of the occurrences from `expected` on, and the first one after that."""
+    """The drops by `rule` from `expected` on, and the first occurrence that is not dropped."""
     drops = []
     first: datetime | None = expected
     if rule.window_from is not None and expected < rule.window_from:
@@ -215,24 +215,24 @@ def _drop_counted(
 
 
 def _counted(timetable: Timetable, first: datetime, bound: datetime, reason: str, fuel: Fuel) -> Drop:
-    """The drop of all occurrences in [first, bound); `first` is one."""
+    """One drop for all occurrences in [first, bound), including `first`."""
     count = _count_before(timetable, first, bound, fuel)
     return Drop(first, _last_before(timetable, first, bound, fuel), count, reason)
 
 
 def _count_before(timetable: Timetable, first: datetime, bound: datetime, fuel: Fuel) -> int:
-    """How many occurrences lie in [first, bound). `first` counts as one even if an edited schedule lost it."""
+    """The number of occurrences in [first, bound). `first` counts even if an edited schedule does not have it."""
     if first >= bound:
         return 0
     return 1 + timetable.count(first, bound - MICROSECOND, MAX_STEPS, fuel)
 
 
 def _after_number(timetable: Timetable, first: datetime, number: int, high: datetime, fuel: Fuel) -> datetime:
-    """The least whole microsecond before which `number` occurrences from `first` on lie; not later than `high`."""
+    """The earliest whole microsecond with `number` occurrences from `first` on before it; at most `high`."""
     low, counted, before_low = first, first, 1
     while high - low > MICROSECOND:
         middle = low + (high - low) // 2
-        # From where it has been counted to: each count is over half the time of the one before it.
+        # Counts from where the last count ended, so each count covers half the time of the one before.
         before_middle = before_low + timetable.count(counted, middle - MICROSECOND, MAX_STEPS, fuel)
         if before_middle >= number:
             high = middle
@@ -242,7 +242,7 @@ def _after_number(timetable: Timetable, first: datetime, number: int, high: date
 
 
 def _last_before(timetable: Timetable, first: datetime, bound: datetime, fuel: Fuel) -> datetime:
-    """The newest occurrence before `bound`, by halving the time in which it can lie."""
+    """The latest occurrence before `bound`, by bisection."""
     newest, high = first, bound
     while True:
         middle = newest + (high - newest) // 2

@@ -44,7 +44,7 @@ class OnceSchedule(Schedule):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalOnceSchedule(Schedule):
-    """One local time. It fires once: where it occurs twice and `dst_fold` is `both`, the first time is meant."""
+    """One local time. It fires once: if the time occurs twice and `dst_fold` is `both`, at the first."""
 
     kind: ClassVar[ScheduleKind] = "once"
 
@@ -76,7 +76,7 @@ class LocalOnceSchedule(Schedule):
 
 
 def is_once(text: str) -> bool:
-    """Whether the text means to be a date or time, right or wrong."""
+    """Whether the text is meant as a date or time, valid or not."""
     return _DATE.match(text) is not None
 
 
@@ -86,12 +86,12 @@ def make_once_at(moment: datetime, zone: ZoneInfo) -> OnceSchedule:
 
 
 def make_once_now(zone: ZoneInfo) -> OnceSchedule:
-    """A stored `now`: it was due when the job was made, and whatever moment that was, nothing follows it."""
+    """The schedule of a stored `now`: it was due when the job was created, and has no later occurrence."""
     return OnceSchedule("now", zone, DAWN)
 
 
 def make_once(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold) -> Schedule:
-    """From ISO 8601 text: with an offset it is an instant, without one a local time."""
+    """Parses ISO 8601: an instant if it has an offset, otherwise a local time."""
     try:
         if len(text) > _LONGEST or not text.isascii():
             raise ValueError(text)

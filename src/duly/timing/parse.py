@@ -1,4 +1,4 @@
-"""One parser for every form of schedule: the text's own shape decides the kind."""
+"""One parser for every form of schedule: the form of the text decides the kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .zones import forget_zones, load_zone
 
 __all__ = ["forget_zones", "load_zone", "parse_schedule", "read_schedule"]
 
-# Far above the longest kind (an RRULE with its dates); the kinds have their own, tighter limits.
+# Characters. Far above the longest kind (an RRULE with its dates); the kinds have their own, tighter limits.
 _LONGEST = 20_000
 
 
@@ -34,16 +34,16 @@ def parse_schedule(
     starts: bool = False,
     fuel: Fuel | None = None,
 ) -> Schedule:
-    """The schedule behind a text that a client gave.
+    """Parses a schedule from a client.
 
     `anchor` is the start or creation of the job: intervals count from it, and an RRULE without DTSTART begins there
     (default: `now`). `starts`: it is a start that the client gave, so that an occurrence may be at the anchor itself.
-    No text, or `now`, is a one-off at `now`. Refused with `InvalidSchedule`: what cannot be read, and a recurring
-    schedule with no occurrence after `now`, or none that can be worked out. A one-off in the past is fine: it is due at
-    once.
+    No text, or `now`, is a one-off at `now`. Raises `InvalidSchedule` for text that cannot be parsed, and for a
+    recurring schedule with no occurrence after `now`, or none that can be found in time. A one-off in the past is
+    valid: it is due at once.
     """
     if text is not None and not isinstance(text, str):
-        raise InvalidSchedule(f"{type(text).__name__} is not a text", part="schedule")
+        raise InvalidSchedule(f"{type(text).__name__} is not a string", part="schedule")
     text = "now" if text is None else text.strip() if len(text) <= _LONGEST else text
     if text.lower() == "now":
         return make_once_at(now, load_zone(timezone))
@@ -53,7 +53,7 @@ def parse_schedule(
     if schedule.kind == "cron":
         check_cron(text)
     if isinstance(schedule, RruleSchedule) and schedule.dates.added:
-        # Dates that were added to a rule hide what follows them: it has to be workable by itself.
+        # Dates added to a rule hide the cost of the occurrences after them: the rule itself must not be too costly.
         schedule.without_added().next(now, fuel)
     if schedule.kind != "once" and schedule.next(now, fuel) is None:
         raise InvalidSchedule(f"can never fire again after {now.astimezone(UTC):%Y-%m-%d %H:%M:%S}Z", part="schedule")
@@ -70,7 +70,7 @@ def read_schedule(
     starts: bool = False,
     fuel: Fuel | None = None,
 ) -> Schedule:
-    """The schedule behind a text, whether or not anything is left of it: what stored text is read with."""
+    """Parses a schedule whether or not it has occurrences left, as for stored text."""
     zone = load_zone(timezone)
     if dst_gap not in ("shift", "skip"):
         raise InvalidInput("dst_gap", "is not known, use shift or skip")

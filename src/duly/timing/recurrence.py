@@ -1,10 +1,10 @@
-"""Where an RRULE's own local times are: jumping, not stepping.
+"""The local times of an RRULE, found by jumping instead of stepping.
 
 A rule is a grid (every INTERVAL-th period from DTSTART) and filters (the BY parts). The search alternates between the
-two: the next day the filter allows, then the next one on the grid from there, until one is both. Nothing is listed and
-nothing is walked from DTSTART, so a rule costs the same in its first year and its thousandth. A search whose grid and
-filter hardly ever meet ends when its fuel does, in `TooCostly`; what the calendar and the clock rule out altogether is
-known before the first jump.
+two: the next day that the filter allows, then the next one on the grid from there, until a day is both. No list is
+made and no walk starts at DTSTART, so a rule costs the same in its first year and its thousandth. If grid and filter
+hardly ever meet, the search ends in `TooCostly` when its fuel is used up; a combination that the calendar and the clock
+rule out altogether is found before the first jump.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .rrule_text import RuleParts
 from .schedule import LAST, MICROSECOND
 from .times import TimesOfDay
 
-_JUMP = 2  # what a jump burns, and looking at the places of a period
+_JUMP = 2  # fuel units for a jump, and for the positions of a period
 _PERIOD = 1
 _DAY = 86_400
 _UNITS = {"HOURLY": 3_600, "MINUTELY": 60, "SECONDLY": 1}
@@ -37,11 +37,11 @@ class Recurrence(ABC):
 
     @abstractmethod
     def next_local(self, after: datetime, fuel: Fuel, until: datetime = LAST) -> datetime | None:
-        """The first of them strictly after `after`; None if there is none. Behind `until` nothing is looked for, and
-        what is found there does not matter."""
+        """The first time strictly after `after`; None if there is none. The search need not go beyond `until`: a result
+        there is ignored."""
 
     def nth(self, count: int, fuel: Fuel) -> datetime | None:
-        """The `count`-th of them, or None if there are fewer."""
+        """The `count`-th time, or None if there are fewer."""
         moment = self.next_local(self.start - MICROSECOND, fuel)
         for _ in range(1, count):
             if moment is None:
@@ -51,7 +51,7 @@ class Recurrence(ABC):
 
 
 def make_recurrence(parts: RuleParts, start: datetime) -> Recurrence:
-    """The recurrence of a rule that begins at a naive local time. What the rule leaves open, the start decides."""
+    """The recurrence of a rule that begins at a naive local time, which also supplies the parts that the rule omits."""
     if parts.freq in _UNITS:
         return ByClock(parts, start)
     return ByDay(parts, start)
@@ -67,7 +67,7 @@ class ByDay(Recurrence):
         self._grid = _Grid(parts, start)
         self._days = _day_filter(parts, start)
         self._places = _Places(parts.bysetpos) if parts.bysetpos else None
-        # The period that was looked at last, with its days: the next question is mostly about the same.
+        # The last period looked at, with its days: the next question is mostly about the same one.
         self._period = (1, 0, 0)
         self._times = TimesOfDay(
             parts.byhour or (start.hour,), parts.byminute or (start.minute,), parts.bysecond or (start.second,)
@@ -107,7 +107,7 @@ class ByDay(Recurrence):
         return None if day is None or day > _LAST_DAY else _at(day, self._times.nth(index))
 
     def _skip_years(self, day: int | None, days: int, fuel: Fuel) -> int | None:
-        """The allowed day that so many others lie before, from `day` on: whole years at a time, as every day is on the
+        """The allowed day that follows `days` others from `day` on: whole years at a time, as every day is on the
         grid."""
         while day is not None:
             fuel.burn()
@@ -132,7 +132,7 @@ class ByDay(Recurrence):
             day = allowed
 
     def _next_place(self, places: _Places, after: datetime, until: int, fuel: Fuel) -> datetime | None:
-        """With BYSETPOS: of all times of one period, in order, only those at the given places."""
+        """With BYSETPOS: of all times of one period, in order, only those at the given positions."""
         today = after.toordinal()
         for first, days in self._periods(today, until, fuel):
             place = places.next(self._passed(after, today - first, days), days.bit_count() * self._times.size)
@@ -156,8 +156,8 @@ class ByDay(Recurrence):
         return None
 
     def _periods(self, day: int, until: int, fuel: Fuel) -> Iterator[tuple[int, int]]:
-        """Each period from that of `day` on: its first day, and bits for the allowed ones, counted from there."""
-        # It is looked at from its beginning: places count from there, even if DTSTART is in its middle.
+        """Each period from that of `day` on: its first day, and bits for the allowed days, counted from there."""
+        # Positions count from the beginning of the period, even if DTSTART is in its middle.
         first, last, days = self._period
         if first <= day <= last:
             fuel.burn(_PERIOD)
@@ -175,7 +175,7 @@ class ByDay(Recurrence):
             day = last + 1
 
     def _passed(self, after: datetime, today: int, days: int) -> int:
-        """How many times of a period are not later than `after`, which is on its day `today`, counted from 0."""
+        """The number of times of a period not later than `after`, which is on its day `today`, counted from 0."""
         if today < 0:
             return 0
         passed = (days & ((1 << today) - 1)).bit_count() * self._times.size
@@ -184,13 +184,13 @@ class ByDay(Recurrence):
         return passed
 
     def _time_at(self, first: int, days: int, place: int) -> datetime:
-        """The time at a place, out of all times of the days whose bits are set, counted from `first`."""
+        """The time at a position among all times of the days whose bits are set, counted from `first`."""
         day, index = divmod(place, self._times.size)
         return _at(first + nth_bit(days, day), self._times.nth(index))
 
 
 class _Places:
-    """The places of BYSETPOS, in order: from the beginning of a period, and from its end."""
+    """The positions of BYSETPOS, in order: from the beginning of a period, and from its end."""
 
     __slots__ = ("_ahead", "_back", "_counts")
 
@@ -200,14 +200,14 @@ class _Places:
         self._counts: tuple[int, int] = (-1, 0)
 
     def next(self, passed: int, total: int) -> int | None:
-        """The first place of a period with `total` times that is not among the `passed` ones."""
+        """The first position of a period with `total` times that is not among the first `passed` ones."""
         at, back = bisect_left(self._ahead, passed), bisect_left(self._back, passed - total)
         ahead = self._ahead[at] if at < len(self._ahead) else total
         place = min(ahead, total + self._back[back] if back < len(self._back) else total)
         return place if place < total else None
 
     def count(self, passed: int, total: int, fuel: Fuel) -> int:
-        """How many places there are behind those that have passed."""
+        """The number of positions after those that have passed."""
         if passed == 0 and self._counts[0] == total:
             return self._counts[1]
         fuel.burn((len(self._ahead) + len(self._back)) // 16)
@@ -230,7 +230,7 @@ class ByClock(Recurrence):
         self._base = _seconds(start) // self._unit * self._unit
         self._days = _day_filter(parts, start)
         self._hours = tuple(parts.byhour)
-        # Below the unit a part does not filter but expand: it becomes the unit's tails.
+        # A part below the unit does not filter but expand: it becomes the tails of the unit.
         self._minutes = tuple(parts.byminute) if self._unit <= 60 else ()
         self._seconds = tuple(parts.bysecond) if self._unit == 1 else ()
         self._tails = self._make_tails(parts)

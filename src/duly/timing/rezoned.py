@@ -1,8 +1,8 @@
-"""Where a plan goes when the rules of its zone change between the plan and its time.
+"""Moves a planned occurrence when the rules of its zone change between the plan and its time.
 
-A plan is an instant by the rules of then. What it stands for is a local time, which by the rules of now is another
-instant: that is where it goes. So each local occurrence comes once: not at eight, which was to be nine, and then at
-nine again.
+A plan is an instant computed by the rules of its day. It stands for a local time, which is another instant by the
+current rules: the plan moves there. So each local occurrence fires once, and not at eight (the old instant of nine
+o'clock) and then at nine again.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from .schedule import DAWN, MICROSECOND
 from .timetable import Timetable
 from .zones import before, changed_since
 
-# Plans lie in the future, most of them near; a rule without an end shows within a few years.
+# Plans are in the future, most of them near; rules that differ for good do so within a few years.
 _BACK, _AHEAD = timedelta(days=370), timedelta(days=6 * 366)
 _TZID = re.compile(r"TZID=([^:;\s]+)")
 
 
 def is_rezoned(kind: ScheduleKind, schedule: str, timezone: str) -> bool:
-    """Whether a job's plan may be by other rules than those of now."""
+    """Whether a job's plan may have been made by other rules than the current ones."""
     if changed_since() is None or kind == "interval":
         return False
     return any(before(zone) is not None for zone in _zones(schedule, timezone))
@@ -38,11 +38,11 @@ def is_rezoned(kind: ScheduleKind, schedule: str, timezone: str) -> bool:
 def carried(
     definition: Definition, job_id: UUID, expected: datetime, *, planned: datetime | None, now: datetime
 ) -> datetime:
-    """Where the plan for `expected` goes; `expected` itself where it is by the rules of now, or not by any.
+    """The new time of a plan for `expected`; `expected` itself if it follows the current rules, or no rules at all.
 
-    `planned` is when the plan was made: the last run, or the last change of the job. A plan that was made since the
-    rules changed is by the new ones, unless it is no occurrence by them and was one by the old: then whoever made it
-    had not heard of the change.
+    `planned` is when the plan was made: the last run, or the last change of the job. A plan made after the rules
+    changed follows the new ones, unless `expected` is an occurrence by the old rules only: then the node that made it
+    did not know of the change yet.
     """
     schedule, timezone = definition.schedule, definition.timezone
     if not is_rezoned(definition.kind, schedule, timezone):
@@ -59,23 +59,23 @@ def carried(
         return expected
     if definition.kind == "once":
         return timetable.next(DAWN, fuel) or expected
-    # What lies before the plan is answered for, and so is what has run.
+    # Everything before the plan, and everything that has run, is already covered.
     bounds = [expected - MICROSECOND]
     if planned is not None and planned < expected:
         bounds.append(planned)
     if timetable.schedule.on_elapsed_time:
-        # It goes on with the time: an hour more on the clock is no hour of silence.
+        # The schedule follows elapsed time: a clock that moves forward an hour must not cause an hour without runs.
         bounds = [min(bounds[0], now), *bounds[1:]]
     elif timetable.schedule.start_local == old.schedule.start_local:
         bounds = [_same_local(bound, old, timetable, definition.policy.dst_fold) for bound in bounds] + bounds[1:]
-    # Else the rules say another time of day for the moment at which the job was made: its instants stay.
+    # Otherwise the rules give the job's start another time of day: its instants stay.
     return timetable.next(max(bounds), fuel) or expected
 
 
 def differing(old: Mapping[str, bytes], new: Mapping[str, bytes], around: datetime) -> dict[str, bytes]:
-    """Those of the old rules that say something else than the new ones about the years around a moment.
+    """The old rules of those zones whose rules differ in the years around a moment.
 
-    By what they say: the same rules can be written in several ways.
+    Compared by meaning: equal rules can be written in several ways.
     """
     first, last = around - _BACK, around + _AHEAD
     found = {}

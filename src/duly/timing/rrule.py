@@ -52,7 +52,7 @@ class RuleDates:
                 return found
 
     def _next_of_rule(self, after: datetime, before: datetime | None, fuel: Fuel) -> datetime | None:
-        """The rule's own next time. What lies behind an added date, or behind the rule's last time, is not sought."""
+        """The rule's own next time. The search ends at the next added date and at the rule's last time."""
         if self.rule is None or (self.last is not None and after >= self.last):
             return None
         until = min(self.last or LAST, before or LAST)
@@ -77,7 +77,7 @@ class RruleSchedule(Schedule):
     dst_gap: DstGap
     dst_fold: DstFold
     start: datetime  # naive, in the rule's zone
-    begin: datetime  # the instant after which it has occurrences
+    begin: datetime  # the instant after which the schedule has occurrences
     until: datetime | None
     dates: RuleDates
     elapsed: bool
@@ -114,7 +114,7 @@ class RruleSchedule(Schedule):
             moment = next_instant(dates.next_local, after, self.rule_zone, self._gap, self._fold, fuel)
             if moment is None or not self._ended(moment):
                 return moment
-            # Behind UNTIL there are only the dates that were added.
+            # After UNTIL there are only the added dates.
             dates, after = self.added, moment
 
     def walk(self, after: datetime, fuel: Fuel | None = None) -> Iterator[Occurrence]:
@@ -140,14 +140,14 @@ class RruleSchedule(Schedule):
         return [self._shown(one) for one in found]
 
     def without_added(self) -> RruleSchedule:
-        """The rule alone."""
+        """The instants of the rule, without the added dates."""
         return replace(self, dates=replace(self.dates, added=()))
 
     def __hash__(self) -> int:
         return self._hash
 
     def _ended(self, moment: datetime) -> bool:
-        """Whether UNTIL excludes an instant. It ends the rule, not the dates added to it."""
+        """Whether UNTIL excludes an instant. UNTIL ends the rule, not the dates added to it."""
         if self.until is None or moment <= self.until:
             return False
         return moment.astimezone(self.rule_zone).replace(tzinfo=None, fold=0) not in self.dates.added
@@ -159,7 +159,7 @@ class RruleSchedule(Schedule):
 
 
 def is_rrule(text: str) -> bool:
-    """Whether the text means to be an RFC 5545 rule, right or wrong."""
+    """Whether the text is meant as an RFC 5545 rule, valid or not."""
     return text[:8].upper().startswith(_HEADS)
 
 
@@ -173,10 +173,10 @@ def make_rrule(
     starts: bool = False,
     fuel: Fuel | None = None,
 ) -> RruleSchedule:
-    """From RFC 5545 text. Without DTSTART the rule begins at `anchor`, to the second.
+    """Parses RFC 5545 text. Without DTSTART the rule begins at `anchor`, to the second.
 
-    The moment at which a job is made is no occurrence of it, and COUNT does not count it. A start that was given is:
-    `starts`, and `anchor` is that start.
+    The time at which a job is created is not an occurrence, and COUNT does not count it. A start from the client is
+    one: then `starts` is set, and `anchor` is that start.
     """
     read = read_rrule(text)
     start, rule_zone = _start(read, zone, anchor)
@@ -203,7 +203,7 @@ def make_rrule(
             last=_last(read, rule, until, rule_zone, begin, fuel or Fuel()),
             added=tuple(sorted(added)),
             taken=frozenset(local for moment, local in taken if not moment.is_date),
-            # A bare date takes the whole day: there is nothing else it could mean for a rule with times.
+            # A bare date excludes the whole day: for a rule with times it can mean nothing else.
             taken_days=frozenset(local.date() for moment, local in taken if moment.is_date),
         ),
         elapsed=read.rule is not None and read.rule.freq in _ELAPSED,
@@ -236,7 +236,7 @@ def _until(read: RuleText, zone: ZoneInfo) -> datetime | None:
 def _last(
     read: RuleText, rule: Recurrence | None, until: datetime | None, zone: ZoneInfo, begin: datetime, fuel: Fuel
 ) -> datetime | None:
-    """No local time of the rule is later: what ends the search. UNTIL leaves a day's room for doubled hours."""
+    """The upper bound of the rule's local times, which ends a search. It leaves a day after UNTIL for doubled hours."""
     if rule is not None and read.rule is not None and read.rule.count is not None:
         # Without DTSTART the rule starts at the very second of the anchor, and that may be before its first occurrence.
         uncounted = begin != DAWN and begin >= rule.start.replace(tzinfo=zone).astimezone(UTC)

@@ -1,6 +1,6 @@
-"""Reading RFC 5545 text: the lines DTSTART, RRULE, RDATE and EXDATE, each part checked and named when it is wrong.
+"""Parses RFC 5545 text: the lines DTSTART, RRULE, RDATE and EXDATE. An error names the invalid part.
 
-What the RFC forbids is refused rather than guessed at, and every list is bounded, so that reading is linear.
+Text that the RFC forbids is refused, not guessed at, and every list is bounded, so that parsing is linear.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SE
 WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 
 _PROPERTIES = ("DTSTART", "RRULE", "RDATE", "EXDATE")
-# Lists of whole numbers: the lowest, the highest, and whether they may count from the end.
+# Lists of integers: minimum, maximum, and whether they may count from the end.
 _NUMBERS = {
     "BYMONTH": (1, 12, False),
     "BYWEEKNO": (1, 53, True),
@@ -121,7 +121,7 @@ class RuleText:
 
 
 def read_rrule(text: str) -> RuleText:
-    """The text's meaning, or `InvalidSchedule` that names the part."""
+    """Parses the text; raises an `InvalidSchedule` that names the part."""
     if len(text) > LONGEST:
         raise _error("RRULE", f"a rule of {len(text)} characters, use at most {LONGEST}")
     dtstart: DateList | None = None
@@ -257,7 +257,7 @@ def _read_weekday(name: str, text: str) -> tuple[int, int]:
 
 
 def _check_parts(rule: RuleParts) -> None:
-    """What RFC 5545 3.3.10 forbids."""
+    """Raises an error for combinations that RFC 5545 3.3.10 forbids."""
     freq = rule.freq
     numbers = [abs(number) for _, number in rule.byday if number]
     if numbers and freq not in ("YEARLY", "MONTHLY"):
@@ -281,7 +281,7 @@ def _check_parts(rule: RuleParts) -> None:
 
 
 def _check_until(until: Moment, dtstart: DateList | None) -> None:
-    """An end without a zone says nothing definite about a start that has one."""
+    """Refuses an UNTIL without a zone for a DTSTART that has one: it would be ambiguous."""
     zoned = dtstart is not None and (dtstart.tzid or dtstart.moments[0].value.tzinfo is not None)
     if zoned and until.value.tzinfo is None:
         raise _error("UNTIL", f"{until.text} has no zone but DTSTART has: give it in UTC, such as 20261231T235959Z")

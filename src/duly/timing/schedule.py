@@ -1,6 +1,6 @@
-"""What a schedule is: the one small interface that every kind (once, cron, interval, RRULE) answers to.
+"""`Schedule`: the interface that every kind (once, cron, interval, RRULE) implements.
 
-Instants are aware UTC datetimes everywhere; what is called `local` is in the schedule's own zone.
+Instants are aware UTC datetimes everywhere; a `local` time is in the schedule's own zone.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from .fuel import Fuel
 
 MICROSECOND = timedelta(microseconds=1)
 LAST = datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001 - naive local time
-# Before any schedule starts, and far enough from datetime.min that no zone's offset leads below it.
+# Earlier than any schedule starts, and far enough from datetime.min that no zone's offset leads below it.
 DAWN = datetime(2, 1, 1, tzinfo=UTC)
 
 
 class Schedule(ABC):
-    """Immutable, hashable, compared by meaning. `parse_schedule(s.canonical)` with the same zone, policies and
-    anchor gives an equal schedule.
+    """A schedule is immutable, hashable and compared by meaning. `parse_schedule(s.canonical)` with the same zone,
+    policies and anchor returns an equal one.
 
     Every method burns from `fuel`, that of the question it is a part of, or from fuel of its own if none is given, and
     raises `TooCostly` when it is used up.
@@ -32,7 +32,7 @@ class Schedule(ABC):
     __slots__ = ()
 
     kind: ClassVar[ScheduleKind]
-    # Whether `count` is closed form, however long the time it counts over; otherwise it walks.
+    # Whether `count` is a closed form, whose cost does not depend on the time counted over; otherwise it walks.
     counts_fast: ClassVar[bool] = True
 
     canonical: str
@@ -40,23 +40,23 @@ class Schedule(ABC):
 
     @property
     def local_zone(self) -> ZoneInfo:
-        """The zone whose clocks decide when it occurs."""
+        """The zone whose clocks decide when the schedule occurs."""
         return self.zone
 
     @property
     def on_elapsed_time(self) -> bool:
-        """Whether it goes on with the time rather than with the clocks, across their changes."""
+        """Whether the schedule follows elapsed time, and not the wall clock, when the clocks change."""
         return False
 
     @property
     def start_local(self) -> datetime | None:
-        """The local time that it begins with, where that decides when it occurs."""
+        """The local time of the schedule's start, if the occurrences depend on it."""
         return None
 
     @property
     @abstractmethod
     def identity(self) -> tuple[object, ...]:
-        """What makes two schedules the same."""
+        """The values by which schedules are compared."""
 
     @abstractmethod
     def next(self, after: datetime, fuel: Fuel | None = None) -> datetime | None:
@@ -64,7 +64,7 @@ class Schedule(ABC):
 
     @abstractmethod
     def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
-        """How many occurrences lie in (after, until]. Where that takes a walk, it ends at `limit`."""
+        """The number of occurrences in (after, until]. A kind that has to walk stops at `limit`."""
 
     def walk(self, after: datetime, fuel: Fuel | None = None) -> Iterator[Occurrence]:
         """Occurrences strictly after `after`, dropped ones included, each with its note."""
@@ -76,7 +76,7 @@ class Schedule(ABC):
             moment = self.next(moment, fuel)
 
     def dropped(self, after: datetime, until: datetime, fuel: Fuel | None = None) -> list[Occurrence]:
-        """What `dst_gap="skip"` dropped in (after, until], oldest first."""
+        """The occurrences that `dst_gap="skip"` dropped in (after, until], oldest first."""
         return []
 
     def __eq__(self, other: object) -> bool:

@@ -1,6 +1,6 @@
 """Times of day as the product of hours, minutes and seconds: searched and counted without ever being listed.
 
-A rule may name 86,400 times a day in a few hundred characters; the product stays three short tuples.
+A rule can name 86,400 times of day in a few hundred characters; the product stays three short tuples.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TimesOfDay:
         return None
 
     def count_through(self, hour: int, minute: int, second: int) -> int:
-        """How many times are not later than the given one."""
+        """The number of times not later than the given one."""
         count = bisect_left(self.hours, hour) * len(self.minutes) * len(self.seconds)
         if hour in self._hour_set:
             count += bisect_left(self.minutes, minute) * len(self.seconds)

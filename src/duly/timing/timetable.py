@@ -1,4 +1,4 @@
-"""A schedule within one job's own bounds and jitter: what the scheduler plans with."""
+"""A schedule within one job's own bounds and with its jitter: the scheduler plans with it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from .fuel import Fuel
 from .schedule import MICROSECOND, Schedule
 
 NO_OFFSET = timedelta(0)
-_LONGEST_OFFSET = timedelta(days=1)  # what jitter_seconds may be at most
-# What the last occurrence of a list says that has to end early.
+_LONGEST_OFFSET = timedelta(days=1)  # the maximum of jitter_seconds
+# The note of the last occurrence of a list that had to end early.
 TOO_FAR = "the list ends here: what follows takes too long to work out"
 
 
 @dataclass(frozen=True, slots=True)
 class Timetable:
-    """Occurrences are `schedule`'s own ("nominal") times in [start_at, end_at], each plus `offset`.
+    """The occurrences of one job: `schedule`'s own ("nominal") times in [start_at, end_at], each plus `offset`.
 
-    The bounds hold for the nominal time: a job that ends at midnight still has its midnight run, jittered past it.
+    The bounds apply to the nominal time: a job that ends at midnight still has its midnight run, jittered past it.
     As with a schedule, a caller that needs several answers for one question passes the fuel that they share.
     """
 
@@ -52,17 +52,17 @@ class Timetable:
             yield self._shifted(occurrence)
 
     def listed(self, after: datetime, count: int, fuel: Fuel | None = None) -> list[Occurrence]:
-        """The next `count` occurrences after `after`; those that are dropped between them are there too, uncounted.
+        """The next `count` occurrences after `after`, and the dropped ones between them, which do not count.
 
-        Where working out the first takes too long, that is the answer; further on, the list ends early and its last
-        one says why.
+        Raises `TooCostly` if the first one cannot be found in time. If a later one cannot, the list ends early and the
+        note of its last occurrence says why.
         """
         fuel = fuel or Fuel.for_list(count)
         found: list[Occurrence] = []
         left = count
         try:
             for occurrence in self.walk(after, fuel):
-                # The second bound is for a schedule that aims at the gap: years may pass with nothing but drops.
+                # The second bound is for a schedule that hits only the gap: years may pass with nothing but drops.
                 if left <= 0 or len(found) >= 2 * count + 10:
                     break
                 found.append(occurrence)
@@ -77,15 +77,15 @@ class Timetable:
         return found
 
     def of_nominal(self, nominal: datetime) -> datetime | None:
-        """When the schedule's own time `nominal` occurs here; None if it is none of the schedule's."""
+        """The occurrence for the nominal time `nominal`; None if that is not a time of the schedule."""
         moment = self._jittered(nominal)
         return moment if moment is not None and self.occurs_at(moment) else None
 
     def answered(self, fired: datetime) -> datetime:
-        """Up to where this timetable is answered for when the job's last run was the one of `fired`.
+        """The end of the time that is already covered if the job's last run was at `fired`.
 
-        That run may be of an earlier jitter, or of none: what counts is its nominal time. So a job that ran at nine and
-        is given eight minutes of jitter at five past does not run again at eight past.
+        That run may have had another jitter, or none: its nominal time counts. So a job that ran at nine and gets
+        eight minutes of jitter at five past does not run again at eight past.
         """
         if not self.offset:
             return fired
@@ -95,7 +95,7 @@ class Timetable:
         return max(fired, self._jittered(nominal) or fired)
 
     def _newest(self, until: datetime, fuel: Fuel) -> datetime:
-        """The newest nominal time not later than `until`, by halving the time in which it can lie."""
+        """The latest nominal time not after `until`, by bisection."""
         first = next_occurrence(self.schedule, until - _LONGEST_OFFSET, fuel)
         if first is None or first > until:
             return until - _LONGEST_OFFSET
@@ -114,14 +114,14 @@ class Timetable:
         return self.next(moment - MICROSECOND, fuel) == moment
 
     def count(self, after: datetime, until: datetime, limit: int, fuel: Fuel | None = None) -> int:
-        """How many occurrences lie in (after, until]; where that takes a walk, it ends at `limit`."""
+        """The number of occurrences in (after, until]. A schedule that has to walk stops at `limit`."""
         last = until - self.offset
         if self.end_at is not None:
             last = min(last, self.end_at)
         return self.schedule.count(self._nominal(after), last, limit, fuel)
 
     def dropped(self, after: datetime, until: datetime, fuel: Fuel | None = None) -> list[Occurrence]:
-        """What `dst_gap="skip"` dropped in (after, until], oldest first."""
+        """The occurrences that `dst_gap="skip"` dropped in (after, until], oldest first."""
         last = until - self.offset
         if self.end_at is not None:
             last = min(last, self.end_at)

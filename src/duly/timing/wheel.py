@@ -1,14 +1,14 @@
-"""The timing wheel: which jobs are due next, for millions of them, in about 30 bytes each.
+"""The timing wheel: finds the jobs that are due next among millions, in about 30 bytes each.
 
 Two levels per shard. The outer ring holds the near future in slots of a few seconds; a slot is two growing arrays (ids
 and due times, 24 bytes an entry) in no order. When a slot's time comes it is sorted once into the inner level, a short
 list in order of due time, from whose front everything due is cut. So loading is appending, a tick with nothing due is
 one comparison, and only the few seconds at hand are ever Python objects.
 
-The shards' slots begin at different moments. Were they to begin together, all shards would sort in the same tick, and
-that tick would be felt as lag.
+The shards' slots begin at different moments. If they began together, all shards would sort in the same tick, and that
+tick would fire late.
 
-The wheel may be wrong in any way without harm: the store stays the truth and the fire statement re-checks it.
+The wheel may be wrong in any way without harm: the store is the truth, and the fire statement checks it again.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def _ids(joined: bytes | bytearray) -> Iterator[bytes]:
 class Wheel:
     """Entries (job id, due time in microseconds) by shard. Not thread-safe.
 
-    `horizon_us` is how far ahead it is meant to be filled, and sets the width of a slot, in whole ticks. Entries past
-    the horizon are held too; it is the loader's business not to load them.
+    `horizon_us` is how far ahead the loader fills the wheel, and sets the width of a slot, in whole ticks. Entries past
+    the horizon are kept too.
     """
 
     __slots__ = ("_earliest", "_shards", "_width")
@@ -51,10 +51,10 @@ class Wheel:
         return sum(ring.count for ring in self._shards.values())
 
     def load(self, shard: int, job_ids: bytes, dues_us: array[int] | Sequence[int]) -> int:
-        """Add many: `job_ids` is 16 bytes for each of `dues_us`. Returns how many of them were not here yet.
+        """Adds many entries: `job_ids` has 16 bytes for each of `dues_us`. Returns the number of new ones.
 
-        What is here already is not held twice, so the same stretch of time may be read again and again. Fastest in
-        order of due time.
+        An entry that is already in the wheel is not added again, so the same stretch of time may be read repeatedly.
+        Fastest in order of due time.
         """
         if len(job_ids) != _ID_BYTES * len(dues_us):
             raise ValueError(f"{len(job_ids)} bytes of ids for {len(dues_us)} entries of {_ID_BYTES} bytes")
@@ -70,19 +70,19 @@ class Wheel:
         return new
 
     def add(self, shard: int, job_id: bytes, due_us: int) -> None:
-        """Add one. Added twice it comes out twice; already due it comes out at the next `advance`."""
+        """Adds one entry. Added twice, it is returned twice; already due, it is returned by the next `advance`."""
         if len(job_id) != _ID_BYTES:
             raise ValueError(f"an id of {len(job_id)} bytes, use {_ID_BYTES}")
         self._ring(shard).add(bytes(job_id), due_us)
         self._noticed(due_us)
 
     def drop_shard(self, shard: int) -> None:
-        """Forget all entries of a shard: a lost or a new term is rebuilt, never merged."""
+        """Removes all entries of a shard: a lost or a new term is rebuilt, never merged."""
         if self._shards.pop(shard, None) is not None:
             self._find_earliest()
 
     def advance(self, now_us: int) -> list[tuple[int, list[Entry]]]:
-        """Take out everything due at `now_us` or before: per shard, in order of due time."""
+        """Removes and returns all entries due at `now_us` or before: per shard, in order of due time."""
         if self._earliest is None or now_us < self._earliest:
             return []
         due = []
@@ -95,11 +95,11 @@ class Wheel:
         return due
 
     def next_due_us(self) -> int | None:
-        """When the earliest entry is due; None when nothing is held."""
+        """The due time of the earliest entry; None if the wheel is empty."""
         return self._earliest
 
     def crowds(self, until_us: int) -> list[tuple[int, int]]:
-        """How much is due up to then: a moment, and how many are due from it on for a slot's width, by time."""
+        """(time, number of entries due within a slot's width of it) for each slot up to `until_us`, ordered by time."""
         return sorted(crowd for ring in self._shards.values() for crowd in ring.crowds(until_us))
 
     def _ring(self, shard: int) -> _Ring:
@@ -121,7 +121,7 @@ class Wheel:
 
 
 class _Slot:
-    """A few seconds of one shard, in no order."""
+    """The entries of one shard for a few seconds, unordered."""
 
     __slots__ = ("dues", "earliest", "ids")
 
@@ -132,7 +132,7 @@ class _Slot:
 
 
 class _Ring:
-    """One shard's slots, and in `near` the entries of the slots whose time has come, in order."""
+    """One shard's slots, and in `near` the entries of the slots that are due, ordered."""
 
     __slots__ = ("_phase", "_slots", "_width", "count", "current", "earliest", "near")
 
@@ -146,13 +146,13 @@ class _Ring:
         self.earliest: int | None = None
 
     def load(self, job_ids: bytes, dues: array[int]) -> int:
-        """In order of due time: what belongs to one slot lies together, and is mostly appended in one piece."""
+        """Adds entries in order of due time: those of one slot are adjacent, and mostly appended in one piece."""
         before = self.count
         start, end = 0, len(dues)
         while start < end:
             number = (dues[start] + self._phase) // self._width
             ripe = self.current is not None and number <= self.current
-            # Up to where the slot ends; for the slots that have moved to `near`, where the last of them does.
+            # The end of the slot; for slots that have moved to `near`, the end of the last of them.
             limit = ((self.current if ripe and self.current is not None else number) + 1) * self._width - self._phase
             stop = bisect_left(dues, limit, start)
             piece = job_ids[_ID_BYTES * start : _ID_BYTES * stop], dues[start:stop]

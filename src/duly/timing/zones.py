@@ -1,9 +1,9 @@
-"""Time zones by their IANA names, and nothing but those; and which rules of theirs are in force.
+"""Time zones by their IANA names, and the rules that are in force for them.
 
-Rules change: some government moves its clocks, and a release of the time-zone data says so. Plans are made by rules, so
-that everybody who plans for one store must use the same, and must know by which ones a plan was made. By default they
-are the machine's own. `use_rules` puts others in their place, and beside them those that were in force before: of the
-zones that differ, `before` gives the earlier rules under a name of their own.
+Rules change: a government moves its clocks, and a release of the time-zone data follows. Plans depend on the rules, so
+all nodes of one store must plan by the same ones, and must know by which rules a plan was made. The default is the
+machine's own rules. `use_rules` replaces them, and keeps the previous rules of the zones that differ: `before` is the
+name under which a zone's previous rules are found.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from zoneinfo import ZoneInfo
 
 from duly.errors import InvalidInput
 
-# A name's shape. Dots, a leading slash and empty parts are out, so no name leads out of the time-zone data.
+# The form of a name. Dots, a leading slash and empty parts are not allowed, so no name leaves the time-zone data.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,3}", re.ASCII)
 _LONGEST = 64
-# Files that lie beside the zones and are none, or mean another thing on every machine.
+# Files beside the zones that are not zones, or differ from machine to machine.
 _NOT_ZONES = frozenset({"localtime", "posixrules", "Factory", "leapseconds", "leap-seconds", "tzdata", "zone"})
 _NOT_FOLDERS = ("right/", "posix/")
-# The name of a zone by the rules before. No client can write it: control characters are refused.
+# Suffix for a zone by its previous rules. No client can write it: control characters are refused.
 _BEFORE = "\x02before"
 _RELEASE = re.compile(r"\d{4}[a-z]+")
 
@@ -41,11 +41,11 @@ _since = _LONG_AGO
 
 
 def load_zone(name: str) -> ZoneInfo:
-    """The zone of that IANA name; `InvalidInput` on `timezone` for anything else.
+    """The zone with an IANA name; `InvalidInput` on `timezone` for anything else.
 
-    A zone found is remembered, a zone not found is not: when it comes back to the time-zone data it is found again.
+    Zones are cached, missing zones are not: one that returns to the time-zone data is found again.
     """
-    name = str(name)  # None and numbers from careless callers are refused like any other wrong name
+    name = str(name)  # None and numbers are refused like any other invalid name
     if name.endswith(_BEFORE) and name.removesuffix(_BEFORE) in _earlier:
         return _load(name)
     if len(name) > _LONGEST or not _NAME.fullmatch(name):
@@ -68,12 +68,12 @@ def _load(name: str) -> ZoneInfo:
 
 
 def when_forgotten(forget: Callable[[], None]) -> None:
-    """Register a cache that holds zones, to be emptied by `forget_zones`."""
+    """Registers a function that clears a cache of zones, for `forget_zones` to call."""
     _forgetters.append(forget)
 
 
 def forget_zones() -> None:
-    """Read every zone anew from now on: the time-zone data may have changed under us."""
+    """Clears all caches of zones: the time-zone data may have changed."""
     ZoneInfo.clear_cache()
     _load.cache_clear()
     for forget in _forgetters:
@@ -86,9 +86,9 @@ def use_rules(
     earlier: Mapping[str, bytes] | None = None,
     since: datetime = _LONG_AGO,
 ) -> None:
-    """Plan by these rules from now on, by the machine's own where there are none.
+    """Plans by these rules from now on, and by the machine's own for zones without one.
 
-    `earlier` are those of zones whose rules differ, by which plans were made until `since`.
+    `earlier` has the previous rules of the zones that differ, by which plans were made until `since`.
     """
     global _rules, _earlier, _since
     _rules, _earlier, _since = rules or {}, earlier or {}, since
@@ -96,24 +96,24 @@ def use_rules(
 
 
 def changed_since() -> datetime | None:
-    """When rules of any zone changed; None where none did, as almost always."""
+    """The time at which the rules of any zone changed; None if none did, as is usual."""
     return _since if _earlier else None
 
 
 def before(name: str) -> str | None:
-    """The name of a zone by its rules before; None where they are the same."""
+    """The name of a zone by its previous rules; None if they are the same."""
     return name + _BEFORE if name in _earlier else None
 
 
 def is_newer(version: str, other: str) -> bool:
-    """Whether one version of the time-zone data takes the place of another; of unknown ones any does."""
+    """Whether a version of the time-zone data replaces another. Versions without a release name replace each other."""
     if _RELEASE.fullmatch(version) and _RELEASE.fullmatch(other):
         return (version[:4], len(version), version) > (other[:4], len(other), other)
     return version != other
 
 
 def machine_version() -> str:
-    """The release of this machine's time-zone data, such as 2026a; where it has no name, a digest of all of it."""
+    """The release of this machine's time-zone data, such as 2026a, or a digest of the data if it has no name."""
     folders = [Path(folder) for folder in zoneinfo.TZPATH if (Path(folder) / "UTC").exists()]
     for folder in folders:
         for name, form in (("tzdata.zi", r"# version (\S+)"), ("+VERSION", r"(\S+)")):
@@ -134,7 +134,7 @@ def machine_version() -> str:
 
 
 def machine_rules() -> dict[str, bytes]:
-    """Every zone of this machine's time-zone data, as its file is. Reads hundreds of files."""
+    """Every zone of this machine's time-zone data, as the bytes of its file. Reads hundreds of files."""
     found = {}
     for name in sorted(zoneinfo.available_timezones()):
         if _NAME.fullmatch(name) and name not in _NOT_ZONES and (data := _read(name)) is not None:
