@@ -11,6 +11,7 @@ from uuid import UUID
 from duly.clock import DatabaseClock
 from duly.cluster.coordinator import Term
 from duly.model import to_micros
+from duly.node import SchedulerNode
 from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
 from duly.scheduler.governor import Governor
@@ -20,6 +21,7 @@ from duly.store.ids import new_job_ids, shard_of
 from duly.store.jobs import NewJob, submit
 from duly.store.pool import Pool
 from harness.store import SHARDS, due_job, lead
+from harness.waiting import eventually
 
 START = datetime(2030, 5, 5, 12, 0, tzinfo=UTC)
 SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelta(hours=1), timedelta(days=1)
@@ -128,6 +130,11 @@ class FrozenScheduler:
 
     async def job(self, job: NewJob) -> Any:
         return (await self.pool.query("select * from duly.job_status where job_id = $1", job.job_id))[0]
+
+
+async def everything_read(node: SchedulerNode) -> None:
+    """Returns when the node leads all shards and has read the jobs of each."""
+    await eventually(lambda: len(node.loader._until) == SHARDS)
 
 
 def same_shard(pool: Pool, count: int, due: datetime, **changes: Any) -> list[NewJob]:

@@ -18,7 +18,7 @@ from duly.store import fires
 from duly.store.fires import LONG_AGO, Slice, SlicePage
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from harness.scheduler import MINUTE, SECOND, START, FrozenScheduler, same_shard, spread
+from harness.scheduler import MINUTE, SECOND, START, FrozenScheduler, everything_read, same_shard, spread
 from harness.store import count, due_job, put
 from harness.waiting import eventually
 
@@ -323,7 +323,7 @@ async def test_with_notifications_off_everything_fires_within_the_re_read_interv
 ) -> None:
     quiet = settings.model_copy(update={"notifications": False, "reread_seconds": 1.0})
     async with running_scheduler(pool, quiet) as node:
-        await eventually(lambda: len(node.loader._until) == 64)
+        await everything_read(node)
         due = pool.clock.now() + timedelta(milliseconds=300)
         requests = [JobRequest(name=f"n{n}", handler="noop", schedule=due.isoformat()) for n in range(100)]
         await operations.submit_many(requests, allow_unknown_handler=True)
@@ -341,8 +341,8 @@ async def test_a_bulk_submit_inside_the_horizon_fires_on_time(
     settings: Settings, operations: Operations, pool: Pool
 ) -> None:
     async with running_scheduler(pool, settings) as node:
-        await eventually(lambda: len(node.loader._until) == 64)
-        await eventually(lambda: node.notifier is not None and node.notifier._connection is not None)
+        await everything_read(node)
+        await eventually(lambda: node.notifier is not None and node.notifier.hearing)
         due = pool.clock.now() + timedelta(seconds=1)
         requests = [JobRequest(name=f"n{n}", handler="noop", schedule=due.isoformat()) for n in range(500)]
         await operations.submit_many(requests, allow_unknown_handler=True)

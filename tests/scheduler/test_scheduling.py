@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import pytest
 
-from duly.cluster.coordinator import Term
-from duly.cluster.postgres import PostgresCoordinator
 from duly.config import Settings
 from duly.errors import DataRefused, StoreUnavailable
 from duly.model import JobRequest, to_micros
@@ -285,105 +282,6 @@ def test_half_a_million_jobs_of_one_schedule_are_planned_once() -> None:
     batch = plan_batch(jobs, now=START, misfire_grace=timedelta(seconds=10))
     assert len(batch.fires[0].job_ids) == 2000
     assert len(set(batch.fires[0].next_run_at)) == 1
-
-
-class TestCoordinator:
-    """Two nodes over one store, a beat at a time."""
-
-    class Listener:
-        def __init__(self) -> None:
-            self.shards: set[int] = set()
-
-        def term_began(self, term: Term) -> None:
-            assert term.shard not in self.shards
-            self.shards.add(term.shard)
-
-        def term_ended(self, term: Term) -> None:
-            self.shards.remove(term.shard)
-
-    @pytest.fixture
-    def node(self, pool: Pool) -> Callable[[], PostgresCoordinator]:
-        def make() -> PostgresCoordinator:
-            return PostgresCoordinator(self.Listener(), pool, node_id=uuid4(), name="n", version="0", lease_seconds=30)
-
-        return make
-
-    async def test_the_first_node_leads_everything(self, node: Callable[[], PostgresCoordinator]) -> None:
-        one = node()
-        await one._join()
-        await one.run_once()
-        assert len(one.terms) == 64
-        assert {term.epoch for term in one.terms.values()} == {1}
-
-    async def test_a_second_node_gets_its_half_and_no_shard_ever_has_two_leaders(
-        self, node: Callable[[], PostgresCoordinator]
-    ) -> None:
-        one, two = node(), node()
-        await one._join()
-        await one.run_once()
-        await two._join()
-        for _ in range(3):
-            for each in (two, one):
-                await each.run_once()
-                assert not one.terms.keys() & two.terms.keys()
-        assert (len(one.terms), len(two.terms)) == (32, 32)
-        assert {term.epoch for term in two.terms.values()} == {2}
-
-    async def test_a_graceful_leave_frees_the_shards_at_once(self, node: Callable[[], PostgresCoordinator]) -> None:
-        one, two = node(), node()
-        await one._join()
-        await one.run_once()
-        await two._join()
-        await one.leave()
-        assert one.terms == {}
-        await two.run_once()
-        assert len(two.terms) == 64
-
-    async def test_a_dead_nodes_shards_are_taken_when_its_lease_is_over_and_not_before(
-        self, node: Callable[[], PostgresCoordinator], pool: Pool
-    ) -> None:
-        one, two = node(), node()
-        await one._join()
-        await one.run_once()
-        await two._join()
-        await two.run_once()
-        assert len(two.terms) == 0
-        await pool.query("update duly.nodes set lease_until = duly.now() where node_id = $1", one.node_id)
-        await two.run_once()
-        assert len(two.terms) == 64
-        # The old leader wakes up: it learns that it leads nothing of what it led.
-        await one.run_once()
-        assert len(one.terms) <= 32
-        assert not one.terms.keys() & two.terms.keys()
-
-    async def test_a_node_that_the_store_has_forgotten_joins_again(
-        self, node: Callable[[], PostgresCoordinator], pool: Pool
-    ) -> None:
-        one = node()
-        await one._join()
-        await one.run_once()
-        await pool.query("delete from duly.nodes")
-        await one.run_once()
-        assert one.terms == {}
-        await one.run_once()
-        assert len(one.terms) == 64
-
-    async def test_without_a_beat_in_time_it_steps_down_by_itself(
-        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        one = PostgresCoordinator(self.Listener(), pool, node_id=uuid4(), name="n", version="0", lease_seconds=0.5)
-        await one._join()
-        await one.run_once()
-        assert one.terms
-        await eventually(lambda: not one.terms, seconds=5)
-
-    async def test_every_term_is_kept_so_that_an_epoch_names_its_node(
-        self, node: Callable[[], PostgresCoordinator], pool: Pool
-    ) -> None:
-        one = node()
-        await one._join()
-        await one.run_once()
-        assert await count(pool, "terms", "node_id = $1 and epoch = 1", one.node_id) == 64
 
 
 async def test_a_whole_node_fires_a_job_on_time_and_leaves_nothing_behind(

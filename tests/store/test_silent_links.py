@@ -13,6 +13,7 @@ from duly.states import RunFlag
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from harness.proxy import Proxy
+from harness.scheduler import everything_read
 from harness.store import count
 from harness.waiting import eventually
 
@@ -23,7 +24,7 @@ async def test_without_notifications_nothing_near_is_late_or_lost(
     """The usual re-read is a minute away; the grace is what matters."""
     quiet = settings.model_copy(update={"notifications": False, "misfire_grace_seconds": 3.0})
     async with running_scheduler(pool, quiet) as node:
-        await eventually(lambda: len(node.loader._until) == 64)
+        await everything_read(node)
         due = pool.clock.now() + timedelta(seconds=2)
         soon = JobRequest(name="soon", handler="noop", schedule=due.isoformat())
         often = JobRequest(
@@ -88,7 +89,7 @@ async def test_a_scheduler_looks_for_itself_while_its_listener_is_away(
         direct = settings.model_copy(update={"direct_url": proxy.url, "misfire_grace_seconds": 3.0})
         async with running_scheduler(pool, direct) as node:
             assert node.notifier is not None
-            await eventually(lambda: len(node.loader._until) == 64)
+            await everything_read(node)
             await eventually(lambda: node.notifier is not None and node.notifier.hearing)
             proxy.refuse()
             await eventually(lambda: node.notifier is not None and not node.notifier.hearing)
