@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,14 @@ on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/pro
 def bench(bench: Workbench) -> Workbench:
     bench.settings = bench.settings.model_copy(update={"allow_commands": True})
     return bench
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every account may enter. Not below pytest's, which any other pytest of root closes again."""
+    with tempfile.TemporaryDirectory(prefix="duly-tests-") as folder:
+        Path(folder).chmod(0o711)
+        yield Path(folder)
 
 
 async def ran(bench: Workbench, script: str, **options: Any) -> Run:
@@ -172,11 +182,9 @@ async def test_a_folder_that_is_closed_to_the_account_is_refused(bench: Workbenc
 
 @as_root
 @on_linux
-async def test_a_command_of_another_account_ends_with_the_guard(bench: Workbench, tmp_path: Path) -> None:
-    file = tmp_path / "pids"
+async def test_a_command_of_another_account_ends_with_the_guard(bench: Workbench, open_folder: Path) -> None:
+    file = open_folder / "pids"
     file.touch()
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o711)
     file.chmod(0o666)
     bench.settings = bench.settings.model_copy(update={"command_user": f"{STRANGER}:{STRANGER}"})
     job_id = await bench.command("sh", "-c", f"echo $$ >>{file}; exec sleep 300", max_retries=0)
