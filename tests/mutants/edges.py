@@ -41,7 +41,7 @@ MUTANTS = (
         "the-whole-row-by-row",
         "an error about the store is asked for each of two thousand rows",
         "store/sifting.py",
-        "elif fruitless >= _FRUITLESS:",
+        "elif fruitless >= _MAX_FRUITLESS:",
         "elif False:",
         ("store/test_sifting.py", "worker/test_completer.py"),
     ),

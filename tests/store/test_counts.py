@@ -26,9 +26,9 @@ async def test_jobs_are_counted_and_not_guessed_while_they_are_few(pool: Pool) -
 
 
 async def test_what_is_more_than_was_counted_says_so(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "MOST_JOBS", 20)
-    monkeypatch.setattr(stores, "MOST_COUNTED", 30)
-    monkeypatch.setattr(stores, "_COUNTED", 30)
+    monkeypatch.setattr(stores, "MAX_JOBS_COUNTED", 20)
+    monkeypatch.setattr(stores, "MAX_COUNTED", 30)
+    monkeypatch.setattr(stores, "_MAX_TENANT_COUNTED", 30)
     await put_now(pool, 400)
     await put_now(pool, 50, tenant="acme")
     await pool.query("analyze duly.jobs")

@@ -192,7 +192,7 @@ class TestTheFloor:
         assert await seen(pool) == {job.job_id for job in (*jobs, *newer)}
 
     async def test_it_stays_below_what_are_too_many_to_name(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(maintenance, "_MOST_OLDS", 2)
+        monkeypatch.setattr(maintenance, "_MAX_OLDS", 2)
         jobs = await put_now(pool, 5)
         claims = [await take(pool, limit=1) for _ in jobs]
         await raise_floor(pool)

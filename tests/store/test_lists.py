@@ -40,9 +40,9 @@ select job_id, last_run_at, last_run_at, 1, 'succeeded' from duly.jobs where sta
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that some thousand jobs are many."""
-    monkeypatch.setattr(jobs, "LOOKED_AT", MOST)
-    monkeypatch.setattr(jobs, "_LOOKED_AT_ENDED", MOST)
-    monkeypatch.setattr(jobs, "_FIRST_LOOK", MOST // 4)
+    monkeypatch.setattr(jobs, "MAX_ROWS_READ", MOST)
+    monkeypatch.setattr(jobs, "_MAX_ENDED_READ", MOST)
+    monkeypatch.setattr(jobs, "_FIRST_READ", MOST // 4)
 
 
 async def fill(pool: Pool) -> None:
@@ -212,7 +212,7 @@ async def test_what_is_not_sent_of_a_page_is_not_read(pool: Pool, monkeypatch: p
 async def test_dead_letters_of_a_tenant_are_listed_without_all_others(
     pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(jobs, "LOOKED_AT", MOST)
+    monkeypatch.setattr(jobs, "MAX_ROWS_READ", MOST)
     await pool.query(
         "insert into duly.dead_letters select gen_random_uuid(), now(), now() - n * interval '1 second', 1, "
         "case when n % 100 = 0 then 'acme' else 'other' end, 'name ' || n % 1000, 'default', 'noop', null, '{}', null, "

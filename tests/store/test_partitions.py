@@ -178,7 +178,7 @@ class TestRowsInTheDefaultPartition:
     async def test_a_day_with_very_many_rows_is_left_where_it_is(
         self, pool: Pool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(maintenance, "MOST_MOVED", 5)
+        monkeypatch.setattr(maintenance, "MAX_MOVED_ROWS", 5)
         now = await days_later(pool, 20)
         await record(pool, *(now + n * timedelta(microseconds=1) for n in range(6)))
         done = await maintenance.ensure_partitions(pool)

@@ -59,7 +59,7 @@ PATIENT = Policy(max_retries=30, retry_backoff="immediate", overlap="parallel", 
 
 
 def spared(name: str, state: str) -> bool:
-    return state in DATA and name.startswith(BLAMING)
+    return state in DATA and name.startswith(BLAMING) and not name.startswith("fires/park")
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:

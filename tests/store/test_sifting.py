@@ -9,7 +9,7 @@ import asyncpg
 import pytest
 
 from duly.errors import DulyError, StoreUnavailable
-from duly.store.sifting import FIRST_PAUSE, LONGEST_PAUSE, TRIES, Apart, Sifting, without_the_bad
+from duly.store.sifting import FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS, TRIES, Apart, Sifting, without_the_bad
 
 
 def said(state: str) -> StoreUnavailable:
@@ -134,9 +134,9 @@ def test_the_pause_of_what_was_set_apart_grows() -> None:
         assert apart.take(now) == [(1, "one")]
         assert apart.seconds_to_next(now) is None, "it is being tried"
         assert 1 in apart
-    assert pauses[0] == FIRST_PAUSE
+    assert pauses[0] == FIRST_PAUSE_SECONDS
     assert pauses == sorted(pauses)
-    assert pauses[-1] == LONGEST_PAUSE
+    assert pauses[-1] == MAX_PAUSE_SECONDS
     apart.forget(1)
     assert apart.put(1, "one", now), "a new spell"
 
@@ -152,5 +152,5 @@ def test_many_that_are_set_apart_are_tried_the_more_rarely() -> None:
     for _ in range(10):
         for key in range(1_000):
             apart.put(key, "", 0.0)
-    assert apart.take(LONGEST_PAUSE) == []
+    assert apart.take(MAX_PAUSE_SECONDS) == []
     assert 0 < len(apart.take(1_000.0)) < 100, "a few at once"

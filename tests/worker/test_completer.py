@@ -14,7 +14,7 @@ import pytest
 from duly.errors import StoreUnavailable
 from duly.model import Buried, ClaimedRun, Requeued, Succeeded
 from duly.store.pool import Pool
-from duly.store.sifting import LONGEST_PAUSE
+from duly.store.sifting import MAX_PAUSE_SECONDS
 from duly.worker.completer import Completer
 
 
@@ -167,7 +167,7 @@ async def test_an_outcome_that_draws_an_error_each_time_is_kept_and_keeps_no_oth
         assert wait is not None
         waits.append(wait)
         now += wait
-    assert 0 < waits[0] < waits[2] < waits[-1] <= LONGEST_PAUSE
+    assert 0 < waits[0] < waits[2] < waits[-1] <= MAX_PAUSE_SECONDS
     assert caplog.text.count(str(bad.job_id)) == 1
     # Others come and go meanwhile.
     other_id, (other,) = claimed(1)
@@ -176,7 +176,7 @@ async def test_an_outcome_that_draws_an_error_each_time_is_kept_and_keeps_no_oth
     await completer.run_once()
     assert store.closed == [other_id]
     store.raising = set()
-    now += LONGEST_PAUSE
+    now += MAX_PAUSE_SECONDS
     await completer.run_once()
     assert store.recorded[-1] == bad.job_id
     assert len(store.recorded) == len(set(store.recorded)) == 501

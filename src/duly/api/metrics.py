@@ -24,7 +24,7 @@ from starlette.routing import Route
 from duly.api.access import needs
 from duly.api.declared import declared_page
 from duly.operations import StoreOperations
-from duly.store.stores import MOST_COUNTED, Figures
+from duly.store.stores import MAX_COUNTED, Figures
 
 #: Of the text format, which every Prometheus reads whatever else it asks for.
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -81,11 +81,11 @@ class Metrics(Collector):
         figures = self._figures
         yield _gauge(
             "duly_queue_depth",
-            f"Runs that may start and wait for a worker; at most {MOST_COUNTED} are counted",
+            f"Runs that may start and wait for a worker; at most {MAX_COUNTED} are counted",
             "queue",
             self._queues,
         )
-        letters = f"Runs in the dead letters; at most {MOST_COUNTED} are counted"
+        letters = f"Runs in the dead letters; at most {MAX_COUNTED} are counted"
         yield GaugeMetricFamily("duly_dead_letters", letters, value=figures.dead_letters)
         yield _gauge("duly_due_jobs", "Jobs whose time has come and that have not fired", "shard", figures.due_jobs)
         yield _gauge("duly_shards_owned", "Shards that a live scheduler leads", "node", figures.shards_owned)

@@ -1,4 +1,4 @@
-"""What was done to a job and when. The statements that change a job write it; this reads it."""
+"""Reads the log of changes made to a job. The statements that change a job write it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from duly.store.pool import Querier
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """`what` is one word of the table's own list: paused, resumed, redefined, changed, cancelled, parked, unparked."""
+    """One change. `what` is a word that duly.job_changes allows, such as paused, resumed, changed or parked."""
 
     at: datetime
     what: str

@@ -19,23 +19,23 @@ from duly.store.session import Session
 NOBODY = UUID(int=0)
 
 # First key of the advisory locks that say "this node is alive": "duly" in ASCII. Locks with two keys are of another
-# kind than those with one, so the migrations' lock is never meant.
+# kind than those with one, so they never clash with the migrations' lock.
 PRESENCE = 0x64756C79
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a scheduler node saw when it said that it is alive. Lists are indexed by shard."""
+    """The cluster as a scheduler node saw it at its heartbeat. Lists are indexed by shard."""
 
     now: datetime
     nodes: tuple[UUID, ...]
     leaders: tuple[UUID | None, ...]
     epochs: tuple[int, ...]
     expires_in: float | None = None
-    """Seconds until the first of the other nodes' leases runs out, if it is not extended."""
+    """Seconds until the first of the other nodes' leases runs out, unless it is extended."""
 
     def only(self, members: Container[UUID]) -> View:
-        """The same, where a node is alive only if it is also one of these."""
+        """The same view, in which only these nodes count as alive."""
         return replace(self, nodes=tuple(node for node in self.nodes if node in members))
 
 
@@ -46,21 +46,21 @@ async def join(
 
 
 async def leave(store: Querier, *, node_id: UUID) -> int:
-    """End a node's lease and free its shards. Returns how many it led."""
+    """Ends a node's lease and frees its shards. Returns how many it led."""
     row = await store.row("cluster/leave", node_id)
     return int(row["freed"]) if row else 0
 
 
 async def beat(store: Querier, *, node_id: UUID, lease_seconds: float) -> View | None:
-    """Extend a scheduler's lease and see the cluster. None: the store does not know this node (any more)."""
+    """Extends a scheduler's lease and reads the cluster. None: the store does not know this node (any more)."""
     row = await store.row("cluster/beat", node_id, lease_seconds)
     return None if row is None else _view(row)
 
 
 async def be_present(session: Session) -> int:
-    """Take a lock that says that this session's node is alive, and return its key.
+    """Takes a lock that says that this session's node is alive, and returns its key.
 
-    The key is drawn for every session: what an earlier session of the same node may still hold is nobody's presence.
+    The key is drawn for every session: a lock that an earlier session of the same node still holds proves nothing.
     """
     while True:
         key = random.randrange(1, 2**31)  # noqa: S311
@@ -70,7 +70,7 @@ async def be_present(session: Session) -> int:
 
 
 async def beat_present(session: Session, *, node_id: UUID, lease_seconds: float) -> View | None:
-    """As `beat`, where only those are alive who hold their presence lock."""
+    """As `beat`, but only nodes that hold their presence lock are alive."""
     row = await session.row("cluster/beat_present", node_id, lease_seconds, PRESENCE)
     return None if row is None else _view(row)
 
@@ -106,20 +106,20 @@ async def shard_statuses(store: Querier) -> list[ShardStatus]:
 
 
 async def forget_terms(store: Querier, *, kept_seconds: float, most: int, limit: int) -> int:
-    """Forget terms that ended so long ago; of each shard the last `most` are kept at most."""
+    """Deletes terms that ended `kept_seconds` ago; keeps at most the last `most` of each shard."""
     row = await store.row("cluster/forget_terms", kept_seconds, most, limit)
     return int(row["forgotten"]) if row else 0
 
 
 async def forget_nodes(store: Querier, *, kept_seconds: float, most: int, limit: int) -> int:
-    """Forget nodes that were last alive so long ago; `most` are kept at most. Not those that something kept names."""
+    """Deletes nodes last alive `kept_seconds` ago, except those that kept rows name; keeps at most `most`."""
     row = await store.row("cluster/forget_nodes", kept_seconds, most, limit)
     return int(row["forgotten"]) if row else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Who leads one shard, seen at `now`, the database's time. No name: nobody."""
+    """The leader of one shard at `now`, the database's time. No name: it has none."""
 
     epoch: int
     name: str | None
@@ -143,9 +143,10 @@ async def known_handlers(store: Querier) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Whether a live worker has a task, and how long ago the last one had that did. None: none is known.
+    """Whether a live worker offers a task, and how long ago the last one that offered it was alive; None: none is
+    known.
 
-    `for_some`: a live one has it that takes the runs of some tenants only, whose this may be or not.
+    `for_some`: a live worker offers it that takes the runs of some tenants only, which may not include this one.
     """
 
     live: bool

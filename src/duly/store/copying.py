@@ -1,11 +1,11 @@
-"""Many new jobs by COPY, with the same rows as `jobs/submit.sql` and a fraction of its cost.
+"""Inserts many new jobs by COPY, with the same rows as `jobs/submit.sql` and a fraction of its cost.
 
-What the jobs of a batch have in common becomes bytes once; each adds its id, its payload and its time. The bytes are
-our own and not the driver's: they need no prepared statement, which a pooler in transaction mode would not keep, and no
-codec, which whoever lends us a connection may have replaced.
+The shape that jobs of a batch share is encoded once; each job adds its id, its payload and its time. Duly encodes the
+rows and not the driver: that needs no prepared statement, which a pooler in transaction mode would not keep, and no
+codec, which the owner of a lent connection may have replaced.
 
-COPY knows no `on conflict`. So it takes no job that has a dedupe_key, and a copy whose answer was lost is never copied
-again: `jobs.submit` with the same rows finds out what is there.
+COPY has no `on conflict`. So it takes no job with a dedupe_key, and a copy whose answer was lost is never copied again:
+`jobs.submit` with the same rows finds out which exist.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from duly.store.pool import LARGE, Querier
 _SHAPE_COLUMNS = tuple(name for name in NewJob._fields[OWN_FIELDS:] if name != "immediate")
 JOB_COLUMNS = (
     "job_id", "shard", "payload", "name", "payload_ref", "next_run_at", "schedule",
-    # From here on the same for all jobs of a shape.
+    # From here on, the same for all jobs of a shape.
     *_SHAPE_COLUMNS, "last_run_at", "run_count", "status", "created_at", "updated_at",
 )  # fmt: skip
 RUN_COLUMNS = ("job_id", "shard", "scheduled_at", "run_at", "fired_at", "priority", "flags", "state", "queue")
 
-# Leaders hold the near future in memory and are told of what falls into it; so many are named one by one.
+# As the SQL function duly.announce_due: jobs due within this time are announced, up to this many by name.
 _NEAR = timedelta(minutes=15)
-_MOST_NAMED = 50
-# How much is handed over at a time: the server stores one piece while the next is made.
+_MAX_NAMED = 50
+# Bytes per piece: the server stores one piece while the next is encoded.
 _PIECE_BYTES = 128 * 1024
 
 _BEGIN = b"PGCOPY\n\xff\r\n\0" + bytes(8)
@@ -44,18 +44,19 @@ _json_head = struct.Struct(">iB").pack
 _smallint = struct.Struct(">ih").pack
 _integer = struct.Struct(">ii").pack
 _timestamp = struct.Struct(">iq").pack
-# How many columns follow, the id and the shard; of a job also how long its payload is, and the version of jsonb.
+# The number of columns, the id and the shard; for a job also the length of its payload and the version of jsonb.
 _job_head = struct.Struct(">hi16sihiB").pack
 _run_head = struct.Struct(">hi16sih").pack
 
 
 def can_copy(store: Querier, jobs: Sequence[NewJob]) -> bool:
-    """Few are quicker in one statement than in a transaction of several."""
+    """Whether COPY can take these jobs and pays: few jobs are faster in one statement than in a transaction of
+    several."""
     return len(jobs) >= LARGE and store.can_copy and all(job.dedupe_key is None for job in jobs)
 
 
 async def copy(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
-    """Insert jobs that cannot be there yet: all of them, or none and an error. Returns their ids."""
+    """Inserts jobs that cannot exist yet: all of them, or none and an error. Returns their ids."""
 
     async def work(within: Querier) -> None:
         row = await within.row("jobs/clock")
@@ -74,10 +75,10 @@ async def copy(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime) 
 
 
 def _announcement(jobs: Sequence[NewJob], now: datetime) -> str | None:
-    """What `jobs/submit.sql` would tell the leaders."""
+    """The notification that `jobs/submit.sql` would send to the leaders."""
     horizon = now + _NEAR
     near = [(job, job.next_run_at) for job in jobs if job.next_run_at is not None and job.next_run_at <= horizon]
-    if len(near) > _MOST_NAMED:
+    if len(near) > _MAX_NAMED:
         ids = [job.job_id for job, _ in near]
         return f"*:{min(ids)}:{max(ids)}"
     return ",".join(f"{job.shard}:{job.job_id}:{to_micros(due)}" for job, due in near) or None
@@ -102,7 +103,7 @@ def _job_rows(jobs: Iterable[NewJob], created_at: datetime, now: datetime) -> It
     for job in jobs:
         name, payload_ref, schedule = job.name, job.payload_ref, job.schedule
         shape = job[OWN_FIELDS:]
-        # Mostly it is made of the very objects of the job before, which is quicker to see than its hash.
+        # Mostly it holds the very objects of the job before: comparing them is faster than hashing.
         if shape != last:
             last = shape
             if shape not in shapes:

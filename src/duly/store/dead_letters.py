@@ -1,4 +1,4 @@
-"""Dead letters: runs that no retry will mend, until somebody redrives or purges them."""
+"""Dead letters: runs that failed for good, until they are redriven or purged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from duly.store import jobs
 from duly.store.pool import Querier
 from duly.store.reading import Reading
 
-#: Where one stands in the order of dead letters: buried_at, job_id, scheduled_at.
+#: A letter's position in the order of dead letters: buried_at, job_id, scheduled_at.
 Place = tuple[datetime, UUID, datetime]
 
 
@@ -39,7 +39,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class Worked:
-    """What one batch came to. `last` is where the next one goes on, None when there are no more."""
+    """The result of one batch. `last` is where the next one continues, None when there are no more."""
 
     done: int
     refused: int
@@ -48,15 +48,15 @@ class Worked:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Places of a list, newest first: all there are from where it begins down to `stop`; None: to its end."""
+    """Positions of a list, newest first: all matches from its start down to `stop`; None: to its end."""
 
     places: list[Place]
     stop: Place | None
 
 
 async def list_places(store: Querier, wanted: Filter, *, after: Place | None, limit: int) -> Listed:
-    """The places of one page and of one letter more. It may end early, after so many that were looked at."""
-    arguments = (*wanted.arguments(), *(after or (None, None, None)), limit, jobs.LOOKED_AT)
+    """The positions of one page and of one letter more. The page may end early, after a maximum of letters read."""
+    arguments = (*wanted.arguments(), *(after or (None, None, None)), limit, jobs.MAX_ROWS_READ)
     rows = [] if wanted.job_id is None else await store.fetch("dead_letters/list_places_of_job", *arguments)
     if wanted.job_id is None or rows[0]["crowded"]:
         rows = await store.fetch("dead_letters/list_places", *arguments)
@@ -67,8 +67,7 @@ async def list_places(store: Querier, wanted: Filter, *, after: Place | None, li
 
 
 async def page(store: Querier, places: Sequence[Place], *, tenant: str, payload: bool = True) -> list[DeadLetter]:
-    """These in this order, or as many of them as fit into a page; at least one. Without their payloads they have None
-    instead."""
+    """These letters in this order, or as many as fit into a page; at least one. Without `payload` theirs is None."""
     if not places:
         return []
     job_ids, moments = [place[1] for place in places], [place[2] for place in places]
@@ -95,7 +94,7 @@ async def redrive(
     after: Place | None,
     limit: int,
 ) -> Worked:
-    """Send one batch again, all or nothing. Those of jobs that are cancelled or gone are refused and stay."""
+    """Queues one batch again, all or nothing. Letters of cancelled or deleted jobs are refused and stay."""
 
     async def send(within: Querier) -> Worked:
         picked = await _pick(within, wanted, scheduled_at, until, after, limit)
@@ -164,7 +163,7 @@ def _to_letter(row: Any) -> DeadLetter:
         name=row["name"],
         queue=row["queue"],
         handler=reading.json("handler", row["target"], otherwise=row["handler"], kind=dict),
-        # Of one whose secrets cannot be told nothing is shown.
+        # If the list of secret fields cannot be read, nothing of the payload is shown.
         payload=payload if all(isinstance(path, str) for path in secret_fields) else None,
         payload_ref=row["payload_ref"],
         error=_to_error(json.loads(row["error"])),

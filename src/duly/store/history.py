@@ -1,4 +1,4 @@
-"""Reading runs: a job's live and ended ones, and what ended last over all jobs."""
+"""Reads runs: a job's live and ended ones, and the runs that ended last over all jobs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from duly.store import jobs
 from duly.store.pool import Querier
 from duly.store.reading import Reading
 
-# Ended runs of the store, and jobs of the tenant, that are looked at for its recent runs.
+# Maximum number of the store's ended runs, and of the tenant's jobs, read for its recent runs.
 _RECENT_RUNS = 2_000
 _RECENT_JOBS = 200
 
 
 async def job_run_times(store: Querier, *, job_id: UUID, before: datetime, limit: int) -> list[datetime]:
-    """Which runs a job has, newest first, wherever their rows are."""
+    """The scheduled times of a job's runs, newest first, from whichever table has them."""
     return [row["scheduled_at"] for row in await store.fetch("history/job_run_times", job_id, before, limit)]
 
 
@@ -35,7 +35,7 @@ async def runs_page(store: Querier, *, job_id: UUID, moments: Sequence[datetime]
 
 
 async def get_run(store: Querier, *, job_id: UUID, scheduled_at: datetime) -> Run | None:
-    """One run, wherever its row is."""
+    """One run, from whichever table has it."""
     rows = await store.fetch("history/runs_page", job_id, [scheduled_at], jobs.PAGE_BYTES)
     if not rows:
         return None
@@ -43,15 +43,15 @@ async def get_run(store: Querier, *, job_id: UUID, scheduled_at: datetime) -> Ru
 
 
 async def recent_runs(store: Querier, *, tenant: str, limit: int) -> list[Run]:
-    """What ended last, over all jobs of a tenant, without what came of it. Where others' runs ended in between by the
-    thousand, the last run of each of its jobs stands for those that lie further back."""
+    """The runs that ended last, over all jobs of a tenant, without their results. If thousands of other tenants' runs
+    ended in between, older runs are represented by the last run of each job."""
     rows = await store.fetch("history/recent_runs", tenant, limit, _RECENT_RUNS, _RECENT_JOBS)
     return [_to_run(row, job_name=row["job_name"]) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A run, and who made it: the node whose term fired it (None: the submitter itself, or a node long forgotten)."""
+    """A run, and the node whose term fired it (None: the submitter itself, or a node long forgotten)."""
 
     run: Run
     fired_by: str | None
@@ -61,8 +61,8 @@ class Record:
 async def records_between(
     store: Querier, *, job_id: UUID, shard: int, first: datetime, last: datetime, limit: int
 ) -> list[Record]:
-    """What is recorded of a job's occurrences in [first, last], oldest first; before it the record next before `first`,
-    which may be of missed occurrences up to and into that time."""
+    """The records of a job's occurrences in [first, last], oldest first; before them the last record before `first`,
+    which may stand for missed occurrences up to and into that range."""
     rows = await store.fetch("history/records_between", job_id, first, last, limit, shard)
     runs = await _with_attempts(store, rows)
     return [
@@ -73,7 +73,7 @@ async def records_between(
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Late occurrences that will run and wait for their turn: `count` of them in [first_at, last_at]."""
+    """Late occurrences that will run but still wait: `count` of them in [first_at, last_at]."""
 
     first_at: datetime
     last_at: datetime
@@ -90,7 +90,7 @@ async def days_kept(store: Querier) -> frozenset[date]:
 
 
 async def _with_attempts(store: Querier, rows: Sequence[asyncpg.Record], *, all_of_them: bool = False) -> list[Run]:
-    """The rows as runs, with what was tried and how far they are. Most runs of a list were tried once, and well."""
+    """The rows as runs, with attempts and progress. Most runs of a list were tried once and succeeded."""
     tried = [row for row in rows if all_of_them or _may_have_failed(row)]
     attempts: dict[tuple[UUID, datetime], list[Attempt]] = {}
     if tried:
@@ -124,14 +124,14 @@ async def _with_attempts(store: Querier, rows: Sequence[asyncpg.Record], *, all_
 
 
 def _may_have_failed(row: Any) -> bool:
-    """Whether duly.attempts may know of this run: that table holds failed attempts only."""
+    """Whether duly.attempts may have rows of this run: that table holds failed attempts only."""
     if row["status"] in ("dead", "cancelled"):
         return True
     return bool(row["attempt"] > (1 if row["status"] in ("running", "succeeded") else 0))
 
 
 def _success(row: Any) -> list[Attempt]:
-    """The attempt that ended well, which history itself records. A deduplicated run ended without one."""
+    """The successful attempt, which history itself records. A deduplicated run ended without one."""
     if row["status"] != "succeeded" or row["flags"] & RunFlag.DEDUPLICATED:
         return []
     return [Attempt(row["attempt"], row["started_at"], row["finished_at"], _worker(row), None)]

@@ -1,4 +1,4 @@
-"""Ids: opaque, unique without asking anyone, and sortable by creation."""
+"""Job ids: opaque, unique without coordination, and sortable by creation."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from uuid import UUID
 
-# The driver's own UUID: the same to everybody, and made, compared and written in a third of the time.
+# The driver's UUID class: a subclass of Python's that is created, compared and written in a third of the time.
 from asyncpg.pgproto.pgproto import UUID as _UUID
 
-# A clock that was measured anew may stand a little behind; by more than this, it is another clock.
+# Milliseconds by which a newly measured clock may be behind; beyond that it is another clock.
 _BEHIND_MS = 60_000
 _eight = struct.Struct(">Q")
 _sixteen = struct.Struct(">QQ").pack
@@ -23,10 +23,10 @@ _next = 0
 def new_job_ids(count: int, now_us: int) -> list[UUID]:
     """Version-7 UUIDs: milliseconds, then a counter, then random bits. Ascending within a process, call after call.
 
-    Made by the submitter, so that sending the same submit again after a lost answer finds its own rows.
+    The submitter makes them, so that the same submit, sent again after a lost answer, finds its own rows.
     """
     noise = os.urandom(8 * count)
-    # Milliseconds with 12 bits of counter; more in one of them borrow from those after it.
+    # Milliseconds with 12 bits of counter; more ids in one millisecond borrow from the next.
     first = _reserve((now_us // 1000) << 12, count)
     ids = []
     for moment, (random,) in zip(range(first, first + count), _eight.iter_unpack(noise), strict=True):

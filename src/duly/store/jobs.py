@@ -1,4 +1,4 @@
-"""Jobs: submit, look up, change. Everything is filtered by tenant here, so that no caller can forget to."""
+"""Jobs: submit, read, change. Every function filters by tenant, so that no caller can forget to."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from duly.store.reading import Reading
 class NewJob(NamedTuple):
     """A checked and planned job on its way into the store.
 
-    A tuple, because a bulk submit makes tens of thousands a second. The first fields are each job's own; the others,
-    its shape, are the same for most jobs of a batch and are sent once.
+    A tuple, because a bulk submit creates tens of thousands per second. The first fields are each job's own; the
+    others, its shape, are the same for most jobs of a batch and are sent once.
     """
 
     job_id: UUID
@@ -45,23 +45,23 @@ class NewJob(NamedTuple):
     immediate: bool
 
 
-# A one-off's time is its schedule, so the schedule is each job's own.
+# The number of a job's own fields. The schedule is among them: a one-off's time is its schedule.
 OWN_FIELDS = 9
 
 
 async def submit(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
-    """Insert jobs in one statement. Returns the ids that are new; the others were there, or their dedupe_key was."""
+    """Inserts jobs in one statement. Returns the new ids; the other jobs, or their dedupe_keys, existed already."""
     fetch = store.fetch_planned if len(jobs) >= LARGE else store.fetch
     rows = await fetch("jobs/submit", *submit_columns(jobs), created_at)
     return {row["job_id"] for row in rows}
 
 
 async def submit_one(store: Querier, job: NewJob, *, created_at: datetime) -> Job | None:
-    """Insert one job and say what it is now, without asking again; None if it, or its dedupe_key, was there."""
+    """Inserts one job and returns it without reading it back; None if it, or its dedupe_key, existed already."""
     row = await store.row("jobs/submit", *submit_columns([job]), created_at)
     if row is None:
         return None
-    # A job that runs now has ended, and its run is live: `active` to its readers.
+    # A job that runs now has ended, and its run is unfinished: readers see it as `active`.
     new = {"status": "active", "status_reason": None, "run_count": int(job.immediate), "version": 1}
     return to_job(
         {**job._asdict(), **new, "last_run_at": row["last_run_at"], "created_at": created_at, "updated_at": created_at}
@@ -90,13 +90,13 @@ async def get(store: Querier, *, job_id: UUID, tenant: str) -> Job | None:
 
 
 async def with_ids(store: Querier, *, low: UUID, high: UUID, tenant: str) -> list[Job]:
-    """Jobs whose ids lie between these, the newest five."""
+    """The newest five jobs whose ids lie between these."""
     return [to_job(row) for row in await store.fetch("jobs/with_ids", tenant, low, high)]
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which jobs of a tenant a list is to show; None: any. `before`: the last id of the page before."""
+    """The filter of a list; None: any. `before`: the last id of the page before."""
 
     tenant: str
     status: str | None = None
@@ -112,7 +112,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Ids of a list, newest first: all there are from where it begins down to `stop`; None: to its end."""
+    """Ids of a list, newest first: all matches from its start down to `stop`; None: to its end."""
 
     job_ids: list[UUID]
     stop: UUID | None
@@ -121,19 +121,19 @@ class Listed:
         return other.stop is not None and (self.stop is None or self.stop < other.stop)
 
 
-#: A list looks at so many rows for one page, and ends it early where too few of them match: some ten milliseconds.
-LOOKED_AT = 20_000
-# Asking whether an ended job's last run is over costs more than all else.
-_LOOKED_AT_ENDED = 5_000
-# What is tried first where most jobs are active, and there is no index of those that are.
-_FIRST_LOOK = 2_000
+#: Rows that a list reads for one page; if too few of them match, the page ends early. Takes some ten milliseconds.
+MAX_ROWS_READ = 20_000
+# The same for completed jobs: asking whether an ended job's last run is over costs more than all else.
+_MAX_ENDED_READ = 5_000
+# Rows read first where most jobs are active, and active jobs have no index.
+_FIRST_READ = 2_000
 
 
 async def list_ids(store: Querier, wanted: Wanted, *, limit: int, looked_at: int | None = None) -> Listed:
-    """The ids of one page and of one job more. What it costs is bounded, whatever is asked for and however few match:
-    either there is an index for it, or the page ends after so many rows, and the next one goes on there."""
+    """The ids of one page and of one job more. The cost is bounded, whatever the filter and however few match: either
+    an index serves it, or the page ends after a number of rows, and the next page continues there."""
     default = wanted.tenant == DEFAULT_TENANT
-    most = LOOKED_AT if looked_at is None else looked_at
+    most = MAX_ROWS_READ if looked_at is None else looked_at
     if wanted.label and wanted.status not in ("paused", "cancelled"):
         return await _walk(store, "jobs/list_labelled", wanted, limit, most)
     if wanted.status == "active":
@@ -148,7 +148,7 @@ async def list_ids(store: Querier, wanted: Wanted, *, limit: int, looked_at: int
 
 async def _walk(store: Querier, listing: str, wanted: Wanted, limit: int, most: int) -> Listed:
     if wanted.status == "completed":
-        most = min(most, _LOOKED_AT_ENDED)
+        most = min(most, _MAX_ENDED_READ)
     rows = await store.fetch(
         listing, wanted.tenant, wanted.status, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
     )
@@ -157,12 +157,12 @@ async def _walk(store: Querier, listing: str, wanted: Wanted, limit: int, most: 
 
 
 async def _list_active(store: Querier, wanted: Wanted, limit: int, most: int) -> Listed:
-    """Active are those that go on, and of the ended ones those with a live run. Among millions that are completed, both
-    are found from the other side; where that is too much, by a walk over all of them."""
+    """Active jobs are those with a next occurrence, and ended ones with an unfinished run. Among millions of completed
+    jobs both are found through other indexes; if that is too much, by a walk over all jobs."""
     default = wanted.tenant == DEFAULT_TENANT
     walking = "jobs/list" if default else "jobs/list_of_tenant"
     if default:
-        first = await _walk(store, walking, wanted, limit, min(most, _FIRST_LOOK))
+        first = await _walk(store, walking, wanted, limit, min(most, _FIRST_READ))
         if first.stop is None or len(first.job_ids) >= limit:
             return first
     going_on = await (_planned(store, wanted, limit, most) if default else
@@ -175,7 +175,7 @@ async def _list_active(store: Querier, wanted: Wanted, limit: int, most: int) ->
 
 
 async def _planned(store: Querier, wanted: Wanted, limit: int, most: int) -> Listed | None:
-    """None where there are too many to look at all of them."""
+    """Active jobs of the default tenant; None if there are too many to read all."""
     row = await store.row(
         "jobs/list_planned", wanted.tenant, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
     )
@@ -192,7 +192,7 @@ async def _with_live_runs(store: Querier, wanted: Wanted, limit: int, most: int)
 
 
 def _cut(job_ids: list[UUID], stop: UUID | None, limit: int) -> Listed:
-    """Where there are as many as were wanted, nothing is known of what comes after them."""
+    """A full page ends the list: the ids after it are unknown."""
     return Listed(job_ids, job_ids[-1] if len(job_ids) >= limit else stop)
 
 
@@ -203,22 +203,22 @@ def _both(one: Listed, other: Listed, limit: int) -> Listed:
     return Listed([job_id for job_id in job_ids if stop is None or job_id >= stop][:limit], stop)
 
 
-#: A page of a list ends after so many bytes, or the item that goes past it.
+#: Bytes after which a page ends; the item that exceeds it is the last.
 PAGE_BYTES = 4 * 1024 * 1024
 
 
 async def page(store: Querier, job_ids: Sequence[UUID], *, tenant: str, payload: bool = True) -> list[Job]:
-    """These jobs in this order, or as many of them as fit into a page; at least one. Without their payloads they have
-    None instead."""
+    """These jobs in this order, or as many of them as fit into a page; at least one. Without `payload` theirs is
+    None."""
     if not job_ids:
         return []
     return [to_job(row) for row in await store.fetch("jobs/page", job_ids, PAGE_BYTES, payload, tenant)]
 
 
 async def retract(within: Querier, *, job_id: UUID, tenant: str) -> None:
-    """Lock a job and take back what was fired ahead of its time, as the first step of a transaction that changes it."""
+    """Locks a job and takes back runs fired ahead of time, as the first step of a transaction that changes it."""
     if not await lock(within, job_ids=[job_id], tenant=tenant):
-        return  # another tenant's, or nobody's
+        return  # another tenant's, or unknown
     taken = [row["scheduled_at"] for row in await within.fetch("jobs/retract", [job_id])]
     if taken:
         await within.fetch("jobs/put_back", [job_id], [min(taken)], [len(taken)])
@@ -234,7 +234,7 @@ async def pause(store: Querier, *, job_id: UUID, tenant: str, reason: str | None
 
 
 async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
-    """Pause a job that is only parked; None if it is not."""
+    """Pauses a job that is only parked; None if it is not."""
     row = await store.row("jobs/keep_paused", job_id, tenant, reason)
     return None if row is None else to_job(row)
 
@@ -273,26 +273,26 @@ class ChangedJob(NamedTuple):
 
 
 async def change(store: Querier, changed: ChangedJob) -> Job | None:
-    """None if the job is not what it was when the change was worked out."""
+    """Writes a change; None if the job has changed since the change was computed."""
     row = await store.row("jobs/change", *changed)
     if row is not None and row["status"] == "ended":
-        # Whether that is `active` or `completed` to its readers is for the view to say.
+        # The view derives whether readers see it as `active` or `completed`.
         return await get(store, job_id=changed.job_id, tenant=changed.tenant)
     return None if row is None else to_job(row)
 
 
 async def follow(store: Querier, *, job_id: UUID) -> None:
-    """Runs of a job that stand elsewhere than the job says now go where it says."""
+    """Moves runs of a job to the queue and priority that it now has."""
     await store.fetch("jobs/follow", job_id)
 
 
 async def agree(store: Querier, job: Job, *, fingerprint: bytes | None) -> bool:
-    """Note that the job is what the code declares; False if it has changed since it was read."""
+    """Notes that the job is what the code declares; False if it has changed since it was read."""
     return await store.row("jobs/agree", job.job_id, job.version, fingerprint) is not None
 
 
 async def dealt_with_until(store: Querier, *, job_id: UUID) -> datetime | None:
-    """The latest moment of the job that was fired, skipped, missed or put off. A new plan goes on after it."""
+    """The latest occurrence that was fired, skipped, missed or put off. A new plan continues after it."""
     row = await store.row("jobs/dealt_with_until", job_id)
     assert row is not None
     until: datetime | None = row["until"]
@@ -305,26 +305,26 @@ async def resume(store: Querier, *, job_id: UUID, tenant: str, next_run_at: date
 
 
 async def lock(store: Querier, *, job_ids: Sequence[UUID], tenant: str) -> dict[UUID, str]:
-    """Lock jobs until the transaction ends. Returns those that are there, with their stored status."""
+    """Locks jobs until the transaction ends. Returns those that exist, with their stored status."""
     return {row["job_id"]: row["status"] for row in await store.fetch("jobs/lock", sorted(set(job_ids)), tenant)}
 
 
 async def lock_available(store: Querier, *, job_ids: Iterable[UUID]) -> list[UUID]:
-    """Lock jobs until the transaction ends, without waiting for those that somebody else has locked."""
+    """Locks jobs until the transaction ends, skipping those that another transaction has locked."""
     return [row["job_id"] for row in await store.fetch("jobs/lock_available", sorted(set(job_ids)))]
 
 
 async def put_in_order(store: Querier, *, job_ids: Sequence[UUID], whole: bool = True) -> None:
-    """Let the first of each line go if nothing stands before it. The jobs are locked by this transaction.
+    """Releases the first run of each line if no run before it is unfinished. This transaction has locked the jobs.
 
-    Not `whole`: all that happened is that runs of them ended. Then it costs no more in a long line than in a short one.
+    Not `whole`: only ends of runs have happened since. A long line then costs no more than a short one.
     """
     await store.fetch("jobs/put_in_order", job_ids, whole)
 
 
 @dataclass(frozen=True, slots=True)
 class Triggered:
-    """`scheduled_at` is None when nothing was fired: the line is `full`, or that very microsecond was taken."""
+    """`scheduled_at` is None if nothing was fired: the line is `full`, or every timestamp tried is taken."""
 
     scheduled_at: datetime | None
     full: bool
@@ -333,9 +333,9 @@ class Triggered:
 async def trigger(
     store: Querier, *, job_id: UUID, tenant: str, flags: int, occurrence: datetime | None
 ) -> Triggered | None:
-    """One extra run, at the end of the job's line unless its runs may overlap. None: no such job can be triggered.
+    """Adds one run, at the end of the job's line unless its runs may overlap. None: no such job can be triggered.
 
-    It does not take the time of `occurrence`, which may be yet to be fired.
+    The run does not take the time of `occurrence`, which may still have to be fired.
     """
 
     async def fire(within: Querier) -> Triggered | None:
@@ -351,7 +351,7 @@ async def trigger(
 
 
 async def cancel(store: Querier, *, job_id: UUID, tenant: str, running: bool) -> bool:
-    """Whether the job is cancelled now, which it may have been before."""
+    """Cancels a job. Returns whether it is cancelled now, which it may have been before."""
 
     async def write(within: Querier) -> None:
         await retract(within, job_id=job_id, tenant=tenant)
@@ -363,7 +363,7 @@ async def cancel(store: Querier, *, job_id: UUID, tenant: str, running: bool) ->
 
 
 def to_job(row: Any) -> Job:
-    """A row as a job, whatever somebody else's SQL has put there: what cannot be read is said, and left out."""
+    """Reads a row as a job, whatever a manual write put there: unreadable fields are reported and left out."""
     reading = Reading()
     target = row["target"]
     handler: Any = row["handler"]
@@ -373,7 +373,7 @@ def to_job(row: Any) -> Job:
     labels = reading.json("labels", row["labels"], otherwise={}, kind=dict) if row["labels"] else {}
     policy = reading.policy(row["policy"])
     if reading.said is not None and "secret_fields" in (row["policy"] or ""):
-        payload = None  # what of it is secret may be what cannot be read
+        payload = None  # the unreadable field may be the one that names the secrets
     return Job(
         **{name: row[name] for name in _PLAIN_COLUMNS},
         handler=handler,

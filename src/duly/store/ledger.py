@@ -1,4 +1,4 @@
-"""The ledger: idempotency keys of one's own that a run has completed with."""
+"""The ledger: custom idempotency keys that a run has completed with."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from uuid import UUID
 
 from duly.store.pool import Querier
 
-# A template can make a key longer than an index entry may be; such a key is known by its digest.
-_LONGEST = 500
+# A template can make a key longer than an index entry may be; a longer key is stored as its digest.
+_MAX_KEY_CHARACTERS = 500
 
 
 async def known(
     store: Querier, asked: Sequence[tuple[UUID, str]], *, retention_seconds: float
 ) -> set[tuple[UUID, str]]:
-    """Which of these (job, key) pairs name a key that is done."""
+    """Those of these (job, key) pairs whose key a run has completed with."""
     stored = {(job_id, _stored(key)): (job_id, key) for job_id, key in asked}
     rows = await store.fetch(
         "ledger/known", [job_id for job_id, _ in stored], [key for _, key in stored], retention_seconds
@@ -25,7 +25,7 @@ async def known(
 
 
 async def remember(store: Querier, ended: Sequence[tuple[UUID, UUID, datetime, str]]) -> None:
-    """Keys of runs, as (claim, job, scheduled_at, key), that were recorded in this very transaction."""
+    """Stores keys, as (claim, job, scheduled_at, key), of runs recorded in this very transaction."""
     await store.fetch(
         "ledger/remember",
         [claim_id for claim_id, _, _, _ in ended],
@@ -41,4 +41,4 @@ async def prune(store: Querier, *, retention_seconds: float, limit: int) -> int:
 
 
 def _stored(key: str) -> str:
-    return key if len(key) <= _LONGEST else "sha256:" + hashlib.sha256(key.encode()).hexdigest()
+    return key if len(key) <= _MAX_KEY_CHARACTERS else "sha256:" + hashlib.sha256(key.encode()).hexdigest()

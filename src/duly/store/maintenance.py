@@ -1,4 +1,4 @@
-"""Upkeep: expired leases, waiting runs, partitions, parked jobs, and what should never be."""
+"""Upkeep: expired leases, waiting runs, partitions, parked jobs, and impossible states."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from duly.model import DEFAULT_POLICY, ScheduleKind, make_run_id
 from duly.store import jobs, runs
 from duly.store.pool import Pool, Querier
 
-# Before a run that can neither be taken back nor be ended is looked at again.
+# Pause before a run that can neither be taken back nor be ended is tried again.
 PUT_OFF_SECONDS = 60.0
-# So many claims below the floor are named one by one.
-_MOST_OLDS = 200
+# Maximum number of claims below the floor that are listed one by one.
+_MAX_OLDS = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look for expired claims tells: also the time, dead rows among the claims, and how long it took there."""
+    """The result of a search for expired claims, with the time, the dead rows among the claims, and its seconds in the
+    database."""
 
     expired: bool
     now: datetime
@@ -36,30 +37,30 @@ class Rescued:
     requeued: int = 0
     buried: int = 0
     held: bool = True
-    """Whether workers hold anything at all: if not, nothing can expire before it has been claimed."""
+    """Whether there is any claim: if not, nothing can expire before it has been claimed."""
     given_up: tuple[str, ...] = ()
-    """Runs that the database would not take back: what they are, what it said, and what became of them."""
+    """Runs that the database refused to take back: their ids, its errors, and their outcome."""
     look: Look | None = field(default=None, compare=False)
 
 
-#: So many days of the past in one pass, and so many rows of a day: others wait while they are moved (0.6 s, measured).
-PAST_DAYS = 8
-MOST_MOVED = 100_000
+#: Maximum past days per pass, and rows moved per day: other sessions wait while rows are moved (0.6 s, measured).
+MAX_PAST_DAYS = 8
+MAX_MOVED_ROWS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
 class Partitioning:
-    """What a pass over the days came to. `failed`: days that could not be made, each with the reason."""
+    """The result of a pass over the days. `failed`: partitions that could not be made, each with the reason."""
 
     made: int
     put_off: str | None
-    """The day at which somebody's lock ended the pass."""
+    """The day at which a lock ended the pass."""
     failed: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A job that could not be planned. `ours`: nobody has touched it since it was parked."""
+    """A job that could not be planned. `ours`: it was not changed since it was parked."""
 
     job_id: UUID
     version: int
@@ -76,7 +77,7 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Something that should not be. `stalled`: an active job without a next run. `lost`: a run in no place."""
+    """An impossible state. `stalled`: an active job without a next occurrence. `lost`: a run in no table."""
 
     problem: Literal["stalled", "lost"]
     job_id: UUID
@@ -84,13 +85,13 @@ class Suspect:
 
 
 async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None, read_claims: bool = False) -> Rescued:
-    """Take back what expired claims still held. Any number of nodes may try at once.
+    """Takes back the runs that expired claims still hold. Any number of nodes may try at once.
 
-    `since`: leases that ended before that are passed over. `read_claims`: all claims are read, not the index of leases.
+    `since`: leases that ended before that are skipped. `read_claims`: reads all claims instead of the index of leases.
     Two statements in one transaction on purpose: see `maintenance/lock_expired.sql`.
     """
-    # A claim that is not there needs no transaction: this is asked every second by an idle cluster. More than are taken
-    # are looked for, because others may have some in hand.
+    # Without an expired claim no transaction is needed: an idle cluster asks every second. It looks for more claims
+    # than it takes, because other nodes may be working on some.
     look = await store.row("maintenance/expired", 10 * limit, since, read_claims)
     assert look is not None
     found: list[UUID] = look["expired"]
@@ -109,7 +110,7 @@ async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None
     try:
         rescued, serial = await store.together(take_back)
     except DataRefused:
-        # One of them is at fault, and the others must not pay for it.
+        # One row is at fault, and the others must not suffer for it.
         return await _rescue_each(store, await _lock_expired(store, found, limit), looked)
     if serial:
         await runs.free_next(store, serial)
@@ -121,7 +122,7 @@ async def _lock_expired(store: Querier, claim_ids: Sequence[UUID], limit: int) -
 
 
 async def _rescue_each(store: Pool, waiting: list[UUID], look: Look) -> Rescued:
-    """Claim by claim; those of which a run cannot be taken back, run by run."""
+    """Rescues claim by claim; a claim with a run that cannot be taken back, run by run."""
     requeued = buried = 0
     given_up: list[str] = []
     claims = len(waiting)
@@ -146,21 +147,21 @@ async def _rescue_each(store: Pool, waiting: list[UUID], look: Look) -> Rescued:
 
 async def _take_back(within: Querier, claim_id: UUID) -> tuple[int, int, Sequence[UUID]]:
     if not await _lock_expired(within, [claim_id], 1):
-        return 0, 0, ()  # somebody else has it in hand
+        return 0, 0, ()  # another node is working on it
     row = await within.row("maintenance/rescue", [claim_id], DEFAULT_POLICY.max_retries)
     assert row is not None
     return row["requeued"], row["buried"], row["serial"] or ()
 
 
 async def _split(within: Querier, claim_id: UUID) -> list[UUID]:
-    """Claims of one run each in place of one that holds several; none if it holds no more than one."""
+    """Replaces a claim that holds several runs by claims of one run each; returns none if it holds only one."""
     if not await _lock_expired(within, [claim_id], 1):
         return []
     return [row["claim_id"] for row in await within.fetch("maintenance/split", claim_id)]
 
 
 async def _give_up(store: Pool, claim_id: UUID, reason: str) -> tuple[list[str], Sequence[UUID]]:
-    """End a run that cannot be taken back. If not even that can be written, it is looked at again after a while."""
+    """Ends a run that cannot be taken back. If not even that can be written, it is tried again later."""
 
     async def end(within: Querier) -> list[Any]:
         if not await _lock_expired(within, [claim_id], 1):
@@ -177,7 +178,7 @@ async def _give_up(store: Pool, claim_id: UUID, reason: str) -> tuple[list[str],
 
 
 async def set_claim_bar(store: Querier) -> UUID:
-    """From now on no claim gets an id below this one."""
+    """Sets and returns the smallest id that a claim may get from now on."""
     row = await store.row("maintenance/set_claim_bar")
     assert row is not None
     bar = row["bar"]
@@ -186,18 +187,19 @@ async def set_claim_bar(store: Querier) -> UUID:
 
 
 async def claimers(store: Querier) -> set[str]:
-    """The transactions that may have written a claim which nobody can see yet."""
+    """The transactions that may have written a claim which is not visible yet."""
     return {row["holder"] for row in await store.fetch("maintenance/claimers")}
 
 
 async def raise_claim_floor(store: Querier, *, bar: UUID) -> None:
-    """Let looks at all claims begin at the bar. Only when all are gone that were claimers once the bar was set."""
-    await store.fetch("maintenance/raise_claim_floor", bar, _MOST_OLDS)
+    """Lets reads of all claims start at the bar. Only after all transactions that were claimers at the bar have
+    ended."""
+    await store.fetch("maintenance/raise_claim_floor", bar, _MAX_OLDS)
 
 
 async def free_waiting(store: Pool, *, limit: int = 1000) -> int:
-    """Let waiting runs go whose predecessors have ended. Returns in how many jobs."""
-    # Almost always there is none, and then no transaction is needed to find that out.
+    """Releases waiting runs whose predecessors have ended. Returns the number of jobs."""
+    # Almost always there is none, and finding that out needs no transaction.
     if not await store.fetch("maintenance/free_waiting", limit):
         return 0
 
@@ -211,15 +213,15 @@ async def free_waiting(store: Pool, *, limit: int = 1000) -> int:
 
 
 async def ensure_partitions(store: Pool, *, days_ahead: int = 7) -> Partitioning:
-    """Make the partitions of the coming days, and of past ones whose rows had no other place than the default one.
+    """Makes the partitions of the coming days, and of past days whose rows are in the default partition.
 
-    Each in a transaction of its own: what cannot be made now does not hold up the others. The first that somebody's
-    lock is in the way of ends the pass: others waited for that try, and the next day's would fare no better.
+    Each in a transaction of its own: one that cannot be made now does not hold up the others. The first lock in the way
+    ends the pass: other sessions waited during that try, and the next day's would fare no better.
     """
     made, put_off = 0, None
     failed = []
-    for row in await store.fetch("maintenance/missing_partitions", days_ahead, PAST_DAYS):
-        answer = await store.row("maintenance/make_partition", row["parent"], row["day"], MOST_MOVED)
+    for row in await store.fetch("maintenance/missing_partitions", days_ahead, MAX_PAST_DAYS):
+        answer = await store.row("maintenance/make_partition", row["parent"], row["day"], MAX_MOVED_ROWS)
         assert answer is not None
         became: str = answer["became"]
         if became == "locked":
@@ -243,7 +245,7 @@ async def parked(store: Pool, *, after: UUID | None, page: int) -> list[Parked]:
 
 
 async def unpark(store: Pool, *, able: Sequence[tuple[Parked, datetime | None]], touched: Sequence[UUID]) -> int:
-    """Let jobs go on where they are planned to; forget those that somebody else has taken in hand."""
+    """Lets jobs continue at their planned time; forgets those that were changed since (`touched`)."""
     row = await store.row(
         "maintenance/unpark",
         [job.job_id for job, _ in able],
@@ -258,21 +260,21 @@ async def unpark(store: Pool, *, able: Sequence[tuple[Parked, datetime | None]],
 async def suspects(
     store: Querier, *, after: UUID | None, grace_seconds: float, page: tuple[int, int], pages: int
 ) -> tuple[list[Suspect], UUID | None]:
-    """What is wrong with one page of jobs, by id, and where the next page begins: None at the end.
+    """The impossible states among one page of jobs, by id, and where the next page begins: None at the end.
 
-    So large that the whole store has about so many `pages`, within the limits of `page`.
+    The page size makes the whole store about `pages` pages, within the smallest and largest size `page`.
     """
     rows = await store.fetch("maintenance/suspects", after or UUID(int=0), grace_seconds, *page, pages)
     return [Suspect(*row) for row in rows if row["problem"] is not None], rows[-1]["job_id"]
 
 
 async def stalled(store: Querier, *, job_ids: Sequence[UUID]) -> list[Parked]:
-    """Those of these jobs that are active and have nothing planned."""
+    """Those of these jobs that are active and have no next occurrence."""
     return [Parked(*row) for row in await store.fetch("maintenance/stalled", job_ids)]
 
 
 async def replan(store: Querier, planned: Sequence[tuple[Parked, datetime | None, str | None]]) -> list[UUID]:
-    """Let stalled jobs go on from the given time, or park them for the given reason."""
+    """Lets stalled jobs continue at the given time, or parks them for the given reason."""
     rows = await store.fetch(
         "maintenance/replan",
         [job.job_id for job, _, _ in planned],
@@ -284,7 +286,7 @@ async def replan(store: Querier, planned: Sequence[tuple[Parked, datetime | None
 
 
 async def restore_runs(store: Pool, lost: Sequence[tuple[UUID, datetime]]) -> list[tuple[UUID, datetime]]:
-    """Put runs back that are in no place. Returns those that it did so with."""
+    """Puts back runs that are in no table. Returns those it put back."""
 
     async def restore(within: Querier) -> list[tuple[UUID, datetime]]:
         free = set(await jobs.lock_available(within, job_ids=[job_id for job_id, _ in lost]))
@@ -301,13 +303,13 @@ async def restore_runs(store: Pool, lost: Sequence[tuple[UUID, datetime]]) -> li
 
 
 async def unattended_claims(store: Querier, *, ahead_seconds: float, limit: int) -> dict[UUID, datetime]:
-    """Claims that nobody can be extending, each with its lease as it stands."""
+    """Claims that no worker can be extending, each with its current lease."""
     rows = await store.fetch("maintenance/unattended_claims", ahead_seconds, limit)
     return {row["claim_id"]: row["lease_until"] for row in rows}
 
 
 async def expire_claims(store: Querier, seen: Mapping[UUID, datetime]) -> list[UUID]:
-    """End those leases that are still as they were seen."""
+    """Ends those leases that were not extended since they were read."""
     return [row["claim_id"] for row in await store.fetch("maintenance/expire_claims", list(seen), list(seen.values()))]
 
 

@@ -1,11 +1,11 @@
 """The schema and the numbered SQL migrations after it, applied in order under a lock.
 
-Every migration runs in one transaction together with the row that says it ran. The lock is a transaction-level advisory
-lock, so it also holds behind a transaction-mode pooler and goes away with a process that dies.
+Every migration runs in one transaction together with the row that records it. The lock is a transaction-level advisory
+lock, so it also holds behind a transaction-mode pooler and ends with a process that dies.
 
-A migration may take as long as it needs, but none may stand in line for a table: whoever waits for an exclusive lock
-makes everybody else wait behind it, for as long as some report takes. So each wait is given up after a second, the
-transaction ends, and it is tried again when others have had their turn. A store that is up to date is only looked at.
+A migration may take as long as it needs, but it must not wait long for a table: a session that waits for an exclusive
+lock makes all others wait behind it, for as long as some report takes. So each wait ends after a second, the
+transaction is rolled back, and it is retried after a pause for the others. A store that is up to date is only read.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from duly.store.statements import statement
 
 log = logging.getLogger("duly.store")
 
-# Any number, as long as it is always the same one: "duly" in ASCII.
+# Key of the advisory lock. Any number does, as long as it never changes: "duly" in ASCII.
 _LOCK = 0x64756C79
 DEFAULT_SHARDS = 64
 MINIMUM_SERVER = 140000
-# A lock is waited for so long, and everybody else waits that long with us. Then they have so long for themselves.
+# Wait for a lock, during which all other sessions wait too, and the pause for them before the next try.
 LOCK_WAIT = "1s"
 PAUSE_SECONDS = 2.0
-# After that many seconds without a lock somebody has to look into it.
+# Seconds without getting the lock after which the migration fails and names the sessions that hold it.
 PATIENCE_SECONDS = 600.0
-# For the server to confirm that what was under way is cancelled.
+# Time for the server to confirm that it cancelled the statement under way.
 _CLOSE_SECONDS = 5.0
 
 
@@ -92,7 +92,7 @@ async def applied_migrations(pool: Pool) -> list[Applied]:
 
 
 async def pending_migrations(pool: Pool) -> list[Migration]:
-    """What `migrate` would apply."""
+    """The migrations that `migrate` would apply."""
     done = {applied.version for applied in await applied_migrations(pool)}
     return [migration for migration in known_migrations() if migration.version not in done]
 
@@ -100,9 +100,9 @@ async def pending_migrations(pool: Pool) -> list[Migration]:
 async def migrate(
     pool: Pool, *, shards: int = DEFAULT_SHARDS, tell: Callable[[str], None] = log.info
 ) -> list[Migration]:
-    """Bring the store up to this Duly. Safe to call from many processes at once, and while others work.
+    """Brings the store up to this Duly's version. Safe to call from many processes at once, and while others work.
 
-    `tell` hears of what takes time. Partitions that cannot be made now are left to the schedulers.
+    `tell` gets messages about slow steps. Partitions that cannot be made now are left to the schedulers.
     """
     await _check_server(pool)
     applied = [] if await _is_up_to_date(pool) else await _bring_up(pool, shards, tell)
@@ -117,7 +117,7 @@ async def migrate(
 
 
 async def _is_up_to_date(pool: Pool) -> bool:
-    """Whether there is nothing to do: found out without a lock that anybody could wait for."""
+    """Whether there is nothing to do; found out without a lock that could make others wait."""
     done = {applied.version for applied in await applied_migrations(pool)}
     _refuse_newer(done)
     if any(migration.version not in done for migration in known_migrations()):
@@ -138,12 +138,12 @@ async def _bring_up(pool: Pool, shards: int, tell: Callable[[str], None]) -> lis
 
 @asynccontextmanager
 async def _connection(pool: Pool) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """One of our own: the pool's give up after a minute."""
+    """A connection without a timeout: the pool's give up after a minute."""
     connection = await asyncpg.connect(pool.url, timeout=10, **connection_options(pool.url, pgbouncer=pool.pooled))
     try:
         yield connection
     finally:
-        # Waits until the server has cancelled what was under way: a client that just goes leaves it standing in line.
+        # Waits until the server has cancelled the statement: a client that just goes leaves it waiting for its lock.
         try:
             await connection.close(timeout=_CLOSE_SECONDS)
         except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -157,7 +157,7 @@ async def _patiently(
     shards: int,
     tell: Callable[[str], None],
 ) -> bool:
-    """Apply one migration, trying as often as a lock is in the way. False: it was there already."""
+    """Applies one migration, retrying while a lock is in the way. False: it was applied already."""
     began = time.monotonic()
     while True:
         try:
@@ -180,7 +180,7 @@ async def _apply(
     shards: int,
     tell: Callable[[str], None],
 ) -> bool:
-    # Behind a pooler the path is the role's, and views keep for ever what they were bound to when they were made.
+    # Behind a pooler the role sets the path, and views stay bound to what they referred to when they were created.
     await connection.execute("set local search_path = pg_catalog, pg_temp")
     await connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")
     await connection.execute("set local statement_timeout = 0")
@@ -212,7 +212,7 @@ async def _apply(
 
 
 async def _holders(pool: Pool) -> str:
-    """Who has locked tables of ours, for people."""
+    """The sessions that have locked Duly's tables, for a message."""
     rows = await pool.query(statement("store/lock_holders"))
     if not rows:
         return "somebody had one of its tables locked"
@@ -223,7 +223,7 @@ async def _holders(pool: Pool) -> str:
 
 
 async def check_version(pool: Pool) -> None:
-    """A node that finds a newer or older store says so and does not touch it."""
+    """Raises if the store is of a newer or older version, so that a node does not touch it."""
     await _check_server(pool)
     done = {applied.version for applied in await applied_migrations(pool)}
     if not done:
@@ -236,7 +236,7 @@ async def check_version(pool: Pool) -> None:
 
 @cache
 def check_newest(version: int) -> None:
-    """Like `check_version`, where only the newest migration of the store is known."""
+    """As `check_version`, given only the newest migration of the store."""
     _refuse_newer({version})
     if version < known_migrations()[-1].version:
         raise StoreMismatch(f"the store is older than this Duly (it has migration {version:04d}); run: duly migrate")

@@ -1,12 +1,11 @@
 """LISTEN on a connection of its own.
 
-A notification only ever makes something happen sooner: it may be lost (a pooler, a failover, a reconnect), so every
-listener has a poll behind it. When the connection is lost and when it is back every listener is called with None: look
-for yourself.
+A notification only makes something happen sooner: it may be lost (a pooler, a failover, a reconnect), so every listener
+also polls. When the connection is lost and when it is back, every listener is called with None: poll now.
 
-A listener that only listens cannot tell silence from a dead link: a balancer that forgets an idle flow sends no reset.
-So the notifier asks on its own connection at each interval whether the session still listens, and replaces one that
-does not answer.
+A connection that only listens cannot tell silence from a dead link: a balancer that forgets an idle flow sends no
+reset. So the notifier asks on its own connection at each interval whether the session still listens, and replaces a
+connection that does not answer.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from duly.store.statements import statement
 
 log = logging.getLogger("duly.store")
 
-# A session that only listens answers in a millisecond; one that takes this long is not heard in time either.
+# Timeout of that question. A session that only listens answers in a millisecond; a slower one delivers too late.
 ANSWER_SECONDS = 2.0
 
 Listener = Callable[[str | None], None]
@@ -50,7 +49,7 @@ class Notifier(Service):
         return self._connection is not None and not self._connection.is_closed()
 
     def listen(self, channel: str, listener: Listener) -> None:
-        """Before start."""
+        """Registers a listener. Only before start."""
         self._listeners.setdefault(channel, []).append(listener)
 
     async def run_once(self) -> float | None:
@@ -86,7 +85,7 @@ class Notifier(Service):
                 raise
         connection.add_termination_listener(self._lost)
         self._connection = connection
-        # Whatever was said while nobody listened is gone.
+        # Notifications sent meanwhile are lost.
         self._tell_to_look()
 
     def _tell_to_look(self) -> None:

@@ -1,4 +1,4 @@
-"""From settings to a store that answers: the user's PostgreSQL, or the embedded one."""
+"""Opens the store that the settings name: the user's PostgreSQL, or the embedded one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from duly.store.pool import Pool
 
 log = logging.getLogger("duly.store")
 
-# How often each user of an embedded PostgreSQL looks whether it is still there.
+# Interval at which each user of an embedded PostgreSQL checks that it is still running.
 WATCH_SECONDS = 1.0
-# One that cannot be started, or does not live for long, is started again less and less often.
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0
+# Pauses before starting it again: they double while it does not start, or ends within LIVED_SECONDS.
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
 LIVED_SECONDS = 60.0
 
 
@@ -28,16 +28,16 @@ LIVED_SECONDS = 60.0
 class OpenStore:
     pool: Pool
     embedded: bool
-    """The PostgreSQL is ours: it was started for this process, or is shared with others on this machine."""
+    """Duly runs this PostgreSQL: it was started for this process, or is shared with others on this machine."""
 
 
 @asynccontextmanager
 async def open_store(
     settings: Settings, *, size: int | None = None, migrating: bool = False, checked: bool = True
 ) -> AsyncIterator[OpenStore]:
-    """Connect, and make sure that the store is of this version.
+    """Connects, and makes sure that the store is of this version.
 
-    The embedded store is always brought up to date: nobody else looks after it. The user's own only if `migrating`.
+    The embedded store is always migrated, because no one else maintains it; the user's own only if `migrating`.
     """
     server, watch = None, None
     url = settings.database_url
@@ -67,18 +67,18 @@ async def open_store(
 
 
 async def _keep_up(server: embedded.EmbeddedServer) -> None:
-    """Start an embedded PostgreSQL again that was killed or crashed: nobody else looks after it."""
+    """Restarts an embedded PostgreSQL that was killed or crashed: no one else maintains it."""
     loop = asyncio.get_running_loop()
-    began, pause = loop.time(), FIRST_PAUSE
+    began, pause = loop.time(), FIRST_PAUSE_SECONDS
     while True:
         await asyncio.sleep(WATCH_SECONDS)
         if not await asyncio.to_thread(lambda: server.ended):
             continue
         if loop.time() - began >= LIVED_SECONDS:
-            pause = FIRST_PAUSE
+            pause = FIRST_PAUSE_SECONDS
         log.error("the embedded PostgreSQL in %s has ended; starting it again in %g s", server.home, pause)
         await asyncio.sleep(pause)
-        pause, began = min(LONGEST_PAUSE, pause * 2), loop.time()
+        pause, began = min(MAX_PAUSE_SECONDS, pause * 2), loop.time()
         try:
             await asyncio.to_thread(server.revive)
         except DulyError as error:

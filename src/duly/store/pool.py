@@ -31,28 +31,29 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.store")
 T = TypeVar("T")
 
-# A statement that lost a deadlock or a serialisation race changed nothing, so it may simply be sent again. So may one
-# whose prepared form went out of date when somebody altered a table: asyncpg has forgotten that form by now.
+# A statement that lost a deadlock or a serialisation race changed nothing, so it may be sent again. So may one whose
+# prepared form went out of date when a table was altered: asyncpg has forgotten that form by now.
 _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg.InvalidCachedStatementError)
 _TRIES = 6
-# A statement that took too long is cancelled on the server. If that is not acknowledged soon, the link is dead.
+# Time for the server to acknowledge that it cancelled a statement that took too long. Without it, the link is dead.
 _CANCEL_SECONDS = 1.0
-# For as long, though, the server is asked to: whatever nobody waits for any more must not go on, nor wait for a lock.
+# How long the server is asked to cancel, even then: a statement without a caller must neither go on nor wait for a
+# lock.
 _CANCEL_LONGER_SECONDS = 15.0
-# What claims, completes, fires and beats is over in milliseconds and can be sent again without harm; whoever sends it
-# holds a lease of seconds. A link that fell silent without a reset costs such a statement this long and not the usual
-# minute. By the clock and not by TCP_USER_TIMEOUT: a proxy's kernel acknowledges whatever it gets, and a server that
+# Statements that claim, complete, fire and beat take milliseconds and can be sent again without harm; their senders
+# hold leases of seconds. A link that fell silent without a reset costs such a statement this long and not the usual
+# minute. By the clock and not by TCP_USER_TIMEOUT: a proxy's kernel acknowledges everything it gets, and a server that
 # does not read for as long (a checkpoint under a bulk submit) would be cut off by it in the middle of a copy.
-_PROMPT = ("runs/", "fires/", "cluster/")
+_PROMPT = ("runs/", "fires/", "cluster/", "jobs/put_in_order")
 PROMPT_SECONDS = 12.0
-# How much longer than its own process waits for it a statement may go on: on a server that nobody could tell to stop.
+# Seconds after its own process gave it up that the server ends a statement by itself, if it could not be told to.
 _ORPHAN_SECONDS = 5.0
 # From this many elements on, planning a statement for its arguments pays.
 LARGE = 100
 
-# What a driver says when there is no link, or none that it can use.
+# The driver's errors when there is no link, or none that it can use.
 _NO_LINK = (OSError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-# What is said of one batch of data and of no other: data exceptions and violated constraints.
+# SQLSTATE classes about the data that were sent: data exceptions and violated constraints.
 _DATA = ("22", "23")
 # The user, the database or the schema is not as it has to be: refused logins, missing databases, schemas, tables,
 # functions and columns, rights that were not granted.
@@ -64,20 +65,20 @@ _NOT_SET_UP = {
     "42883": "is not set up ({}); run: duly migrate",
     "42501": "does not let its user do that ({}); grant it, or set another user",
 }
-# What is said of no row, whatever the statement holds: links, transactions, logins, databases, lost races, resources,
-# locks that were waited for too long, and somebody who ended it.
+# SQLSTATEs that no single row can cause: links, transactions, logins, databases, lost races, resources, lock timeouts,
+# and cancelled statements.
 _OF_NO_ROW = ("08", "25", "28", "3D", "40", "53", "55P03", "57")
-# A connection to such a server is of no more use: it has become read-only or is about to go.
+# SQLSTATEs after which the connection is useless: the server has become read-only or is shutting down.
 _SPENT = ("25006", "57P01", "57P02", "57P03", "57P05")
 
 
-# Whose questions are asked here; None: nobody's in particular.
+# The tenant for which the current task reads; None: no particular one.
 _reader: ContextVar[str | None] = ContextVar("duly_reader", default=None)
 
 
 @contextmanager
 def reading(tenant: str) -> Iterator[None]:
-    """Whatever is asked meanwhile is asked for this tenant and only read: a pool may bound that (`bound_reads`)."""
+    """Marks statements as reads for this tenant, which a pool may bound (`bound_reads`)."""
     before = _reader.set(tenant)
     try:
         yield
@@ -86,11 +87,11 @@ def reading(tenant: str) -> Iterator[None]:
 
 
 class Querier(Protocol):
-    """What can run a named statement: the pool, or one connection inside a transaction."""
+    """Runs named statements: the pool, or one connection inside a transaction."""
 
     @property
     def can_copy(self) -> bool:
-        """Whether what `together` gives can `copy`."""
+        """Whether the querier that `together` passes to its work can `copy`."""
         ...
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]: ...
@@ -101,32 +102,32 @@ class Querier(Protocol):
         """Like `fetch`, planned for these very arguments.
 
         After five executions PostgreSQL plans a prepared statement for arrays of ten elements, whatever their size:
-        a batch of 2,000 then joins by comparing every element with every other (180 µs a job instead of 13 in a
-        fire). Planning anew costs a millisecond or two, which only a large batch is worth.
+        a batch of 2,000 then joins by comparing every element with every other (180 µs per job instead of 13 in a
+        fire). Planning again costs a millisecond or two, which pays only for a large batch.
         """
         ...
 
     async def together(self, work: Callable[[Querier], Awaitable[T]]) -> T:
-        """Several statements as one transaction. `work` is done again from its start if it only lost a race."""
+        """Runs several statements as one transaction. `work` is repeated from its start if it only lost a race."""
         ...
 
     async def copy(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
-        """Rows in PostgreSQL's binary format, into a table of ours. Only inside `together`."""
+        """Copies rows in PostgreSQL's binary format into one of Duly's tables. Only inside `together`."""
         ...
 
 
 @contextmanager
 def translated_errors(url: str) -> Iterator[None]:
-    """Whatever a database or the way to it can answer with, as one of three errors.
+    """Turns every error of the database, or of the link to it, into one of three.
 
     | SQLSTATE | becomes |
     | --- | --- |
     | 22, 23: these data can never be stored | `DataRefused` |
-    | the login, the database or the schema is not as it has to be | `StoreUnusable` |
-    | anything else, and no answer at all: the store cannot now | `StoreUnavailable` |
+    | the login, the database or the schema is wrong | `StoreUnusable` |
+    | anything else, and no answer at all: the store cannot do it now | `StoreUnavailable` |
 
-    Only the first may be held against a job or an outcome. The others are tried again, however long it takes; what one
-    row among many may have drawn (`may_be_one_rows`), in the end without that row.
+    Only the first may be held against a job or an outcome. Statements are retried after the others, however long it
+    takes; if one row among many may be the cause (`may_be_one_rows`), in the end without that row.
     """
     try:
         yield
@@ -154,10 +155,10 @@ def _translated(error: asyncpg.PostgresError, url: str) -> DulyError:
 
 
 def may_be_one_rows(error: DulyError) -> bool:
-    """Whether the server answered a statement with what one of its rows may have drawn, and no other would.
+    """Whether a single row of the statement may have caused the server's error.
 
-    A trigger of somebody's, a limit, a damaged page. Nothing of the statement was done. Unless it is `DataRefused`
-    nobody is to blame; but whatever draws it every time must not take others down with it (`store/sifting.py`).
+    Examples are a user's trigger, a limit, a damaged page. Nothing of the statement was done. Only `DataRefused` blames
+    the row; but a row that causes the error every time must not take others down with it (`store/sifting.py`).
     """
     if isinstance(error, DataRefused):
         return True
@@ -166,9 +167,9 @@ def may_be_one_rows(error: DulyError) -> bool:
 
 
 def store_cannot_now(error: BaseException) -> bool:
-    """Of an error at the end of somebody else's transaction: whether it says nothing of what was done there.
+    """Whether an error at the end of a caller's transaction says nothing about the statements in it.
 
-    Violated constraints, lost races and an earlier statement that failed do.
+    Violated constraints, lost races and a failed earlier statement do.
     """
     if isinstance(error, asyncpg.PostgresError):
         return not (error.sqlstate or "").startswith((*_DATA, "25P", "40"))
@@ -176,7 +177,7 @@ def store_cannot_now(error: BaseException) -> bool:
 
 
 def _no_address(url: str) -> ConfigError:
-    """In words of our own: what a parser says of an address may quote a password."""
+    """An error in Duly's own words: a parser's message about an address may quote a password."""
     try:
         check_postgres(url)
     except ValueError as error:
@@ -197,7 +198,7 @@ def _unreachable(error: Exception, url: str) -> StoreUnavailable:
 
 
 def is_spent(error: BaseException) -> bool:
-    """Whether the connection that said so is to be ended: what leads to a standby now would do so for ever."""
+    """Whether the connection must be closed: one that leads to a standby now would do so for ever."""
     return isinstance(error, asyncpg.PostgresError) and error.sqlstate in _SPENT
 
 
@@ -207,7 +208,7 @@ class InTransaction:
     can_copy = True
 
     def __init__(self, connection: Connection, prompt_seconds: float | None = None) -> None:
-        """`prompt_seconds`: how long statements may take that are over in milliseconds."""
+        """`prompt_seconds`: the timeout of statements that normally take milliseconds."""
         self.connection = connection
         self._prompt_seconds = prompt_seconds
 
@@ -253,10 +254,10 @@ class Pool:
         self._cancel_seconds = min(_CANCEL_SECONDS, command_timeout)
         self._prompt_seconds = min(PROMPT_SECONDS, command_timeout)
         self._cancelling: set[asyncio.Task[None]] = set()
-        #: How long a call may wait for a free connection; None: for ever.
+        #: Seconds that a call may wait for a free connection; None: for ever.
         self.acquire_seconds: float | None = None
         self._read_seconds: float | None = None
-        # Of each tenant that reads just now, how many more connections its reads may have.
+        # Per tenant that is reading, the number of further connections its reads may use.
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self.clock = DatabaseClock()
 
@@ -271,7 +272,7 @@ class Pool:
         command_timeout: float = 60,
         for_handlers: bool = False,
     ) -> Pool:
-        """`for_handlers`: for users' own statements, which get PostgreSQL's own settings and all the time they need."""
+        """`for_handlers`: for users' own statements, with PostgreSQL's own settings and without a timeout."""
 
         async def no_reset(_: Connection) -> None:
             # Duly leaves no session state behind, so the reset statement after every use would be a wasted round trip.
@@ -281,7 +282,7 @@ class Pool:
             try:
                 pool = await asyncpg.create_pool(
                     url,
-                    # With any, asyncpg would reconnect behind our back and log a traceback for each time that failed.
+                    # With more, asyncpg would reconnect by itself and log a traceback for each failure.
                     min_size=0,
                     max_size=size,
                     timeout=connect_timeout,
@@ -292,7 +293,7 @@ class Pool:
                         url,
                         pgbouncer=pgbouncer,
                         for_handlers=for_handlers,
-                        # Somewhat longer than anybody here waits for it: then the process or its link is gone.
+                        # A little longer than this process waits: by then the process or its link is gone.
                         statement_seconds=command_timeout + _ORPHAN_SECONDS,
                     ),
                 )
@@ -322,8 +323,8 @@ class Pool:
                 task.cancel()
 
     def bound_reads(self, seconds: float) -> None:
-        """From now on a statement inside `reading` is given up after that time, and cancelled on the server. One
-        tenant's have at most half of the connections at once, so that others are served whatever that one asks for."""
+        """Gives up statements inside `reading` after that time, and cancels them on the server. One tenant's reads get
+        at most half of the connections at once, so that other tenants are served whatever it asks for."""
         self._read_seconds = seconds
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
@@ -336,13 +337,13 @@ class Pool:
 
     async def fetch_planned(self, name: str, *args: Any) -> list[asyncpg.Record]:
         if self.pooled:
-            # No statement is kept there: each is planned for its arguments anyway, and needs no transaction for it.
+            # A pooler keeps no prepared statement: each is planned for its arguments anyway, without a transaction.
             return await self.fetch(name, *args)
         return await self.together(lambda within: within.fetch_planned(name, *args))
 
     async def together(self, work: Callable[[Querier], Awaitable[T]]) -> T:
         async def once() -> T:
-            # Not `transaction`, which says a lost race in other words: `_surely` must still know it for one.
+            # Not `transaction`, which translates errors: `_surely` must still recognise a lost race.
             async with self._transaction() as transaction:
                 return await work(transaction)
 
@@ -352,7 +353,7 @@ class Pool:
         raise AssertionError("a copy is part of a transaction")
 
     async def query(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        """One statement as its own transaction."""
+        """Runs one statement as its own transaction."""
         return await self._surely(lambda: self._fetch(sql, args))
 
     async def _fetch(self, sql: str, args: Sequence[Any], timeout: float | None = None) -> list[asyncpg.Record]:
@@ -410,11 +411,11 @@ class Pool:
             ) from error
 
     async def _give_up(self, connection: PoolConnectionProxy[asyncpg.Record], block: Transaction | None = None) -> None:
-        """End a statement or a transaction that was not answered in time or is not wanted now: first on the server.
+        """Ends a statement or a transaction that timed out or was cancelled: first on the server.
 
-        The driver asks the server to cancel it. If that is acknowledged the connection is whole and goes back. If not,
-        the link is dead, and so may be others that lie idle; the server is asked once more, beside whatever follows.
-        What led here is what the caller has to hear of, so nothing is raised but a cancellation.
+        The driver asks the server to cancel it. If the server acknowledges, the connection is intact and goes back. If
+        not, the link is dead, and other idle ones may be too; the server is asked once more in the background. The
+        caller must see the original error, so nothing is raised here but a cancellation.
         """
         real, where = _real(connection), _place(_real(connection))
         try:
@@ -426,14 +427,14 @@ class Pool:
             self._cancel_on_server(where)
             if real is not None:
                 real.terminate()
-            with suppress(asyncpg.InterfaceError, asyncpg.InternalClientError):  # it may have been released by that
+            with suppress(asyncpg.InterfaceError, asyncpg.InternalClientError):  # terminate() may have released it
                 await self._pool.release(connection)
             await self._pool.expire_connections()
             if isinstance(error, asyncio.CancelledError):
                 raise
 
     def _cancel_on_server(self, where: dict[str, Any] | None) -> None:
-        """On a link of its own, whatever becomes of the connection that it is about."""
+        """Cancels over a link of its own, whatever happens to the connection in question."""
         if where is None:
             return
 
@@ -448,7 +449,8 @@ class Pool:
         task.add_done_callback(self._cancelling.discard)
 
     async def _surely(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Sent again if it only lost a race against another, or met a queue of notifications that is full no longer."""
+        """Sends again after a lost race, and once after a full notification queue, which asking for its usage
+        relieves."""
         relieved = False
         with translated_errors(self.url):
             for attempt in range(1, _TRIES + 1):
@@ -478,7 +480,7 @@ class Pool:
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[InTransaction]:
-        """A transaction for statements that are not ours: their errors are the borrower's, as they are."""
+        """A transaction for a user's statements: their errors reach the user unchanged."""
         async with self._begun() as connection:
             yield InTransaction(connection)
 
@@ -507,7 +509,7 @@ class Pool:
         await self._pool.release(connection)
 
     async def measure_clock(self) -> None:
-        """Compare clocks. Cheap, and services do it as they go."""
+        """Compares this machine's clock with the database's. Cheap; services do it as they go."""
         sent = time.monotonic()
         rows = await self.query("select duly.now() as now") if await self._has_clock() else []
         if rows:
@@ -522,11 +524,11 @@ class Pool:
         return self._clock_known
 
 
-# The driver cancels a statement only as long as its connection lives. These give what it takes to do so afterwards.
+# The driver cancels a statement only while its connection lives. These functions give what is needed afterwards.
 
 
 def _real(connection: Any) -> Any:
-    """The connection behind what a pool gives out; None if it was taken back."""
+    """The connection behind a pool's proxy; None if the pool took it back."""
     return connection._con
 
 
@@ -547,8 +549,8 @@ def _in_use(pool: Any) -> list[Any]:
 
 
 class _PooledConnection(asyncpg.Connection):
-    """Leaves the session as it was: asyncpg itself turns JIT off for its look at array types, and on again afterwards,
-    in statements of their own, which behind a pooler reach different sessions."""
+    """Leaves the session as it was: asyncpg turns JIT off to read array types, and on again afterwards, in separate
+    statements, which behind a pooler reach different sessions."""
 
     __slots__ = ()
 
@@ -556,29 +558,29 @@ class _PooledConnection(asyncpg.Connection):
         super().__init__(*args, **kwargs)
         mine: Any = self
         mine._server_caps = mine._server_caps._replace(jit=False)
-        # That look names no schema, and the path is the role's here.
+        # That query names no schema, and here the role sets the search_path.
         mine._intro_query = with_own_functions(mine._intro_query)
 
 
-# Whatever the role, the database or the server say, for a session of ours it is this.
+# The settings of Duly's sessions, whatever the role, the database or the server say.
 _SETTINGS = {
-    # Functions and operators of ours are those of PostgreSQL, not those that somebody has put into a schema where
-    # everybody may. Everything else is named with its schema.
+    # Unqualified functions and operators are PostgreSQL's own, not ones that a user put into a schema open to all.
+    # Everything else is named with its schema.
     "search_path": "pg_catalog, pg_temp",
-    # Duly waits and gives up by its own clocks, and tries again what only lost a race.
+    # Duly has its own timeouts, and retries lost races.
     "lock_timeout": "0",
     "idle_session_timeout": "0",
     "default_transaction_isolation": "read committed",
-    # A process that is stopped in the middle of a transaction must not keep its row locks: a shard's next leader waits
-    # for them.
+    # A process that is suspended inside a transaction must not keep its row locks: a shard's next leader waits for
+    # them.
     "idle_in_transaction_session_timeout": "5s",
-    # A client whose machine or link vanished without a word is gone for the server within a minute, not two hours: what
-    # listens and does not read in the end stops everybody's notifications.
+    # The server notices within a minute, not two hours, that a client's machine or link has vanished: a listener that
+    # does not read ends up blocking all notifications.
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "60s",
-    # Statements hold literals with a backslash, and casts between times and texts.
+    # Statements contain literals with a backslash, and casts between times and strings.
     "standard_conforming_strings": "on",
     "TimeZone": "UTC",
     "DateStyle": "ISO, MDY",
@@ -586,8 +588,8 @@ _SETTINGS = {
     # JIT compiles for longer than our short statements run.
     "jit": "off",
     # Sequential scans are off because a prepared statement keeps the plan of its first executions: a worker that starts
-    # on an empty queue would go on to read the whole queue for every claim when it fills (404 ms a claim with 100,000
-    # runs, measured). Whatever has no index is still scanned. The plans need all else that there is.
+    # on an empty queue would go on to read the whole queue for every claim when it fills (404 ms per claim with 100,000
+    # runs, measured). Tables without an index are still scanned. The plans need all other methods.
     "enable_seqscan": "off",
     "enable_indexscan": "on",
     "enable_indexonlyscan": "on",
@@ -595,27 +597,26 @@ _SETTINGS = {
     "enable_nestloop": "on",
     "enable_partition_pruning": "on",
     "plan_cache_mode": "auto",
-    # Not default_transaction_read_only: with it a server says that its disk is full or that another is the primary now.
+    # Not default_transaction_read_only: servers set it when their disk is full or they are no longer the primary.
 }
 
 
 def connection_options(
     url: str, *, pgbouncer: bool = False, for_handlers: bool = False, statement_seconds: float = 0
 ) -> dict[str, Any]:
-    """What every connection of ours is opened with. `statement_seconds`: the server ends a statement after as long; 0:
-    never."""
+    """The options of every connection that Duly opens. `statement_seconds`: the server's statement timeout; 0: none."""
     try:
         check_postgres(url)
     except ValueError:
-        # The driver would take a part of the password for a host or a database, and say so to others.
+        # The driver would take a part of the password for a host or a database, and put it into messages.
         raise _no_address(url) from None
     options: dict[str, Any] = {}
     if not _says_which_server(url):
-        # Behind one name or among several hosts, only a server that can be written to is of use.
+        # Behind one name or among several hosts, only a writable server is of use.
         options["target_session_attrs"] = "read-write"
     if pgbouncer:
-        # Behind a transaction-mode pooler a prepared statement may not be there next time, and start-up parameters
-        # other than the application's name are refused. docs/sql.md says what to set for the role instead.
+        # Behind a transaction-mode pooler a prepared statement may be missing next time, and start-up parameters other
+        # than the application's name are refused. docs/sql.md says what to set for the role instead.
         return options | {
             "statement_cache_size": 0,
             "server_settings": {"application_name": "duly"},

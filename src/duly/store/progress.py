@@ -1,4 +1,4 @@
-"""How far running handlers say they are."""
+"""The progress that running handlers report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duly.store.pool import Querier
 
 
 async def write(store: Querier, said: Sequence[tuple[UUID, int, float, str]]) -> None:
-    """(claim, ordinal, fraction, note) each; the last word of a run replaces the one before."""
+    """Stores (claim, ordinal, fraction, note) each; a run's last report replaces the one before."""
     await store.fetch(
         "progress/write",
         [claim_id for claim_id, _, _, _ in said],

@@ -1,4 +1,4 @@
-"""Reading stored JSON. Others may write to the tables too: one row that Python cannot read must not hide the rest."""
+"""Reads stored JSON. Other programs may write to the tables too: one unreadable row must not hide the rest."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_POLICY, Policy, policy_from_stored
 
-_LONGEST_FLOAT = 308
+_MAX_FLOAT_DIGITS = 308
 
 
 def _finite(text: str) -> float:
@@ -20,7 +20,7 @@ def _finite(text: str) -> float:
 
 
 class Reading:
-    """Reads the columns of one row, and remembers what could not be read."""
+    """Reads the columns of one row, and keeps the first error."""
 
     __slots__ = ("said",)
 
@@ -28,12 +28,12 @@ class Reading:
         self.said: str | None = None
 
     def json(self, field: str, text: str | None, *, otherwise: Any, kind: type | None = None) -> Any:
-        """What `text` holds; `otherwise`, if that is nothing Python can read, or not of the `kind` it has to be."""
+        """The value of `text`; `otherwise` if Python cannot read it, or if it is not of the required `kind`."""
         if text is None:
             return otherwise
         try:
-            # PostgreSQL writes every digit of a number, so a shorter text holds none that a float cannot.
-            value = json.loads(text) if len(text) < _LONGEST_FLOAT else json.loads(text, parse_float=_finite)
+            # PostgreSQL writes every digit of a number, so a shorter string holds none beyond the range of a float.
+            value = json.loads(text) if len(text) < _MAX_FLOAT_DIGITS else json.loads(text, parse_float=_finite)
         except (ValueError, RecursionError) as error:
             self._cannot(field, "it is nested too deeply" if isinstance(error, RecursionError) else str(error))
             return otherwise

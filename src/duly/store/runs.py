@@ -1,7 +1,7 @@
-"""Claiming runs and writing what became of them: the worker's side of the store.
+"""Claims runs and records their outcomes: the worker's side of the store.
 
-Every write names the claim it was made under. A claim that is gone (its lease ran out and rescue took the runs back)
-accepts nothing; the count that comes back tells.
+Every write names its claim. A claim that is gone (its lease ran out and rescue took the runs back) accepts nothing; the
+returned count shows that.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from duly.model import Buried, Claim, ClaimedRun, Requeued, Succeeded
 from duly.store import jobs, ledger
 from duly.store.pool import Querier
 
-# A job that is locked is tried again after these pauses; then it is left to upkeep.
+# Pauses in seconds before a locked job is tried again; after the last it is left to upkeep.
 FREE_PAUSES = (0.0, 0.01, 0.05)
 
 
 Lanes = tuple[list[str], list[int]]
-"""Queues and priorities, pairwise, in the order to look at them."""
+"""Queues and priorities, pairwise, in the order to read them."""
 
 
 class Served(NamedTuple):
-    """Whose runs a claim takes, and how many runs of each lane it looks at to find them."""
+    """The tenants whose runs a claim takes, and the number of runs of each lane that it reads to find them."""
 
     tenants: Sequence[str]
     stretch: int
@@ -42,11 +42,11 @@ async def claim(
     without: Sequence[str] | None = None,
     served: Served | None = None,
 ) -> Claim:
-    """Take up to `limit` startable runs, highest priority first, under one new lease.
+    """Takes up to `limit` startable runs, highest priority first, under one new lease.
 
-    `floors`: runs of a lane that could have started before its floor are not looked at. `without`: tasks whose runs are
-    left to other workers; what the claim says of emptied lanes then tells nothing. `served`: only some tenants' runs
-    are taken, as far as the claim looks for them.
+    `floors`: runs of a lane that could have started before its floor are skipped. `without`: tasks whose runs are left
+    to other workers; `emptied_lanes` and `emptied_to` then mean nothing. `served`: takes only some tenants' runs, as
+    far as the claim reads.
     """
     floors = [None] * len(lanes[0]) if floors is None else floors
     asked = (worker_id, lease_seconds, limit, *lanes, floors)
@@ -77,12 +77,12 @@ async def claim(
 
 
 async def lanes(store: Querier, *, queues: Sequence[str]) -> list[tuple[str, int]]:
-    """The lanes of these queues that hold anything, as queue and priority."""
+    """The lanes of these queues that hold any run, as queue and priority."""
     return [(row["queue"], row["priority"]) for row in await store.fetch("runs/lanes", queues)]
 
 
 async def complete(store: Querier, ended: Sequence[Succeeded], close: Sequence[UUID] = ()) -> int:
-    """Record successes and close claims that hold nothing more. Returns how many were accepted."""
+    """Records successes and closes claims that hold nothing more. Returns how many were accepted."""
     if any(end.key is not None for end in ended):
         return await store.together(lambda within: _complete_keyed(within, ended, close))
     return await _complete(store, ended, close)
@@ -116,7 +116,7 @@ async def _complete(store: Querier, ended: Sequence[Succeeded], close: Sequence[
 
 
 async def requeue(store: Querier, ended: Sequence[Requeued]) -> int:
-    """Put runs back into the queue. Returns how many were accepted."""
+    """Puts runs back into the queue. Returns how many were accepted."""
     claims: dict[UUID, int] = {}
     positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
     row = await store.row(
@@ -138,7 +138,7 @@ async def requeue(store: Querier, ended: Sequence[Requeued]) -> int:
 
 
 async def bury(store: Querier, ended: Sequence[Buried]) -> int:
-    """Record runs that will not be tried again. Returns how many were accepted."""
+    """Records runs that will not be tried again. Returns how many were accepted."""
     claims: dict[UUID, int] = {}
     positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
     row = await store.row(
@@ -158,7 +158,7 @@ async def bury(store: Querier, ended: Sequence[Buried]) -> int:
 
 
 async def settled(store: Querier, runs: Sequence[ClaimedRun]) -> set[tuple[UUID, datetime]]:
-    """Which of these runs are in history under the very claim they were taken with."""
+    """Those of these runs that history records under the very claim they were taken with."""
     rows = await store.fetch(
         "runs/settled",
         [run.claim_id for run in runs],
@@ -169,25 +169,25 @@ async def settled(store: Querier, runs: Sequence[ClaimedRun]) -> set[tuple[UUID,
 
 
 class Beat(NamedTuple):
-    """What a heartbeat found: the claims that the worker still holds, with the ordinals that somebody cancelled."""
+    """The claims that a worker still holds, each with the ordinals of its cancelled runs."""
 
     held: dict[UUID, list[int]]
     joined: bool
-    """Else nobody here knows of the worker, whatever it holds: it must join again."""
+    """False: the store does not know the worker, whatever it holds; it must join again."""
 
 
 async def heartbeat(store: Querier, *, worker_id: UUID, lease_seconds: float, claims: Collection[UUID]) -> Beat:
-    """Extend these leases of a worker, and its own."""
+    """Extends these leases of a worker, and its own."""
     rows = await store.fetch("runs/heartbeat", worker_id, lease_seconds, list(claims))
     held = {row["claim_id"]: row["cancelled"] for row in rows if row["claim_id"] is not None}
     return Beat(held, joined=len(held) == len(rows))
 
 
 async def free_next(store: Querier, job_ids: Sequence[UUID]) -> None:
-    """Runs of these jobs have ended: let those go that waited for them. What this misses, upkeep finds.
+    """Releases the next waiting run of each job after one has ended. Upkeep finds those that this misses.
 
-    A fire of the job has it locked for a moment. Somebody's transaction may have it locked for an hour, and then the
-    outcomes of all other jobs must not wait for it.
+    A fire locks a job for a moment. A user's transaction may lock it for an hour, and the outcomes of all other jobs
+    must not wait for that.
     """
 
     async def free(within: Querier) -> list[UUID]:
@@ -206,7 +206,8 @@ async def free_next(store: Querier, job_ids: Sequence[UUID]) -> None:
 
 
 async def cancel(store: Querier, *, job_id: UUID, scheduled_at: datetime, tenant: str) -> str | None:
-    """`cancelled`: it waited and has ended. `running`: it was asked to stop. None: neither was found just now."""
+    """Returns `cancelled` if the run waited and has ended, `running` if it was asked to stop, None if it was not
+    found."""
 
     async def end(within: Querier) -> str | None:
         if not await jobs.lock(within, job_ids=[job_id], tenant=tenant):

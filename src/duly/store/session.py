@@ -1,6 +1,6 @@
-"""One direct connection of its own, for what lives and dies with it: session locks.
+"""One direct connection, for session locks, which live as long as it does.
 
-Never a pooler's: behind one, the next statement may be sent by another session, and a lock would stay with a stranger.
+Never through a pooler: there the next statement may run in another session, and a lock would stay with a stranger.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Session:
 
     @classmethod
     async def open(cls, url: str, *, lost: Callable[[Session], None], timeout: float = 10) -> Session:
-        """`lost` is called once when the connection ends, whoever ended it."""
+        """`lost` is called once when the connection ends, for whatever reason."""
         with translated_errors(url):
             connection = await asyncpg.connect(url, timeout=timeout, **connection_options(url))
         self = cls(connection, url)
@@ -37,6 +37,6 @@ class Session:
         return self._connection.is_closed()
 
     def end(self) -> None:
-        """Now, without a word to the server: it lets go of the locks when it sees the connection gone."""
+        """Closes at once, without telling the server, which releases the locks when it sees the connection gone."""
         if not self._connection.is_closed():
             self._connection.terminate()

@@ -1,11 +1,12 @@
-"""A bad row hurts itself only: a statement of many rows that failed is tried in halves, until it is clear which.
+"""Keeps a bad row from failing others: a statement of many rows that failed is retried in halves, until the row is
+found.
 
-Data that are refused (`DataRefused`) are tried in halves at once: who sends them knows what to do with the one. What
-else the server may say because of one row (`may_be_one_rows`) may pass: the batch is sent again as it is, and only
-after some times in a row in halves. The one is set apart without blame, and tried again by itself with growing pauses.
+Refused data (`DataRefused`) are halved at once: the sender knows what to do with the bad row. Any other error that one
+row may cause (`may_be_one_rows`) may be temporary: the batch is sent again as it is, and halved only after several
+failures in a row. The row is then set apart without blame, and retried by itself with growing pauses.
 
-When a number of tries in a row are of no use, the whole is at fault and not a row: what is said of the store must not
-become a storm of statements.
+When a number of tries in a row fail, the store is at fault and not a row: its errors must not cause a storm of
+statements.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from typing import Generic, TypeVar
 from duly.errors import DulyError
 from duly.store.pool import may_be_one_rows
 
-#: So often a batch is sent as it is before it is sent in halves.
+#: Number of times a batch is sent as it is before it is halved.
 TRIES = 3
-# It takes eleven to find one in a batch of 2,000.
-_FRUITLESS = 20
-# Between two tries of what was set apart, in seconds. The more there are the longer: each is a statement of its own.
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0
-_PAUSE_EACH = 0.02
-# So many of them at once; others wait meanwhile.
-_FEW = 20
+# Failures in a row after which the store is at fault. Finding one row in a batch of 2,000 takes eleven.
+_MAX_FRUITLESS = 20
+# Pauses between two tries of a row set apart. They grow with the number of such rows: each is its own statement.
+FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.25, 5.0
+_PAUSE_SECONDS_EACH = 0.02
+# Maximum number of rows set apart that are tried at once; the others wait.
+_MAX_AT_ONCE = 20
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -34,25 +35,26 @@ V = TypeVar("V")
 
 
 class Sifting(Generic[T]):
-    """Rows on their way into the store. What is said of those that come through is up to `write`."""
+    """Rows on their way into the store. `write` reports on those that succeed."""
 
     def __init__(self, rows: Sequence[T], *, known: Sequence[T] = (), split: bool = True) -> None:
-        """`known` are tried one by one, after the others. Without `split` the others are tried as they are, once."""
+        """Rows in `known` are tried one by one, after the others. Without `split` the others are tried once, as they
+        are."""
         self._whole = rows
         self._split = split
         self._waiting: list[Sequence[T]] = [[one] for one in reversed(known)] + ([rows] if rows else [])
-        #: Those that drew an error when they were alone.
+        #: Rows that failed alone, with their errors.
         self.alone: list[tuple[T, DulyError]] = []
-        #: Whether anything came through.
+        #: Whether any row was written.
         self.fruitful = False
 
     @property
     def left(self) -> list[T]:
-        """Those that it did not come to."""
+        """The rows that were not tried."""
         return [one for rows in reversed(self._waiting) for one in rows]
 
     async def through(self, write: Callable[[Sequence[T]], Awaitable[None]]) -> None:
-        """Raises what is not a row's, and what is the whole's."""
+        """Writes the rows. Raises errors that no row causes, and those of the whole batch."""
         fruitless = 0
         while self._waiting:
             rows = self._waiting[-1]
@@ -64,7 +66,7 @@ class Sifting(Generic[T]):
                 fruitless += 1
                 if len(rows) == 1:
                     self.alone.append((rows[0], error))
-                elif fruitless >= _FRUITLESS:
+                elif fruitless >= _MAX_FRUITLESS:
                     if not self.fruitful:
                         self._waiting += [[one] for one, _ in self.alone]
                         self.alone = []
@@ -81,7 +83,7 @@ class Sifting(Generic[T]):
 async def without_the_bad(
     rows: Sequence[T], write: Callable[[Sequence[T]], Awaitable[None]]
 ) -> list[tuple[T, DulyError]]:
-    """Write those that can be written. Returns the others, each with what the server said."""
+    """Writes the rows that can be written. Returns the others, each with the server's error."""
     sifting = Sifting(rows)
     try:
         await sifting.through(write)
@@ -98,11 +100,11 @@ class _One(Generic[V]):
     times: int = 0
     pause: float = 0.0
     at: float = inf
-    """When to try it again; while it is being tried, never."""
+    """When to try it again; infinite while it is being tried."""
 
 
 class Apart(Generic[K, V]):
-    """What a service has set apart, by key, and how often in a row its batches have failed. Times are in seconds."""
+    """The rows that a service has set apart, by key, and its failed batches in a row. Times are in seconds."""
 
     def __init__(self) -> None:
         self._known: dict[K, _One[V]] = {}
@@ -116,35 +118,35 @@ class Apart(Generic[K, V]):
 
     @property
     def waiting(self) -> Iterator[V]:
-        """Those that are not being tried."""
+        """The rows that are not being tried."""
         return (one.what for one in self._known.values() if one.at < inf)
 
     @property
     def splitting(self) -> bool:
-        """Whether a batch that fails now is to be tried in halves."""
+        """Whether a batch that fails now is halved."""
         return self._failed >= TRIES - 1
 
     def failed(self, error: BaseException, *, fruitful: bool) -> None:
         if isinstance(error, DulyError) and may_be_one_rows(error):
-            # To look for the one was of no use? Then not each time.
+            # If halving found nothing, the next failures are not halved at once.
             self._failed = 0 if self.splitting and not fruitful else self._failed + 1
 
     def passed(self) -> None:
         self._failed = 0
 
     def put(self, key: K, what: V, now: float) -> bool:
-        """Set it apart, once more or for the first time: whether it is new here."""
+        """Sets a row apart, again or for the first time. Returns whether it is new."""
         one = self._known.setdefault(key, _One(what))
-        longest = max(LONGEST_PAUSE, _PAUSE_EACH * len(self._known))
-        one.pause = min(longest, FIRST_PAUSE * 2.0 ** min(one.times, 20))
+        longest = max(MAX_PAUSE_SECONDS, _PAUSE_SECONDS_EACH * len(self._known))
+        one.pause = min(longest, FIRST_PAUSE_SECONDS * 2.0 ** min(one.times, 20))
         one.what, one.at, one.times = what, now + one.pause, one.times + 1
         return one.times == 1
 
     def take(self, now: float) -> list[tuple[K, V]]:
-        """A few of those whose pause is over, or who wait since before the clock was set back. They stay known."""
+        """Some rows whose pause is over, or which wait since before the clock was set back. They stay known."""
         taken: list[tuple[K, V]] = []
         for key, one in self._known.items():
-            if len(taken) < _FEW and one.at < inf and not now < one.at <= now + one.pause:
+            if len(taken) < _MAX_AT_ONCE and one.at < inf and not now < one.at <= now + one.pause:
                 one.at = inf
                 taken.append((key, one.what))
         return taken

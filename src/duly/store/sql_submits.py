@@ -15,7 +15,7 @@ from duly.store.pool import Querier
 
 @dataclass(frozen=True, slots=True)
 class PlannedSubmit:
-    """What became of a job: its plan, or the `reason` why there is none."""
+    """The plan of a job that duly.submit stored, or the `reason` why there is none."""
 
     job_id: UUID
     version: int
@@ -25,16 +25,17 @@ class PlannedSubmit:
     next_run_at: datetime | None = None
     reason: str | None = None
     name: str | None = None
-    """Only if it was submitted without one."""
+    """Only if the job was submitted without one."""
 
 
 async def remember_settings(store: Querier, *, tenant_max_jobs: int | None, payload_max_bytes: int) -> None:
-    """What `duly.submit` is to heed from now on."""
+    """Stores the settings that `duly.submit` obeys from now on."""
     await store.fetch("sql_submits/remember_settings", tenant_max_jobs, payload_max_bytes)
 
 
 async def read(store: Querier, *, page: int) -> tuple[list[Job], list[UUID]]:
-    """Jobs to plan, and the ids of those that need no plan any more. The name of one submitted without any is empty."""
+    """Jobs to plan, and the ids of those that no longer need a plan. A job submitted without a name has an empty
+    one."""
     rows = await store.fetch("sql_submits/read", page)
     jobs = [to_job({**row, "name": ""} if row["unnamed"] else row) for row in rows if row["kind"] is not None]
     return jobs, [row["submitted"] for row in rows if row["kind"] is None]
@@ -43,11 +44,11 @@ async def read(store: Querier, *, page: int) -> tuple[list[Job], list[UUID]]:
 async def write_plans(
     store: Querier, plans: Sequence[PlannedSubmit], *, gone: Sequence[UUID]
 ) -> dict[UUID, str | None]:
-    """Write plans and refusals. Returns those that were written, each with its reason if it was refused."""
+    """Writes plans and refusals. Returns the jobs written, each with its reason if it was refused."""
     try:
         return await _write(store, plans, gone)
     except DataRefused as error:
-        # One of them is at fault, and the others must not pay for it.
+        # One plan is at fault, and the others must not suffer for it.
         if len(plans) > 1:
             half = len(plans) // 2
             return await write_plans(store, plans[:half], gone=gone) | await write_plans(store, plans[half:], gone=())

@@ -1,4 +1,4 @@
-"""The SQL, one file per operation under `sql/`, named as the method that runs it."""
+"""The SQL statements, one file each under `sql/`, named as the function that runs it."""
 
 from __future__ import annotations
 
@@ -6,45 +6,45 @@ import re
 from functools import cache
 from importlib import resources
 
-# A call has no space before its bracket, a list of names has one. These look like calls and are part of the language.
+# A call has no space before its parenthesis, a list of names has one. These look like calls and are keywords.
 _LANGUAGE = "array|coalesce|extract|greatest|least|nullif|operator|position|substring|trim"
 _CALL = re.compile(rf"(?<![\w.])(?!(?:{_LANGUAGE})\()([a-z_]\w*)\(")
-# Types whose names are no words of the language, where something is cast to them or a literal begins with them.
+# Types whose names are not keywords, where a value is cast to them or a literal begins with them.
 _TYPES = "bool|bytea|date|float8|int[248]|jsonb|name|oid|reg[a-z]+|text|tid|timestamptz|uuid|xid"
 _CAST = re.compile(rf"(::|(?<![\w.:])(?=\w+ '))({_TYPES})\b")
-# A literal counts as whatever type the other side has, before it counts as the text that it is.
+# PostgreSQL gives a literal the type of the other operand before it takes it for text.
 _MEMBER = re.compile(r"(->>?|\?) ('[^']*')(?!::)")
 
 
 @cache
 def statement(name: str) -> str:
-    """The text of `sql/<name>.sql`, with every function and type of PostgreSQL's named as such.
+    """The text of `sql/<name>.sql`, with `pg_catalog.` before every function and type of PostgreSQL.
 
-    Behind a pooler, and on connections of others, the session's search_path is not ours to set. A function there that
-    fits the arguments better than PostgreSQL's own (`unnest(anyarray)` fits nothing exactly) would be called instead,
-    with the rights of whoever asks. So would an operator: the statements hand to each what PostgreSQL's own takes, to
-    the letter (`flags::int & 8`, because there is no operator for a smallint and an integer). What is sent over a
-    caller's connection names operators too, because there somebody's schema may come before PostgreSQL's.
-    `tests/store/test_hijacking.py` holds every statement to that.
+    Behind a pooler, and on callers' connections, Duly cannot set the search_path. A function there that fits the
+    arguments better than PostgreSQL's own (`unnest(anyarray)` fits nothing exactly) would be called instead, with the
+    rights of the session. So would an operator: the statements give each operator exactly the types that PostgreSQL's
+    own takes (a smallint is cast before it meets an integer). Statements sent over a caller's connection also qualify
+    operators, because there another schema may come before pg_catalog.
+    `tests/store/test_hijacking.py` checks every statement.
     """
     text = resources.files("duly.store").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
     return _CALL.sub(_named, _CAST.sub(r"\1pg_catalog.\2", _MEMBER.sub(r"\1 \2::text", text)))
 
 
 def with_own_functions(text: str) -> str:
-    """A statement of somebody else's, with PostgreSQL's functions named as such."""
+    """A driver's statement, with `pg_catalog.` before PostgreSQL's functions."""
     return re.sub(r"(?<![\w.])(?<!RECURSIVE )(?!(?:any|all|in|exists|values)\()([a-z_]\w*)\(", r"pg_catalog.\1(", text)
 
 
 def _named(call: re.Match[str]) -> str:
-    # Of several arrays `unnest` is part of the language as well, and means PostgreSQL's own.
+    # With several arrays `unnest` is a keyword, and means PostgreSQL's own.
     if call[1] == "unnest" and _has_several(call.string, call.end()):
         return call[0]
     return f"pg_catalog.{call[0]}"
 
 
 def _has_several(text: str, start: int) -> bool:
-    """Whether there is a comma between the arguments that begin here."""
+    """Whether the argument list that begins here has a comma."""
     depth = 0
     for character in text[start:]:
         if character in "([":

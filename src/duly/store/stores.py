@@ -1,4 +1,4 @@
-"""The store as a whole: what it is and how full it is."""
+"""The store as a whole: its identity and its counts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from duly.store.tenants import KnownTenant, to_known
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a monitoring system watches: runs that may start by queue, jobs that are due and led shards."""
+    """Figures for a monitoring system: startable runs by queue, due jobs, led shards."""
 
     queue_depth: dict[str, int] = field(default_factory=dict)
     dead_letters: int = 0
@@ -36,7 +36,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class OldTransaction:
-    """What keeps PostgreSQL from cleaning up. `seconds` is None where nobody knows for how long."""
+    """The session that keeps PostgreSQL from cleaning up. `seconds` is None where the duration is unknown."""
 
     what: str
     seconds: float | None
@@ -45,7 +45,7 @@ class OldTransaction:
 
 @dataclass(frozen=True, slots=True)
 class TransactionFacts:
-    """The facts that a submit in a caller's transaction needs. `tenants`: those asked for that have limits."""
+    """The facts that a submit in a caller's transaction needs. `tenants`: those asked for that have settings."""
 
     store_id: UUID
     shard_count: int
@@ -86,24 +86,24 @@ async def oldest_transaction(store: Querier) -> OldTransaction | None:
 
 
 async def counts(store: Querier) -> Counts:
-    row = await store.row("store/counts", MOST_COUNTED, MOST_JOBS)
+    row = await store.row("store/counts", MAX_COUNTED, MAX_JOBS_COUNTED)
     assert row is not None
     found = dict(row)
     more = ["overdue"] if found.pop("overdue_more") else []
-    more += [name for name in ("queued", "retrying", "waiting", "dead_letters") if found[name] >= MOST_COUNTED]
+    more += [name for name in ("queued", "retrying", "waiting", "dead_letters") if found[name] >= MAX_COUNTED]
     return Counts(**found, at_least=tuple(more))
 
 
-#: Beyond that many of one kind, nobody needs an exact figure.
-MOST_COUNTED = 100_000
-#: Beyond that many jobs their number is an estimate, or of a tenant "at least".
-MOST_JOBS = 10_000
-_MOST_QUEUES = 1_000
+#: Rows of one kind that are counted; beyond that no exact figure is needed.
+MAX_COUNTED = 100_000
+#: Jobs that are counted; beyond that their number is an estimate, or for a tenant "at least".
+MAX_JOBS_COUNTED = 10_000
+_MAX_QUEUES = 1_000
 
 
 async def figures(store: Querier) -> Figures:
     by_label: dict[str, dict[str, int]] = {}
-    for row in await store.fetch("store/figures", _MOST_QUEUES, MOST_COUNTED):
+    for row in await store.fetch("store/figures", _MAX_QUEUES, MAX_COUNTED):
         by_label.setdefault(row["figure"], {})[row["label"]] = row["value"]
     return Figures(
         queue_depth=by_label.get("queue_depth", {}),
@@ -114,23 +114,23 @@ async def figures(store: Querier) -> Figures:
     )
 
 
-# Counting a tenant's runs looks each one's job up.
-_COUNTED = 10_000
+# Runs that are counted for one tenant: each costs a read of its job.
+_MAX_TENANT_COUNTED = 10_000
 
 
 async def tenant_counts(store: Querier, *, tenant: str) -> Counts:
-    """The same for one tenant, as far as that many runs tell."""
-    row = await store.row("store/tenant_counts", tenant, _COUNTED, MOST_JOBS)
+    """As `counts`, for one tenant, within bounds."""
+    row = await store.row("store/tenant_counts", tenant, _MAX_TENANT_COUNTED, MAX_JOBS_COUNTED)
     assert row is not None
     found = dict(row)
     more = [name for name in ("jobs", "running", "overdue") if found.pop(f"{name}_more")]
     more += ["queued", "retrying", "waiting"] if found.pop("live_more") else []
-    more += ["dead_letters"] if found["dead_letters"] >= _COUNTED else []
+    more += ["dead_letters"] if found["dead_letters"] >= _MAX_TENANT_COUNTED else []
     return Counts(**found, at_least=tuple(more))
 
 
 async def webhook_secret(store: Querier) -> bytes:
-    """What calls of HTTP targets are signed with where no secret is configured."""
+    """The secret that signs calls of HTTP targets where none is configured."""
     row = await store.row("store/webhook_secret")
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")

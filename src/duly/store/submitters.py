@@ -1,4 +1,4 @@
-"""Roles of PostgreSQL's that submit by SQL, each for one tenant."""
+"""PostgreSQL roles that submit by SQL, each for one tenant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def allow(store: Querier, *, role: str, tenant: str, commands: bool) -> No
 
 
 async def disallow(store: Querier, *, role: str) -> bool:
-    """False: it was not one of them."""
+    """Takes the right back; False: the role did not have it."""
     row = await store.row("submitters/disallow", role)
     return row is not None and bool(row["was_there"])
 

@@ -1,4 +1,4 @@
-"""Tenants: what each may have and ask, and how many jobs it has."""
+"""Tenants: their limits and rights, and the number of their jobs."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from duly.errors import StoreBusy, StoreUnavailable
 from duly.store.jobs import NewJob
 from duly.store.pool import InTransaction, Pool, Querier
 
-#: How long a submit waits for another of its tenant's that has not ended.
+#: Seconds that a submit waits for an unfinished one of the same tenant.
 LOCKED_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTenant:
-    """None: as the settings say; of tasks, queues and commands: any."""
+    """A tenant's settings. None: the default; for tasks, queues and commands: any."""
 
     tenant: str
     max_jobs: int | None
@@ -33,22 +33,22 @@ class StoredTenant:
 
 
 class KnownTenant(NamedTuple):
-    """What a submit must know of a tenant. None: any."""
+    """The facts about a tenant that a submit needs. None: any."""
 
     counted: bool = False
-    """Its jobs are: it has a limit of its own."""
+    """Whether its jobs are counted: it has a limit of its own."""
     tasks: tuple[str, ...] | None = None
     queues: tuple[str, ...] | None = None
     commands: bool | None = None
 
 
-#: One for which nothing was set.
+#: A tenant without settings.
 UNKNOWN = KnownTenant()
 _SETTABLE = ("max_jobs", "requests_per_second", "tasks", "queues", "commands")
 
 
 async def set_tenant(store: Querier, tenant: str, changes: Mapping[str, Any]) -> StoredTenant:
-    """Set what `changes` name, by the names of `StoredTenant`."""
+    """Sets the fields of `StoredTenant` that `changes` names."""
     row = await store.row("tenants/set_tenant", tenant, *(changes.get(name) for name in _SETTABLE), sorted(changes))
     assert row is not None
     return StoredTenant(**row)
@@ -59,7 +59,7 @@ async def list_tenants(store: Querier, *, tenant: str | None = None) -> list[Sto
 
 
 async def known(store: Querier, tenants: Collection[str]) -> dict[str, KnownTenant]:
-    """Those of these tenants that something was set for."""
+    """Those of these tenants that have settings."""
     return {row["tenant"]: to_known(dict(row)) for row in await store.fetch("tenants/known", sorted(tenants))}
 
 
@@ -69,9 +69,9 @@ def to_known(row: Mapping[str, Any]) -> KnownTenant:
 
 
 async def room(store: Querier, *, tenant: str, wanted: int, default_max: int | None) -> int | None:
-    """How many more jobs the tenant may have; None: any number. The tenant is locked until the transaction ends.
+    """The number of further jobs the tenant may have; None: any. The tenant is locked until the transaction ends.
 
-    In a transaction of our own nobody waits for that lock for long. In a caller's the caller's settings decide.
+    In Duly's own transactions the wait for that lock is short. In a caller's, the caller's settings decide.
     """
     if not isinstance(store, (Pool, InTransaction)):
         row = await store.row("tenants/room", tenant, wanted, default_max)
@@ -79,7 +79,7 @@ async def room(store: Querier, *, tenant: str, wanted: int, default_max: int | N
         try:
             row = await store.row("tenants/room_in_time", tenant, wanted, default_max, f"{LOCKED_SECONDS:g}s")
         except (asyncpg.LockNotAvailableError, StoreUnavailable) as error:
-            # In a transaction the server's own word, and of the pool in the pool's words.
+            # Inside a transaction it is the server's own error; from the pool it is translated.
             if not any(isinstance(one, asyncpg.LockNotAvailableError) for one in (error, error.__cause__)):
                 raise
             raise busy(tenant) from error
@@ -94,12 +94,12 @@ def busy(tenant: str) -> StoreBusy:
 
 
 async def count_new(store: Querier, *, tenant: str, rows: Sequence[NewJob]) -> int:
-    """How many of these jobs are not there yet."""
+    """The number of these jobs that do not exist yet."""
     found = await store.row("tenants/count_new", tenant, [row.job_id for row in rows], [row.dedupe_key for row in rows])
     assert found is not None
     return int(found["new"])
 
 
 async def take(store: Querier, *, tenant: str, job_ids: Sequence[UUID]) -> None:
-    """Count jobs that were just stored."""
+    """Counts jobs that were just stored."""
     await store.fetch("tenants/take", tenant, list(job_ids))

@@ -14,7 +14,7 @@ from duly.store.pool import Querier
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A version of the data. `replanned` is the last job whose plan was looked at; `finished_at`: all were."""
+    """A version of the data. `replanned`: the last job whose plan was checked; `finished_at`: when all were."""
 
     version: str
     noted_at: datetime
@@ -24,7 +24,7 @@ class Version:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A job whose plan may be by other rules than those in force. `planned` is when it was made."""
+    """A job whose plan may follow other rules than those in force. `planned`: when the plan was made."""
 
     job_id: UUID
     version: int
@@ -40,30 +40,30 @@ class Planned:
 
 
 async def versions(store: Querier) -> list[Version]:
-    """Those that were ever in force, the newest, which is, first."""
+    """The versions that were ever in force; the first is the newest, which is in force now."""
     return [Version(*row) for row in await store.fetch("zones/versions")]
 
 
 async def data(store: Querier, *, wanted: Sequence[str]) -> dict[str, bytes]:
-    """The packed rules of these versions, as far as they are kept: those in force and those before."""
+    """The packed rules of these versions, where they are kept: the version in force and the one before."""
     return {row["version"]: row["data"] for row in await store.fetch("zones/data", wanted)}
 
 
 async def note(store: Querier, *, version: str, data: bytes, instead_of: str | None) -> bool:
-    """Let a version come into force. False: somebody else's has, meanwhile."""
+    """Puts a version into force. False: another node has put one into force meanwhile."""
     return await store.row("zones/note", version, data, instead_of) is not None
 
 
 async def planned(
     store: Querier, *, after: UUID | None, page: int, zones: Sequence[str], before: datetime
 ) -> tuple[list[Planned], UUID | None]:
-    """Of one page of jobs those that were planned in these zones before that; and where the next page begins."""
+    """The jobs of one page that were planned in these zones before `before`, and where the next page begins."""
     rows = await store.fetch("zones/planned", after or UUID(int=0), page, zones, before)
     return [Planned(*row) for row in rows if row["kind"] is not None], rows[-1]["job_id"]
 
 
 class Move(NamedTuple):
-    """A plan that goes elsewhere, unless the row is no longer the one that was seen."""
+    """A plan's new time, unless the row has changed since it was read."""
 
     job_id: UUID
     version: int
@@ -72,11 +72,11 @@ class Move(NamedTuple):
 
 
 async def move(store: Querier, moves: Sequence[Move]) -> set[UUID]:
-    """Move plans. Returns whose; the others were changed or fired meanwhile, or somebody keeps them locked."""
+    """Moves plans. Returns the moved jobs; the others were changed or fired meanwhile, or are locked."""
     rows = await store.fetch("zones/move", *zip(*moves, strict=True))
     return {row["job_id"] for row in rows}
 
 
 async def progress(store: Querier, *, version: str, replanned: UUID | None) -> None:
-    """How far the walk over all jobs has come; None: to the end."""
+    """Stores how far the walk over all jobs has come; None: to the end."""
     await store.fetch("zones/progress", version, replanned)
