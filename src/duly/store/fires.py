@@ -1,4 +1,4 @@
-"""Due jobs and the fire transaction: the scheduler's side of the store."""
+"""Reads due jobs and fires them: the scheduler's side of the store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from uuid import UUID
 from duly.model import ScheduleKind, from_micros, to_micros
 from duly.store.pool import LARGE, Querier
 
-# How the reason begins for which a job is paused whose plan costs too much: nothing tries it again.
+# Prefix of the reason of a job paused because its plan costs too much: nothing retries it.
 COSTLY = "too costly to plan"
 LONG_AGO = datetime(1, 1, 1, tzinfo=UTC)
 _2000_US = to_micros(datetime(2000, 1, 1, tzinfo=UTC))
@@ -20,7 +20,7 @@ _2000_US = to_micros(datetime(2000, 1, 1, tzinfo=UTC))
 
 @dataclass(frozen=True, slots=True)
 class DueJob:
-    """What the planner needs to know of a job. `now` is the database's time when it was read."""
+    """The fields of a job that the planner needs. `now` is the database's time when it was read."""
 
     job_id: UUID
     next_run_at: datetime
@@ -35,12 +35,12 @@ class DueJob:
     created_at: datetime
     now: datetime
     since: datetime | None = None
-    """When it last fired or was last changed: what lies before that has been answered for."""
+    """When the job last fired or was last changed; earlier occurrences are already recorded."""
     ctid: tuple[int, int] | None = None
     version: int = 0
-    """Which row this is: a fire moves this very one or none."""
+    """The version of the row: a fire moves this very row or none."""
     busy: bool = True
-    """An earlier run may be unfinished."""
+    """Whether an earlier run may be unfinished."""
     shard: int = 0
 
     @property
@@ -53,7 +53,7 @@ class DueJob:
 
 @dataclass(slots=True)
 class SimpleFires:
-    """Jobs that have one run each, at once, column by column as `fires/on_time.sql` takes it."""
+    """Jobs with one run each, on time, column by column as `fires/on_time.sql` takes them."""
 
     ctids: list[tuple[int, int]] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -87,7 +87,7 @@ class Fires:
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """Late occurrences of a job that wait for their turn: all of its timetable from `first_at` to `last_at`."""
+    """Late occurrences of a job that still wait to run: all of its timetable from `first_at` to `last_at`."""
 
     job_id: UUID
     shard: int
@@ -122,10 +122,10 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Fired:
-    """What a fire transaction did. A job that is not in `moved` was not where the caller thought it was.
+    """The result of a fire transaction. A job that is not in `moved` has changed since it was read.
 
-    `led`: the shards whose epoch still stands. A job of theirs that was not moved is worth another look: perhaps it was
-    changed at this very moment.
+    `led`: the shards whose epoch is still current. A job of theirs that was not moved should be read again: it may have
+    been changed at this very moment.
     """
 
     moved: frozenset[UUID]
@@ -136,7 +136,7 @@ class Fired:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A stretch of a shard's future: after one moment, up to another."""
+    """A range of a shard's future: after one time, up to another."""
 
     shard: int
     after: datetime
@@ -145,7 +145,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class SlicePage:
-    """What is due in a slice, soonest first: 16 bytes of id for each due time in microseconds since 1970.
+    """The jobs due in a slice, soonest first: 16 bytes of id for each due time in microseconds since 1970.
 
     `rest` is what lies behind this page; None at the end of the slice.
     """
@@ -157,7 +157,7 @@ class SlicePage:
 
 
 async def load(store: Querier, *, slices: Sequence[Slice], page: int) -> list[SlicePage]:
-    """The first `page` jobs of each slice, and all those due at the moment of the last. Empty ones are left out."""
+    """The first `page` jobs of each slice, and all jobs due at the time of the last. Empty slices are left out."""
     rows = await store.fetch(
         "fires/load", [one.shard for one in slices], [one.after for one in slices], [one.upto for one in slices], page
     )
@@ -174,18 +174,18 @@ async def load(store: Querier, *, slices: Sequence[Slice], page: int) -> list[Sl
 
 
 async def load_range(store: Querier, *, after: UUID, upto: UUID, page: int) -> list[tuple[UUID, int, datetime | None]]:
-    """Jobs between two ids: id, shard and when they are due."""
+    """Jobs between two ids: id, shard and due time."""
     return [tuple(row) for row in await store.fetch("fires/load_range", after, upto, page)]
 
 
 async def due(store: Querier, *, job_ids: Sequence[UUID]) -> list[DueJob]:
-    """The jobs as they are now; one that was paused, ended or deleted meanwhile is not among them."""
+    """Reads these jobs as they are now, without those that were paused, ended or deleted meanwhile."""
     rows = await store.fetch("fires/due", job_ids)
     return [DueJob(*row) for row in rows]
 
 
 async def fire(store: Querier, *, epochs: Mapping[int, int], batch: Fires | SimpleFires) -> Fired:
-    """Turn due occurrences into runs and move their jobs on: in one transaction, where the epoch still stands.
+    """Turns due occurrences into runs and moves their jobs on: in one transaction, where the epoch is still current.
 
     `epochs`: of the leader's terms, by shard. `Fires` are of one shard, `SimpleFires` of any number.
     """
@@ -243,12 +243,12 @@ async def _send_fires(store: Querier, shard: int, epoch: int, batch: Fires) -> F
 async def catch_ups(
     store: Querier, *, shards: Sequence[int], limit: int, passing_over: Collection[UUID] = ()
 ) -> list[CatchUp]:
-    """Who is next among those whose late runs wait for their turn."""
+    """The catch-ups to serve next, the one served longest ago first."""
     return [CatchUp(*row) for row in await store.fetch("fires/catch_ups", shards, limit, list(passing_over))]
 
 
 async def release(store: Querier, *, shard: int, epoch: int, batch: Release) -> tuple[int, set[UUID]]:
-    """Let late runs go, if the epoch still stands. Returns how many, and the jobs that were served."""
+    """Releases late runs, if the epoch is still current. Returns how many, and the jobs that were served."""
     row = await store.row(
         "fires/release",
         shard,
@@ -269,7 +269,7 @@ async def release(store: Querier, *, shard: int, epoch: int, batch: Release) -> 
 
 
 async def abandon(store: Querier, *, shard: int, epoch: int, waiting: Sequence[CatchUp]) -> None:
-    """Record as missed what waited for its turn when its job was paused or cancelled."""
+    """Records as missed the late occurrences of jobs that were paused or cancelled."""
     await store.fetch(
         "fires/abandon",
         shard,
@@ -281,7 +281,7 @@ async def abandon(store: Querier, *, shard: int, epoch: int, waiting: Sequence[C
 
 
 async def park_costly(store: Querier, *, jobs: Sequence[tuple[DueJob, str]]) -> list[UUID]:
-    """Pause jobs whose plan costs too much, each with its reason, whoever leads their shards by now."""
+    """Pauses jobs whose plan costs too much, each with its reason, whichever node leads their shards by now."""
     rows = await store.fetch(
         "fires/park_costly",
         [job.job_id for job, _ in jobs],
@@ -293,7 +293,7 @@ async def park_costly(store: Querier, *, jobs: Sequence[tuple[DueJob, str]]) -> 
 
 
 async def park(store: Querier, *, shard: int, epoch: int, jobs: Sequence[tuple[UUID, datetime, str]]) -> list[UUID]:
-    """Pause jobs that cannot be planned, each with its reason."""
+    """Parks jobs that cannot be planned, each with its reason."""
     rows = await store.fetch(
         "fires/park", shard, epoch, [job[0] for job in jobs], [job[1] for job in jobs], [job[2] for job in jobs]
     )

@@ -62,7 +62,7 @@ async def revoke(store: Querier, *, key_id: str, tenant: str | None) -> StoredKe
 
 
 async def find(store: Querier, key_ids: Sequence[str], *, fresh_seconds: float) -> dict[str, GoodKey]:
-    """Those of these keys that are valid now."""
+    """Reads those of these keys that are valid now."""
     rows = await store.fetch("keys/find", list(key_ids), fresh_seconds)
     return {row["key_id"]: GoodKey(**row) for row in rows}
 

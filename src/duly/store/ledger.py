@@ -16,7 +16,7 @@ _MAX_KEY_CHARACTERS = 500
 async def known(
     store: Querier, asked: Sequence[tuple[UUID, str]], *, retention_seconds: float
 ) -> set[tuple[UUID, str]]:
-    """Those of these (job, key) pairs whose key a run has completed with."""
+    """Returns those of these (job, key) pairs whose key a run has completed with."""
     stored = {(job_id, _stored(key)): (job_id, key) for job_id, key in asked}
     rows = await store.fetch(
         "ledger/known", [job_id for job_id, _ in stored], [key for _, key in stored], retention_seconds

@@ -269,7 +269,7 @@ async def suspects(
 
 
 async def stalled(store: Querier, *, job_ids: Sequence[UUID]) -> list[Parked]:
-    """Those of these jobs that are active and have no next occurrence."""
+    """Reads those of these jobs that are active and have no next occurrence."""
     return [Parked(*row) for row in await store.fetch("maintenance/stalled", job_ids)]
 
 

@@ -37,8 +37,7 @@ _RETRYABLE = (asyncpg.DeadlockDetectedError, asyncpg.SerializationError, asyncpg
 _TRIES = 6
 # Time for the server to acknowledge that it cancelled a statement that took too long. Without it, the link is dead.
 _CANCEL_SECONDS = 1.0
-# How long the server is asked to cancel, even then: a statement without a caller must neither go on nor wait for a
-# lock.
+# Time for cancelling over a link of its own then: a statement without a caller must neither go on nor wait for a lock.
 _CANCEL_LONGER_SECONDS = 15.0
 # Statements that claim, complete, fire and beat take milliseconds and can be sent again without harm; their senders
 # hold leases of seconds. A link that fell silent without a reset costs such a statement this long and not the usual

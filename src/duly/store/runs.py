@@ -158,7 +158,7 @@ async def bury(store: Querier, ended: Sequence[Buried]) -> int:
 
 
 async def settled(store: Querier, runs: Sequence[ClaimedRun]) -> set[tuple[UUID, datetime]]:
-    """Those of these runs that history records under the very claim they were taken with."""
+    """Returns those of these runs that history records under the very claim they were taken with."""
     rows = await store.fetch(
         "runs/settled",
         [run.claim_id for run in runs],

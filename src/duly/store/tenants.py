@@ -59,7 +59,7 @@ async def list_tenants(store: Querier, *, tenant: str | None = None) -> list[Sto
 
 
 async def known(store: Querier, tenants: Collection[str]) -> dict[str, KnownTenant]:
-    """Those of these tenants that have settings."""
+    """Reads those of these tenants that have settings."""
     return {row["tenant"]: to_known(dict(row)) for row in await store.fetch("tenants/known", sorted(tenants))}
 
 

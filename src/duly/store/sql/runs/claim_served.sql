@@ -1,8 +1,8 @@
--- As `claim_some`, for a worker that serves some tenants only: the same statement but for the lines between "Only here"
--- and "Until here". A run does not carry its tenant, so its job is read, and other tenants' runs may lie before the
--- served ones: one stretch of each lane is read, and the last row tells where it ended (`ends`; null: at a run that may
--- not start yet), so that the next claim continues there. Runs with the same run_at are read together, however many
--- they are.
+-- As `claim_some`, for a worker that serves some tenants only: the same statement but for `lane`, `ends` and the lines
+-- between "Only here" and "Until here". A run does not carry its tenant, so its job is read, and other tenants' runs may
+-- lie before the served ones: one stretch of each lane is read, and the last row tells where it ended (`ends`; null: at
+-- a run that may not start yet), so that the next claim continues there. Runs with the same run_at are read together,
+-- however many they are.
 --   $7 tasks whose runs are not taken  $8 tenants  $9 length of a stretch in runs
 with clock as materialized (
     select duly.now() as now
