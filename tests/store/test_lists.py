@@ -243,7 +243,7 @@ async def test_dead_letters_of_a_tenant_are_listed_without_all_others(
 async def test_others_load_does_not_falsify_a_tenants_figures(
     pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stores, "_COUNTED", 50)
+    monkeypatch.setattr(stores, "_MAX_TENANT_COUNTED", 50)
     await put_now(pool, 400, tenant="a")
     late = [due_job(pool, hours_ago(1), tenant="a") for _ in range(60)]
     await put(pool, *late, *(due_job(pool, hours_ago(1), tenant="b") for _ in range(7)))
