@@ -291,8 +291,8 @@ MUTANTS = (
         "listener-does-not-look",
         "what was announced while nobody listened waits for a poll",
         "store/notifier.py",
-        "listened is gone.\n        self._tell_to_look()",
-        'listened is gone.\n        self._again = hasattr(self, "_again") or self._tell_to_look() is None',
+        "meanwhile are lost.\n        self._tell_to_look()",
+        'meanwhile are lost.\n        self._again = hasattr(self, "_again") or self._tell_to_look() is None',
         ("store/test_notifier.py::test_what_was_announced_while_nobody_listened_is_looked_for",),
     ),
     Mutant(
