@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from duly.masking import (
     HIDDEN,
-    MOST_SPELLINGS,
-    SHORTEST,
+    MAX_SPELLINGS,
+    MIN_LENGTH,
     Mask,
     covers,
     make_mask,
@@ -47,10 +47,10 @@ def test_a_key_of_several_lines_is_found_line_by_line() -> None:
 
 
 def test_what_is_too_short_to_be_a_secret_stays() -> None:
-    assert make_mask(["", "a", "x" * (SHORTEST - 1)]) is None
-    mask = make_mask(["no", "x" * SHORTEST])
+    assert make_mask(["", "a", "x" * (MIN_LENGTH - 1)]) is None
+    mask = make_mask(["no", "x" * MIN_LENGTH])
     assert mask is not None
-    assert mask.text("no " + "x" * SHORTEST) == f"no {HIDDEN}"
+    assert mask.text("no " + "x" * MIN_LENGTH) == f"no {HIDDEN}"
 
 
 def test_secrets_that_overlap_are_gone_both() -> None:
@@ -59,7 +59,7 @@ def test_secrets_that_overlap_are_gone_both() -> None:
 
 
 @given(
-    st.text(alphabet="ab*", min_size=SHORTEST, max_size=9),
+    st.text(alphabet="ab*", min_size=MIN_LENGTH, max_size=9),
     st.text(alphabet="abc", max_size=12),
     st.text(alphabet="abc", max_size=12),
     st.data(),
@@ -175,12 +175,12 @@ def test_the_secrets_of_a_payload_are_its_texts_and_numbers() -> None:
 
 
 def test_of_too_many_secrets_to_look_for_nothing_is_shown() -> None:
-    mask = make_mask(f"secret-{number}" for number in range(MOST_SPELLINGS + 1))
+    mask = make_mask(f"secret-{number}" for number in range(MAX_SPELLINGS + 1))
     assert mask is not None
     assert mask.text("any text") == HIDDEN
     assert mask.text("") == ""
     assert json.loads(mask.json('{"any": "thing"}')) == HIDDEN
-    few = make_mask(f"secret-{number}" for number in range(MOST_SPELLINGS))
+    few = make_mask(f"secret-{number}" for number in range(MAX_SPELLINGS))
     assert few is not None
     assert few.text("any text") == "any text"
 

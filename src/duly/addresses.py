@@ -1,7 +1,10 @@
-"""Addresses of other people's servers, as settings spell them: `scheme://user:password@host:port,host:port/path?…`.
+"""Server addresses in settings: `scheme://user:password@host:port,host:port/path?…`. Parses, checks and shows them.
 
-The standard library knows one host per address; clusters have several. It also says what it could not read, and that
-may be a part of a password: here nothing of an address is repeated unless it is known to be none.
+The standard library knows one host per address; clusters have several. Its errors also quote the part it could not
+read, which may be a part of a password. Messages from here repeat a part only if it cannot belong to a password.
+
+`ServerAddress` is for etcd and ZooKeeper, `check_postgres` and `shown_postgres` are for PostgreSQL, and
+`without_passwords` cleans a message of any origin.
 """
 
 from __future__ import annotations
@@ -13,23 +16,23 @@ from typing import Self
 from urllib.parse import parse_qsl, unquote
 
 POSTGRES = ("postgresql", "postgres")
-#: What is shown of an address that cannot be told from its password.
+#: Shown in place of an address whose password cannot be told from the rest.
 UNREADABLE = "***"
-# Options of a PostgreSQL address that say where it leads; of the others, some are secret.
+# Options of a PostgreSQL address that identify the server. Some of the others are secret.
 _SHOWN_OPTIONS = ("host", "port", "user", "dbname", "database")
-# Those whose values may well hold an @.
+# Options whose values may contain an @.
 _FREE_OPTIONS = (*_SHOWN_OPTIONS, "password", "sslpassword", "options", "application_name", "passfile")
 _NAMED = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
-_ESCAPED = "what is no letter or digit in a user or password is written as %2F (/), %3F (?), %23 (#), %40 (@), %3A (:)"
-# A word that looks like an address with a login, and an option that is a password.
+_ESCAPED = "escape special characters in a user or password: %2F (/), %3F (?), %23 (#), %40 (@), %3A (:)"
+# The login of an address, and a password given as an option.
 _LOGIN = re.compile(r"(?<=://)[^\n]*@")
 _OPTION = re.compile(r"(?i)((?:password|passwd|pwd)\s*=\s*)(?:'[^']*'|[^\s&'\"]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """An address cut into pieces that are still escaped. Where a piece could be a part of a password, there is none."""
+    """The parts of an address, still escaped. An address is refused if another part could belong to its password."""
 
     scheme: str
     user: str | None
@@ -40,7 +43,7 @@ class _Parts:
 
     @classmethod
     def of(cls, text: str, *, free: Collection[str] = ()) -> Self:
-        """Raises ValueError. `free`: options whose values may hold an @."""
+        """Raises ValueError. `free`: options whose values may contain an @."""
         scheme, colon, rest = text.partition("://")
         scheme = scheme.lower()
         if not colon or not _SCHEME.fullmatch(scheme):
@@ -74,7 +77,7 @@ class ServerAddress:
 
     @classmethod
     def parse(cls, text: str, *, port: int, options: Collection[str] = ()) -> ServerAddress:
-        """Raises ValueError with words for a user; they repeat nothing of it. `port`: where none is given."""
+        """Raises ValueError with a message for users that quotes no part of the address. `port` is the default port."""
         scheme = text.partition("://")[0]
         try:
             parts = _Parts.of(text)
@@ -83,7 +86,7 @@ class ServerAddress:
         if not parts.hosts or not all(host for host, _ in parts.hosts):
             raise ValueError(f"the {scheme} address names no host: write {scheme}://host:{port}")
         if unknown := sorted(parts.options.keys() - set(options)):
-            # There is no @ behind the question mark, so it is none that is part of a password.
+            # No @ follows the question mark, so the name is not a part of a password.
             known = f"it takes {', '.join(sorted(options))}" if options else "it takes none"
             raise ValueError(f"the {scheme} address has an unknown option {unknown[0][:40]!r}: {known}")
         return cls(
@@ -106,7 +109,7 @@ class ServerAddress:
 
 
 def check_postgres(text: str) -> None:
-    """Raises ValueError with words for a user; they repeat nothing of it."""
+    """Raises ValueError with a message for users that quotes no part of the address."""
     parts = _postgres(text)
     if parts.scheme not in POSTGRES:
         raise ValueError("it does not begin with postgresql://")
@@ -115,7 +118,7 @@ def check_postgres(text: str) -> None:
 
 
 def shown_postgres(text: str) -> str:
-    """User, hosts, ports and database: what tells one store from another, and nothing else."""
+    """The address as user, hosts, ports and database: enough to tell stores apart, without secrets."""
     try:
         check_postgres(text)
     except ValueError:
@@ -128,7 +131,7 @@ def shown_postgres(text: str) -> str:
 
 
 def known_options(text: str) -> list[str]:
-    """The names of an address's options, as far as they are names of options."""
+    """The names of the address's options that are known to be option names."""
     try:
         names = _postgres(text).options
     except ValueError:
@@ -137,7 +140,7 @@ def known_options(text: str) -> list[str]:
 
 
 def without_passwords(text: str) -> str:
-    """A text that may quote an address, without the logins and passwords in it."""
+    """`text`, which may quote an address, without logins and passwords."""
     return _OPTION.sub(rf"\1{UNREADABLE}", _LOGIN.sub(f"{UNREADABLE}@", text))
 
 
@@ -168,5 +171,5 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
     if not number:
         return host, None
     if not (number.isascii() and number.isdigit() and len(number) <= 5 and 0 < int(number) < 65536):
-        raise ValueError(f"a port is none; {_ESCAPED}")
+        raise ValueError(f"a port is not a number from 1 to 65535; {_ESCAPED}")
     return host, int(number)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
-#: What a job calls: a task, its name, or an object that names an HTTP endpoint or a command.
+#: The handler of a job: a task, its name, or a target: an object that names an HTTP endpoint or a command.
 Callee = str | Callable[..., Any] | Mapping[str, Any]
 #: How an app gets at its store; closed with the connections of the event loop that needed it.
 Opening = Callable[["Duly"], AbstractAsyncContextManager["StoreOperations"]]
@@ -47,7 +47,7 @@ _TENANT = DEFAULT_TENANT
 
 
 class Duly:
-    """An application: register tasks on it, submit jobs through it, and point `duly worker --app` at it.
+    """An application: registers tasks, submits jobs, and is what `duly worker --app` loads.
 
     Without arguments it uses `DULY_DATABASE_URL`, or an embedded PostgreSQL if that is unset. Connections are opened
     when first needed and belong to the event loop that needed them; `async with app:` closes them at the end.
@@ -57,7 +57,7 @@ class Duly:
         self._given_settings = settings
         self._given_url = database_url
         self.tasks: dict[str, Task] = {}
-        #: Jobs that the code itself declares (`@app.cron`); workers register them when they start.
+        #: Jobs that the code declares (`@app.cron`); workers submit them when they start.
         self.declared: dict[str, JobRequest] = {}
         self._opening: Opening = _open_operations
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
@@ -81,9 +81,9 @@ class Duly:
         isolation: Isolation = "thread",
         **policy: Unpack[PolicyOptions],
     ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-        """Register a function as a task. Its jobs get this queue, priority and policy unless they say otherwise.
+        """Registers a function as a task. Its jobs get this queue, priority and policy unless they choose others.
 
-        `isolation="process"` runs the function in a child process, where a timeout or a cancel can kill it for real.
+        `isolation="process"` runs the function in a child process, where a timeout or a cancel can kill it.
         """
 
         def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -104,9 +104,9 @@ class Duly:
         isolation: Isolation = "thread",
         **options: Unpack[CronOptions],
     ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-        """A task and its recurring job in one. `schedule` may be any recurring form: cron, `every 15m`, an RRULE.
+        """Registers a task and declares its recurring job. `schedule` is cron, `every 15m` or an RRULE.
 
-        The job is known by the task's name: changing the decorator and deploying changes the job.
+        The task's name identifies the job: changing the decorator and deploying changes the job.
         """
 
         def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
@@ -184,7 +184,7 @@ class Duly:
         connection: object = None,
         **options: Unpack[JobOptions],
     ) -> str:
-        """Submit a job and return its id. Without `run_at` or `schedule` it runs now.
+        """Submits a job and returns its id. Without `run_at` or `schedule` it runs now.
 
         `connection`: your own, with a transaction open, so that the job exists if you commit and not if you roll back.
         It may be asyncpg's, psycopg's, psycopg2's, SQLAlchemy's (also a session) or Django's.
@@ -206,9 +206,9 @@ class Duly:
     async def submit_many(
         self, requests: Sequence[JobRequest | Mapping[str, Any]], *, connection: object = None
     ) -> list[str]:
-        """Register many jobs in few statements. All are checked before any is stored.
+        """Submits many jobs in few statements and returns their ids. All are checked before any is stored.
 
-        Each is made with `request`, or a mapping of what that takes: `{"handler": "send", "payload": {…}}`.
+        Each is made by `request`, or is a mapping of its arguments: `{"handler": "send", "payload": {…}}`.
         """
         made = each_request(requests, lambda handler, fields: self.request(handler, **fields))
         if connection is not None:
@@ -247,12 +247,12 @@ class Duly:
         return CallerTransaction(self.settings, _TENANT, self.tasks.keys())
 
     async def declare(self) -> list[UUID]:
-        """Register the jobs that the code declares, and bring changed ones up to date."""
+        """Submits the jobs that the code declares, and changes those whose declaration has changed."""
         operations = await self.operations()
         return [await operations.declare(request) for request in self.declared.values()]
 
     def _handler_of(self, task: Callee) -> str | Mapping[str, Any]:
-        if isinstance(task, str) or isinstance(task, Mapping):  # noqa: SIM101 - a text is found without the rest
+        if isinstance(task, str) or isinstance(task, Mapping):  # noqa: SIM101 - a string is quicker to recognise
             return task
         for name, known in self.tasks.items():
             if known.function is task:
@@ -286,7 +286,7 @@ class Duly:
             await connection.close()
 
     def close_sync(self) -> None:
-        """Close what `submit_sync` opened."""
+        """Closes the connections that `submit_sync` opened."""
         with self._bridge_lock:
             bridge, self._bridge = self._bridge, None
         if bridge is not None:
@@ -310,7 +310,7 @@ async def _open_operations(app: Duly) -> AsyncIterator[StoreOperations]:
 
 
 class _Connection:
-    """The store as one event loop holds it open."""
+    """The store's connections of one event loop."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
@@ -330,7 +330,7 @@ class _Connection:
 
 
 class _Bridge:
-    """An event loop in a thread of its own, for callers that have none."""
+    """An event loop in a thread of its own, for callers without an event loop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()

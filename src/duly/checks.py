@@ -1,6 +1,8 @@
-"""Checking what a client sends: every field of a job against its rule, with an error that names the field.
+"""Checks a job that a client sends: every field against its rule, with an error that names the field. No I/O.
 
-No I/O. The result is a row on its way into the store, schedule parsed and first occurrence planned.
+The rules of plain fields are in `duly.model` (`JOB_RULES`, `POLICY_RULES`) and applied by `check_field`; payload,
+labels, times and schedules have functions of their own here. Targets are checked in `duly.handlers`, and
+`operations.submitting.prepare` makes the row to store.
 """
 
 from __future__ import annotations
@@ -22,16 +24,18 @@ from duly.timing import Definition, Fuel, anchor_of, check_template, jitter_offs
 from duly.visible import CONTROLS
 
 _CONTROL = re.compile(rf"[{CONTROLS}\ud800-\udfff]")
-# Names with dots between them; a backslash takes what follows it as it is.
+# Names separated by dots; a backslash escapes the next character.
 _PATH = re.compile(r"(?:[^.\\]|\\.)+(?:\.(?:[^.\\]|\\.)+)*")
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
-# The ends of Python's own calendar are what the database driver takes for infinity.
-_FIRST, LAST_MOMENT = datetime(1900, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+# The database driver takes the first and last moment of Python's calendar for infinity, and a step in local time from a
+# moment near them leaves the calendar.
+FIRST_YEAR, LAST_YEAR = 1900, 9998
+_FIRST, LAST_MOMENT = datetime(FIRST_YEAR, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _YEARS = "must lie between the years 1900 and 9999"
 # Levels of nesting in a payload. Far more than people write by hand, far fewer than Python's and PostgreSQL's parsers
 # take: an accepted payload can be parsed again from any depth of the call stack.
 MAX_DEPTH = 200
-# Made once: json.dumps with options of one's own makes an encoder for every call.
+# Made once: json.dumps with options makes an encoder per call.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
 _encode_content = json.JSONEncoder(default=dict, sort_keys=True).encode
 MAX_LABELS = 32
@@ -39,7 +43,7 @@ MAX_LABELS = 32
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a schedule came to: its canonical text, its kind, and when it is first due (None: now)."""
+    """A parsed schedule: its kind, its canonical form, and its first occurrence (None: now)."""
 
     kind: ScheduleKind
     canonical: str
@@ -48,7 +52,7 @@ class Plan:
 
 def check_text(field: str, value: object, *, longest: int, shortest: int = 1) -> str:
     if not isinstance(value, str):
-        raise InvalidInput(field, f"must be a text, not {_kind(value)}")
+        raise InvalidInput(field, f"must be a string, not {_kind(value)}")
     return _check_text(field, value, longest, shortest)
 
 
@@ -66,7 +70,9 @@ def check_integer(field: str, value: object, low: int, high: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidInput(field, f"must be a whole number, not {_kind(value)}")
     if not low <= value <= high:
-        raise InvalidInput(field, f"must be {low} to {high}, not {value if abs(value) < 10**20 else 'that large'}")
+        raise InvalidInput(
+            field, f"must be {low} to {high}, not {value if abs(value) < 10**20 else 'a number that large'}"
+        )
     return value
 
 
@@ -87,9 +93,9 @@ def check_moment(field: str, value: object) -> datetime | None:
 
 
 def read_moment(field: str, text: str, *, timezone: str = "UTC", dst_fold: DstFold = "first") -> datetime:
-    """A time that somebody wrote: ISO 8601, without an offset in `timezone`, by the same rules as a one-off job's."""
+    """Reads an ISO 8601 time. Without an offset it is in `timezone`, by the same rules as a one-off's time."""
     try:
-        datetime.fromisoformat(text.upper())  # a time, and not any other form of schedule
+        datetime.fromisoformat(text.upper())  # not any other form of schedule
         parsed = parse_schedule(text, now=_LONG_AGO, timezone=timezone, dst_fold=dst_fold)
         moment = check_moment(field, parsed.next(_LONG_AGO))
     except InvalidSchedule as error:
@@ -139,10 +145,10 @@ def _check_paths(rule: Rule, paths: object) -> None:
 
 
 def check_secrets(payload: Any, policy: Policy) -> None:
-    """Refuse `***` in the place of a secret: whoever was shown it so and sends it back would lose the secret."""
+    """Refuses `***` instead of a secret: a client that sends back a shown payload would lose the secret."""
     if policy.secret_fields and (where := shown_instead(payload, policy.secret_fields)) is not None:
         raise InvalidInput(
-            f"payload.{where[:200]}", f"is {HIDDEN}, which is how a secret is shown: send the secret itself"
+            f"payload.{where[:200]}", f"is {HIDDEN}, which stands for a hidden secret: send the secret itself"
         )
 
 
@@ -154,7 +160,7 @@ def _check_seconds(field: str, value: object, low: float, high: float) -> None:
 
 
 def payload_text(payload: Any, *, limit: int) -> str:
-    """A payload as the JSON the store keeps, or a clear refusal."""
+    """The payload as the JSON that is stored."""
     if payload == {} and isinstance(payload, dict):
         return "{}"
     try:
@@ -186,7 +192,7 @@ def read_label(text: str) -> tuple[str, str]:
 
 def check_labels(labels: object) -> str | None:
     if not isinstance(labels, Mapping):
-        raise InvalidInput("labels", f"must be a map of texts, not {_kind(labels)}")
+        raise InvalidInput("labels", f"must be a map of strings, not {_kind(labels)}")
     if not labels:
         return None
     if len(labels) > MAX_LABELS:
@@ -202,7 +208,7 @@ _NOW = Plan("once", "now", None)
 
 
 def plan_moment(moment: datetime, *, job_id: UUID, jitter_seconds: int) -> tuple[datetime, str]:
-    """What `plan_schedule` comes to for a moment: the first occurrence, and its canonical text."""
+    """`plan_schedule` for a moment: the first occurrence and the canonical schedule."""
     nominal = check_moment("schedule", moment)
     assert nominal is not None
     first = nominal if not jitter_seconds else _jittered(nominal, job_id, jitter_seconds)
@@ -210,20 +216,20 @@ def plan_moment(moment: datetime, *, job_id: UUID, jitter_seconds: int) -> tuple
 
 
 def _jittered(nominal: datetime, job_id: UUID, jitter_seconds: int) -> datetime:
-    """When a one-off fires. Here its offset is applied, and nowhere after: a fire takes the stored time as it is."""
+    """The time of a one-off. Its jitter is applied here and nowhere else: a fire takes the stored time as it is."""
     try:
         moment = nominal + jitter_offset(job_id, jitter_seconds)
     except OverflowError as error:
-        raise InvalidInput("jitter_seconds", "leads past the year 9999") from error
+        raise InvalidInput("jitter_seconds", "puts the time past the year 9999") from error
     if moment > LAST_MOMENT:
-        raise InvalidInput("jitter_seconds", "leads past the year 9999")
+        raise InvalidInput("jitter_seconds", "puts the time past the year 9999")
     return moment
 
 
 def check_bounds(
     kind: ScheduleKind, *, start_at: datetime | None, end_at: datetime | None, max_runs: int | None
 ) -> None:
-    """A one-off has no bounds: it runs once, at its time."""
+    """Refuses bounds for a one-off, which runs once, at its time."""
     if kind == "once":
         for field, value in (("start_at", start_at), ("end_at", end_at), ("max_runs", max_runs)):
             if value is not None:
@@ -231,13 +237,13 @@ def check_bounds(
 
 
 def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, created_at: datetime) -> Plan:
-    """Parse the schedule and find the first occurrence within the job's bounds."""
+    """Parses the schedule and finds the first occurrence within the job's bounds."""
     start_at, end_at, policy = request.start_at, request.end_at, request.policy
     schedule = request.schedule
     if isinstance(schedule, datetime):
         schedule = (check_moment("schedule", schedule) or now).isoformat()
     if schedule is not None and not isinstance(schedule, str):
-        raise InvalidSchedule(f"must be a text, not {_kind(schedule)}")
+        raise InvalidSchedule(f"must be a string, not {_kind(schedule)}")
     timezone = check_text("timezone", request.timezone, longest=100)
     if schedule is None or schedule.strip().lower() == "now":
         load_zone(timezone)
@@ -280,13 +286,13 @@ def fingerprint(request: JobRequest, payload: str, labels: str | None, schedule:
 
 
 def _kind(value: object) -> str:
-    names = {"NoneType": "nothing", "bool": "true or false", "int": "a number", "float": "a number", "str": "a text",
+    names = {"NoneType": "nothing", "bool": "true or false", "int": "a number", "float": "a number", "str": "a string",
              "dict": "an object", "list": "a list"}  # fmt: skip
     return names.get(type(value).__name__, type(value).__name__)
 
 
 def _contains(value: Any, needle: str) -> bool:
-    """Whether any string within holds `needle`; a loop, not recursion, because depth is the client's choice."""
+    """Whether any string within contains `needle`. A loop, not recursion, because the client chooses the depth."""
     stack = [value]
     while stack:
         item = stack.pop()
@@ -302,7 +308,7 @@ def _contains(value: Any, needle: str) -> bool:
 
 
 def _depth(value: Any) -> int:
-    """How many levels of objects and lists, level by level."""
+    """Number of levels of objects and lists."""
     depth, level = 0, [value]
     while level:
         inner = [item for item in level if isinstance(item, dict | list | tuple)]

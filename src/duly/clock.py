@@ -1,7 +1,7 @@
-"""Time as the rest of Duly sees it: the database's clock, carried between measurements by this machine's monotonic one.
+"""The database's clock, carried on between measurements by this machine's monotonic clock.
 
-A node's own wall clock is never asked: it may be minutes off, or step. What may be off is the estimate of the
-difference, by at most half the round trip of the best measurement.
+No node reads its own wall clock: it may be minutes off, or step. The estimate of the database's time is off by at most
+half the round trip of the best measurement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from duly.model import from_micros, to_micros
 
 
 class Clock(Protocol):
-    """Answers what the database's clock says now."""
+    """A clock that shows the database's time."""
 
     def now(self) -> datetime: ...
 
@@ -22,9 +22,10 @@ class Clock(Protocol):
 
 
 class DatabaseClock:
-    """The database's clock, from measurements that callers bring as they talk to it anyway."""
+    """The database's clock, estimated from measurements that callers make while they query the database anyway."""
 
-    # A measurement's weight fades: after this long a worse but younger one replaces it, because clocks drift apart.
+    # Microseconds of error that a measurement gains per second of age, because clocks drift apart. A worse but newer
+    # measurement replaces an old one in time.
     _FADE_US_PER_S = 50
 
     def __init__(self) -> None:
@@ -33,25 +34,25 @@ class DatabaseClock:
         self._measured_at = time.monotonic()
 
     def observe(self, database_now: datetime, sent: float, received: float) -> None:
-        """Take in one measurement: what the database said between `sent` and `received` (monotonic seconds)."""
+        """Record one measurement: the database read its clock between `sent` and `received` (monotonic seconds)."""
         error_us = (received - sent) * 500_000
         faded = self._error_us + (received - self._measured_at) * self._FADE_US_PER_S
         offset_us = to_micros(database_now) - int((sent + received) * 500_000)
-        # A measurement that cannot agree with the old one means that the database's clock is another one now.
+        # Measurements that contradict each other mean that the database has another clock now.
         if error_us <= faded or abs(offset_us - self._offset_us) > error_us + faded:
             self._offset_us = offset_us
             self._error_us = error_us
             self._measured_at = received
         else:
-            # A worse measurement still tells what is impossible: the database did not say it before it was asked, nor
-            # after it had answered. So what it calls due is due by this clock too, once its answer is here.
+            # A worse measurement still bounds the offset: the database read its clock after it was asked and before it
+            # answered. So a run that the database called due is due by this clock too, once the answer is here.
             earliest = to_micros(database_now) - int(received * 1e6)
             latest = to_micros(database_now) - int(sent * 1e6)
             self._offset_us = min(max(self._offset_us, earliest), latest)
 
     @property
     def error_us(self) -> float:
-        """How far off the estimate can be, without drift."""
+        """Maximum error of the estimate in microseconds, without drift."""
         return self._error_us
 
     def now_us(self) -> int:
@@ -62,7 +63,7 @@ class DatabaseClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved: for tests, beside the database's own frozen clock."""
+    """A clock that stands still until a test moves it, beside the database's own frozen clock."""
 
     def __init__(self, start: datetime) -> None:
         self._now = start

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from duly.addresses import ServerAddress
 from duly.errors import ConfigError
 
-# Each with its usual port and what may follow a question mark.
+# By scheme: the default port, and the options after a question mark.
 _COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "etcd": (2379, ("prefix",)),
     "etcds": (2379, ("prefix", "ca", "cert", "key")),
@@ -152,7 +152,7 @@ class Settings(BaseSettings):
     log_level: str = Field("INFO", description="minimum level of log messages: DEBUG, INFO, WARNING or ERROR")
 
     def changed(self, **changes: Any) -> Settings:
-        """With what flags of a command say."""
+        """These settings with the flags of a command; a flag that is None was not given."""
         changed = self.model_copy(update={name: value for name, value in changes.items() if value is not None})
         try:
             changed._check_open_api()
@@ -208,7 +208,7 @@ class Settings(BaseSettings):
 
     @property
     def coordinator_address(self) -> ServerAddress | None:
-        """Where the coordinator is, if it is another server."""
+        """Address of the coordinator, if it is a server of its own."""
         scheme = self.coordinator.partition("://")[0]
         if "://" not in self.coordinator or scheme not in _COORDINATOR_SERVERS:
             return None
@@ -228,7 +228,7 @@ class Settings(BaseSettings):
 
 
 def _word(text: str) -> str:
-    """What may be repeated of a setting that may be an address with a password: its scheme, or one plain word."""
+    """The part of a setting that a message may repeat, although it may be an address with a password: a plain word."""
     word = text.partition("://")[0]
     return repr(word) if re.fullmatch(r"[a-z-]{1,30}", word) else "something"
 

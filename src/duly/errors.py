@@ -2,28 +2,28 @@
 
 ```
 DulyError
-├── InvalidInput          what the caller gave is wrong; names the field (HTTP 422, exit code 2)
+├── InvalidInput          the caller's input is invalid; names the field (HTTP 422, exit code 2)
 │   ├── InvalidSchedule   the schedule cannot be read or can never fire
-│   │   └── TooCostly     it takes too long to work out when the schedule fires
+│   │   └── TooCostly     the schedule takes too long to evaluate
 │   └── UnknownHandler    no worker or app knows a task of that name
 ├── NotFound              no such job, run or dead letter (HTTP 404, exit code 4)
-├── Conflict              it contradicts what is stored (HTTP 409, exit code 5)
-├── LimitReached          a tenant has as many jobs as it may have (HTTP 403, exit code 6)
+├── Conflict              the request contradicts the stored state (HTTP 409, exit code 5)
+├── LimitReached          the tenant has its maximum number of jobs (HTTP 403, exit code 6)
 ├── ConfigError           a setting is missing, contradictory or unusable (exit code 2)
 ├── MissingExtra          an optional part of Duly is not installed (exit code 2)
-├── Unauthorized          the API wants a key, or does not know this one (HTTP 401, exit code 7)
+├── Unauthorized          the API key is missing or unknown (HTTP 401, exit code 7)
 ├── Forbidden             the API key may not do that (HTTP 403, exit code 7)
-├── StoreUnavailable      PostgreSQL cannot be reached, or cannot do it now (HTTP 503, exit code 3)
-│   ├── StoreBusy         something of the caller's own is locked, or takes too long to read (HTTP 503)
-│   ├── StoreUnusable     it refuses the user or is not set up: a ConfigError as well (HTTP 503, exit code 2)
-│   └── ApiUnavailable    raised by clients: the REST API cannot be reached (exit code 3)
-├── DataRefused           PostgreSQL will not take these very data, however often they are sent
+├── StoreUnavailable      PostgreSQL cannot be reached, or cannot serve the request now (HTTP 503, exit code 3)
+│   ├── StoreBusy         the caller's own data is locked, or takes too long to read (HTTP 503)
+│   ├── StoreUnusable     PostgreSQL refuses the user or has no store; also a ConfigError (HTTP 503, exit code 2)
+│   └── ApiUnavailable    a client cannot reach the REST API (exit code 3)
+├── DataRefused           PostgreSQL refuses the data; sending them again does not help
 ├── CoordinatorUnavailable   etcd or ZooKeeper cannot be reached (exit code 3)
 ├── StoreMismatch         the store's schema is newer or older than this Duly (exit code 3)
 ├── LeaseLost             this worker no longer holds the run; nothing it writes counts
-├── Unable                this worker cannot run it, but another may
-└── HandlerSignal         raised by handlers to steer what happens next
-    ├── Permanent         do not retry: to the dead letters at once
+├── Unable                this worker cannot execute the run, but another may
+└── HandlerSignal         a handler says what happens next
+    ├── Permanent         do not retry: bury the run
     ├── RetryAfter        retry, but after this many seconds
     └── Snooze            run again later; does not count as an attempt
 ```
@@ -34,8 +34,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-#: Nobody waits for more seconds than these.
-LONGEST_DELAY = 10 * 365 * 86400
+#: Longest delay of a retry or a snooze.
+MAX_DELAY_SECONDS = 10 * 365 * 86400
 
 
 class DulyError(Exception):
@@ -43,17 +43,17 @@ class DulyError(Exception):
 
 
 class InvalidInput(DulyError):
-    """What the caller gave is wrong. `field` names the part, in the words of the job's own fields."""
+    """The caller's input is invalid. `field` names the invalid field of the job or request."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
-        #: What else is wrong with the same thing.
+        #: Errors in other fields of the same job or request.
         self.others: tuple[InvalidInput, ...] = ()
 
     def beside(self, others: Sequence[InvalidInput]) -> Self:
-        """This one, which now speaks of the others too."""
+        """This error, with the errors in other fields in its text."""
         self.others = tuple(others)
         told: list[InvalidInput] = [self, *others]
         self.args = ("; ".join(f"{one.field}: {one.message}" for one in told),)
@@ -61,7 +61,7 @@ class InvalidInput(DulyError):
 
 
 class InvalidSchedule(InvalidInput):
-    """A schedule that cannot be read, or that can never fire. `part` says which piece of the text is wrong."""
+    """The schedule cannot be read, or can never fire. `part` names the wrong part of the schedule."""
 
     def __init__(self, message: str, *, part: str | None = None, field: str = "schedule") -> None:
         super().__init__(field, message)
@@ -69,7 +69,7 @@ class InvalidSchedule(InvalidInput):
 
 
 class TooCostly(InvalidSchedule):
-    """When the schedule fires takes longer to work out than any question about time may cost."""
+    """Finding the schedule's occurrences takes longer than any question about time may cost."""
 
     def __init__(self) -> None:
         super().__init__("takes too long to work out: simplify it, or split it into several jobs", part="schedule")
@@ -83,15 +83,15 @@ class UnknownHandler(InvalidInput):
 
 
 class NotFound(DulyError):
-    """No such thing, or not for this tenant."""
+    """The job, run or dead letter does not exist, or not for this tenant."""
 
 
 class Conflict(DulyError):
-    """The request contradicts what is stored."""
+    """The request contradicts the stored state."""
 
 
 class LimitReached(DulyError):
-    """It would go past a limit of the tenant's. Nothing was stored."""
+    """The submit would exceed a limit of its tenant. Nothing was stored."""
 
 
 class ConfigError(DulyError):
@@ -107,28 +107,28 @@ class MissingExtra(DulyError):
 
 
 class StoreUnavailable(DulyError):
-    """PostgreSQL cannot be reached, or cannot do now what it is asked: the same may be asked again later."""
+    """PostgreSQL cannot be reached, or cannot serve the request now. The same request may be sent again later."""
 
 
 class StoreBusy(StoreUnavailable):
-    """What this call needs is locked by somebody's open transaction, or takes too long to read. Others are served; the
-    text is for the caller."""
+    """The data that this call needs is locked by an open transaction, or takes too long to read. Others are served.
+    The message is meant for the caller."""
 
 
 class StoreUnusable(StoreUnavailable, ConfigError):
-    """PostgreSQL refuses the user, or has no store of ours.
+    """PostgreSQL refuses the user, or has no Duly store.
 
-    To somebody who starts, a setting is wrong. To somebody who runs already it may pass: a password that is being
-    changed, a grant that is taken away and given back.
+    For a process that starts, a setting is wrong. For a process that is running the error may pass: a password is being
+    changed, or a grant was revoked and is granted again.
     """
 
 
 class DataRefused(DulyError):
-    """PostgreSQL will not take these very data (SQLSTATE classes 22 and 23). Nothing else is the fault of a job."""
+    """PostgreSQL refuses the data (SQLSTATE classes 22 and 23). No other database error is the fault of a job."""
 
 
 class ApiUnavailable(StoreUnavailable):
-    """The REST API cannot be reached, or what answers is not Duly. `sent`: the request may have been carried out."""
+    """The REST API cannot be reached, or another program answers. `sent`: the request may have been carried out."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -136,11 +136,11 @@ class ApiUnavailable(StoreUnavailable):
 
 
 class Unauthorized(DulyError):
-    """The API wants a key and got none, or one that it does not know."""
+    """The API needs a key, and the request has none or an unknown one."""
 
 
 class Forbidden(DulyError):
-    """Who asks is known and may not do that: the key's role, or what its tenant is bound to. `field` says by what."""
+    """The caller's role or the limits of its tenant forbid the request. `field` names the forbidden field, if any."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(message if field is None else f"{field}: {message}")
@@ -157,23 +157,23 @@ class StoreMismatch(DulyError):
 
 
 class LeaseLost(DulyError):
-    """This worker no longer holds the run; nothing it writes about it counts."""
+    """This worker no longer holds the run. The store ignores everything it writes about the run."""
 
 
 class Unable(DulyError):
-    """This worker lacks what the run needs (a permission, an extra): it goes back for another; no attempt counts."""
+    """This worker lacks a permission or an extra that the run needs. The run is returned; no attempt counts."""
 
 
 class HandlerSignal(DulyError):
-    """Base of what a handler raises to say what should happen next."""
+    """Base of the exceptions by which a handler says what happens next."""
 
 
 class Permanent(HandlerSignal):
-    """The handler knows that trying again is useless: the run goes to the dead letters at once."""
+    """Retries are useless: the run is buried at once."""
 
 
 class RetryAfter(HandlerSignal):
-    """The handler failed and knows when to try again. Counts as an attempt."""
+    """The handler failed; retry after `seconds`. Counts as an attempt."""
 
     def __init__(self, seconds: float, message: str = "") -> None:
         self.seconds = _duration(seconds)
@@ -189,7 +189,7 @@ class Snooze(HandlerSignal):
 
 
 def _duration(seconds: float) -> float:
-    """A delay that somebody can wait for."""
-    if not 0 <= seconds <= LONGEST_DELAY:
-        raise ValueError(f"seconds must be 0 to {LONGEST_DELAY}, not {seconds!r}")
+    """Checks a delay."""
+    if not 0 <= seconds <= MAX_DELAY_SECONDS:
+        raise ValueError(f"seconds must be 0 to {MAX_DELAY_SECONDS}, not {seconds!r}")
     return float(seconds)

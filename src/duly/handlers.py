@@ -1,6 +1,7 @@
-"""What a job calls, when that is not a Python task: checking the object a client sends, and hiding its secrets.
+"""Targets: the objects that a job calls instead of a Python task. Checks them, and hides their secrets. No I/O.
 
-`{"type": "http", "url": …}` calls an endpoint, `{"type": "command", "argv": […]}` runs a program. No I/O.
+`{"type": "http", "url": …}` calls an endpoint, `{"type": "command", "argv": […]}` runs a program. A submit passes
+through `check_handler`, a shown job through `shown_target`; `duly.worker.targets` makes the calls.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ MAX_TARGET_BYTES = 64 * 1024
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _HEADER_TEXT = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
-_SHOWN = f"is {HIDDEN}, which is how a secret is shown: send the secret itself"
-# What Duly itself says, and what belongs to the connection.
+_SHOWN = f"is {HIDDEN}, which stands for a hidden secret: send the secret itself"
+# Headers that Duly itself sets, and headers of the connection.
 _RESERVED = frozenset(
     {
         "connection", "content-length", "expect", "host", "idempotency-key", "keep-alive", "proxy-connection", "te",
@@ -33,7 +34,7 @@ _RESERVED = frozenset(
 
 
 def check_handler(handler: Mapping[str, Any]) -> tuple[str, str, str]:
-    """The kind of target, the object as the store keeps it, and the name that a job of it gets by default."""
+    """The kind of the target, the JSON to store, and the default name of its job."""
     kind = handler.get("type")
     if not isinstance(kind, str) or kind not in _CHECKS:
         raise InvalidInput("handler.type", f"must be {' or '.join(KINDS)}, not {str(kind)[:40]!r}")
@@ -45,7 +46,7 @@ def check_handler(handler: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def shown_target(target: Mapping[str, Any]) -> dict[str, Any]:
-    """The object as it may be shown: secret headers and variables, and a URL's query, have names and no values."""
+    """The target for readers: secret headers, secret variables and a URL's query have names but no values."""
     shown = dict(target)
     if "?" in (url := str(shown.get("url", ""))) or "#" in url:
         shown["url"] = shown_url(url)
@@ -60,7 +61,7 @@ def shown_target(target: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_reserved(header: str) -> bool:
-    """Whether Duly itself says this header. CGI and WSGI write `_` for `-`: to them two such names are one."""
+    """Whether Duly itself sets this header. CGI and WSGI write `_` for `-`: to them two such names are the same."""
     name = header.lower().replace("_", "-")
     return name in _RESERVED or name.startswith("duly-")
 
@@ -95,7 +96,7 @@ def _check_http(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 def _check_headers(headers: object, field: str) -> dict[str, str]:
     if not isinstance(headers, Mapping):
-        raise InvalidInput(field, "must be a map of texts")
+        raise InvalidInput(field, "must be a map of strings")
     if len(headers) > MAX_HEADERS:
         raise InvalidInput(field, f"must be at most {MAX_HEADERS}")
     for name, value in headers.items():
@@ -104,7 +105,7 @@ def _check_headers(headers: object, field: str) -> dict[str, str]:
         if is_reserved(name):
             raise InvalidInput(f"{field}.{name}", "is set by Duly itself")
         if not isinstance(value, str) or len(value) > 8192 or not _HEADER_TEXT.fullmatch(value):
-            raise InvalidInput(f"{field}.{name}", "must be a text without line breaks or control characters")
+            raise InvalidInput(f"{field}.{name}", "must be a string without line breaks or control characters")
         if value == HIDDEN and (field == "handler.secret_headers" or is_secret_header(name)):
             raise InvalidInput(f"{field}.{name}", _SHOWN)
     return dict(headers)
@@ -114,7 +115,7 @@ def _check_command(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     _refuse_unknown(handler, {"type", "argv", "env", "secret_env", "cwd"})
     argv = handler.get("argv")
     if isinstance(argv, str) or not isinstance(argv, list | tuple) or not argv:
-        raise InvalidInput("handler.argv", 'must be a list of texts, as in ["backup", "--all"]; there is no shell')
+        raise InvalidInput("handler.argv", 'must be a list of strings, as in ["backup", "--all"]; there is no shell')
     if len(argv) > MAX_ARGUMENTS:
         raise InvalidInput("handler.argv", f"must have at most {MAX_ARGUMENTS} elements")
     for index, argument in enumerate(argv):
@@ -130,7 +131,7 @@ def _check_command(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 def _check_variables(variables: object, field: str) -> dict[str, str]:
     if not isinstance(variables, Mapping):
-        raise InvalidInput(field, "must be a map of texts")
+        raise InvalidInput(field, "must be a map of strings")
     for name, value in variables.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise InvalidInput(field, f"{str(name)[:40]!r} is not the name of an environment variable")
@@ -148,7 +149,7 @@ def _refuse_unknown(handler: Mapping[str, Any], known: set[str]) -> None:
 
 def _text(value: object, field: str, *, longest: int, shortest: int = 1) -> str:
     if not isinstance(value, str):
-        raise InvalidInput(field, "must be a text")
+        raise InvalidInput(field, "must be a string")
     if not shortest <= len(value) <= longest:
         raise InvalidInput(field, f"must have {shortest} to {longest} characters, this has {len(value)}")
     if "\x00" in value or any("\ud800" <= character <= "\udfff" for character in value):

@@ -1,4 +1,4 @@
-"""Where Duly keeps what is a user's own."""
+"""The folder in which Duly keeps a user's files."""
 
 from __future__ import annotations
 

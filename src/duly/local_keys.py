@@ -1,16 +1,17 @@
-"""The local key: how an API knows the user who started it, where an address would prove nothing.
+"""The local key: proof for an API that a request comes from the user who started it.
 
-Behind a proxy everybody comes from loopback, and other accounts of a machine do anyway. So a server makes a secret in a
-file that only its user can read, and whoever shows it has read that file. The store never sees it. Deleting the file
-revokes it; the next start makes another, unless the store has keys by then.
+The address of a request proves nothing: behind a proxy every request comes from loopback, and so do those of other
+accounts on the machine. So a server creates a secret in a file that only its user can read; a request that carries the
+secret comes from a process that could read the file. The store never sees the secret. Deleting the file revokes it; the
+next start creates another, unless the store has keys by then.
 
-The file appears whole or not at all (made beside its place, then linked to it), so that servers that start at once
-agree on one. It counts only as a plain file of this user's own that nobody else can read: a link to another file, or
-another user's, is refused, and a key that others could read is replaced.
+The file appears whole or not at all (created under another name, then linked), so that servers that start at the same
+time agree on one. Only a plain file of this user that no other user can read is accepted: a symbolic link or another
+user's file is refused, and a key that other users could read is replaced.
 
-Clients find it by the address of the server. A server notes under `serving` which file its callers need, and holds a
-lock on that note, which the kernel drops however it ends. So no client sends the key to a port that somebody else has
-taken over, nor to any host but this one.
+Clients find the key by the server's address. A server writes the path of its key file to a note under `serving` and
+locks that note; the kernel drops the lock however the server ends. So no client sends the key to a port that another
+process has taken over, nor to any other host.
 """
 
 from __future__ import annotations
@@ -37,26 +38,27 @@ from duly.homes import user_home
 log = logging.getLogger("duly.api")
 
 PREFIX = "duly_local_"
-# 256 bits, in letters that need no quotes in a link, a header or a shell.
+# 256 bits, in characters that need no quotes in a link, a header or a shell.
 _SECRET_BYTES = 32
 _KEY = re.compile(rf"{PREFIX}[0-9a-f]{{{2 * _SECRET_BYTES}}}", re.ASCII)
-# How long a server goes on with what it read of the file.
-_BELIEVED_SECONDS = 1.0
-_LONGEST_FILE = 8192
-_WAIT_SECONDS = 5.0
+# Seconds after which a server reads the key file again.
+_REREAD_SECONDS = 1.0
+_MAX_FILE_BYTES = 8192
+# Seconds to wait for the lock on a note.
+_LOCK_SECONDS = 5.0
 
 
 class Exposed(ConfigError):
-    """Others than its owner may have read the file."""
+    """Users other than its owner may have read the file."""
 
 
 def key_file(home: Path, store_id: object = None) -> Path:
-    """Where the key is: of the embedded store in `home`, or of another by its id."""
+    """Path of the key file: of the embedded store in `home`, or of another store by its id."""
     return home / "api.key" if store_id is None else home / "keys" / f"{store_id}.key"
 
 
 def read_key(path: Path) -> str | None:
-    """The key, or None if there is no such file. Raises `ConfigError` for one that proves nothing."""
+    """The key, or None if the file does not exist. Raises `ConfigError` if the file proves nothing."""
     text = _read(path)
     if text is None:
         return None
@@ -66,7 +68,7 @@ def read_key(path: Path) -> str | None:
 
 
 def obtain_key(path: Path) -> str:
-    """The key in that file, which is made if there is none. Any number of processes may ask at once."""
+    """The key in the file, which is created if it does not exist. Any number of processes may call this at once."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
@@ -85,7 +87,7 @@ def obtain_key(path: Path) -> str:
 
 
 def _make(path: Path) -> None:
-    """Unless another process was faster."""
+    """Creates the key file, unless another process was faster."""
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(draft, "xb", opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o600)) as file:
@@ -100,9 +102,9 @@ def _make(path: Path) -> None:
 
 
 def _read(path: Path) -> str | None:
-    """A private file of this user's. None if there is none."""
+    """Content of a private file of this user; None if the file does not exist."""
     try:
-        # Not blocking: what lies there may be a pipe.
+        # Not blocking: the path may be a pipe.
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -120,13 +122,13 @@ def _read(path: Path) -> str | None:
             )
         if stat.S_IMODE(found.st_mode) & 0o077:
             raise Exposed(f"{path} could be read by others (mode {stat.S_IMODE(found.st_mode):o})")
-        return os.read(descriptor, _LONGEST_FILE).decode("ascii", "replace")
+        return os.read(descriptor, _MAX_FILE_BYTES).decode("ascii", "replace")
     finally:
         os.close(descriptor)
 
 
 class LocalKey:
-    """What a server knows of its key. A file that was deleted or replaced counts within a second."""
+    """A server's view of its key. Deleting or replacing the file takes effect within a second."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -135,7 +137,7 @@ class LocalKey:
         self._told = ""
 
     def opens(self, given: str) -> bool:
-        """Whether this is the key. Costs a comparison, and a small file a second."""
+        """Whether this is the key. Costs a comparison, and reading a small file once a second."""
         if not given.startswith(PREFIX):
             return False
         if time.monotonic() >= self._look_again_at:
@@ -143,7 +145,7 @@ class LocalKey:
         return self._key is not None and hmac.compare_digest(given.encode(), self._key.encode())
 
     def _look(self) -> None:
-        self._look_again_at = time.monotonic() + _BELIEVED_SECONDS
+        self._look_again_at = time.monotonic() + _REREAD_SECONDS
         try:
             self._key = read_key(self.path)
         except ConfigError as error:
@@ -153,12 +155,12 @@ class LocalKey:
             self._told = str(error)
 
 
-# Which file the callers of an address need
+# Notes: the key file of each address that is served
 
 
 @contextmanager
 def announced(address: str, path: Path | None) -> Iterator[None]:
-    """While this lasts, clients of this user find the key for `address`, on which the caller listens."""
+    """While the context lasts, clients of this user find the key for `address`, on which the caller listens."""
     place = _place_of(address)
     if path is None or place is None:
         yield
@@ -172,13 +174,13 @@ def announced(address: str, path: Path | None) -> Iterator[None]:
     try:
         yield
     finally:
-        # Nobody else writes to it while the lock is held.
+        # No other process writes to the note while the lock is held.
         place.unlink(missing_ok=True)
         os.close(descriptor)
 
 
 def key_for(url: str) -> tuple[str, str] | None:
-    """The key for an API of this user's on this machine, and the address to send it to; None for all others."""
+    """The address and key of an API that this user serves on this machine; None for any other URL."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port or 80
@@ -192,7 +194,7 @@ def key_for(url: str) -> tuple[str, str] | None:
 
 
 def links() -> list[str]:
-    """The pages of all APIs of this user's that are served now, each with its key."""
+    """Links to the pages of all APIs that this user serves now, each with its key."""
     return [
         link(f"http://{place.name}", key)
         for place in sorted(_folder().glob("*:*"))
@@ -201,12 +203,12 @@ def links() -> list[str]:
 
 
 def link(address: str, key: str) -> str:
-    """The page, opened. What follows # stays in the browser: it is sent to no server."""
+    """A link that opens the page with the key. Browsers do not send the part after # to any server."""
     return f"{address}/#key={key}"
 
 
 def is_loopback_url(url: str) -> bool:
-    """Whether a key of this machine may be meant for this address."""
+    """Whether the URL leads to this machine, so that a local key may exist for it."""
     try:
         parts = urlsplit(url)
         return parts.scheme == "http" and bool(_places((parts.hostname or "").lower(), parts.port or 80))
@@ -215,7 +217,7 @@ def is_loopback_url(url: str) -> bool:
 
 
 def _folder() -> Path:
-    # Whatever the server's home is: a client knows its address and nothing more.
+    # Not in the server's own home: a client knows only the address.
     return user_home() / "serving"
 
 
@@ -225,8 +227,8 @@ def _place_of(address: str) -> Path | None:
 
 
 def _places(host: str, port: int) -> dict[str, Path]:
-    """Where a note about this may be, by the address that it is about."""
-    # A name is not looked up: it may stand for several addresses, and on one of them somebody else may listen.
+    """Paths of the notes about a host and port, by address."""
+    # A name is not resolved: it may stand for several addresses, and another user may listen on one of them.
     hosts = ("127.0.0.1", "::1") if host == "localhost" else (host,)
     found = {}
     for one in hosts:
@@ -242,13 +244,13 @@ def _places(host: str, port: int) -> dict[str, Path]:
 
 
 def _note(place: Path, path: Path) -> int:
-    """Write it down under a lock, which lasts as long as the descriptor is open."""
+    """Writes a note and locks it. Returns its descriptor: the lock lasts while that is open."""
     place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = place.parent.lstat()
     if folder.st_uid != os.geteuid() or not stat.S_ISDIR(folder.st_mode):
         raise ConfigError(f"{place.parent} is not a folder of this user's")
     _clear(place.parent)
-    deadline = time.monotonic() + _WAIT_SECONDS
+    deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -263,11 +265,11 @@ def _note(place: Path, path: Path) -> int:
             os.close(descriptor)
             raise
         os.close(descriptor)
-        time.sleep(0.001)  # a client looks at it
+        time.sleep(0.001)  # a client is reading the note
 
 
 def _noted(place: Path) -> Path | None:
-    """The file that a server which is alive has named."""
+    """The key file that a live server named in its note."""
     try:
         descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -277,8 +279,8 @@ def _noted(place: Path) -> Path | None:
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             return None
         if _lock(descriptor, fcntl.LOCK_SH):
-            return None  # whoever wrote it has ended; who listens there now is not known
-        return Path(json.loads(os.read(descriptor, _LONGEST_FILE))["key_file"])
+            return None  # the server that wrote it has ended; another process may listen there now
+        return Path(json.loads(os.read(descriptor, _MAX_FILE_BYTES))["key_file"])
     except (ValueError, KeyError, TypeError):
         return None
     finally:
@@ -286,7 +288,7 @@ def _noted(place: Path) -> Path | None:
 
 
 def _clear(folder: Path) -> None:
-    """Away with what killed servers have left behind."""
+    """Deletes the notes of servers that were killed."""
     for place in folder.glob("*:*"):
         with suppress(OSError):
             descriptor = os.open(place, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -306,7 +308,7 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _is_at(descriptor: int, place: Path) -> bool:
-    """Whether the file that is open is still the one of that name."""
+    """Whether the open file is still the one at that path."""
     try:
         there, here = place.lstat(), os.fstat(descriptor)
     except FileNotFoundError:

@@ -1,6 +1,6 @@
-"""How log lines of Duly's own processes look: `2030-01-01 09:30:00.004 INFO    duly.worker: …`, in local time.
+"""Log lines of Duly's processes: `2030-01-01 09:30:00.004 INFO    duly.worker: …`, in local time.
 
-Whatever a message quotes, a line that begins with a time is a record of its own and of this process.
+Only a record of this process begins a line with a time, whatever text its message quotes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _INDENT = "    "
 
 
 class LogFormatter(logging.Formatter):
-    """One line for a record; the lines of a traceback below it are indented."""
+    """One line per record; the lines of its traceback follow, indented."""
 
     def __init__(self) -> None:
         super().__init__(_LINE, _MOMENT)
@@ -27,7 +27,7 @@ class LogFormatter(logging.Formatter):
         record.message = record.getMessage()
         record.asctime = self.formatTime(record, self.datefmt)
         told = [visible(self.formatMessage(record))]
-        # Not `record.exc_text`: there a formatter of somebody else's may have left what it makes of it.
+        # Not `record.exc_text`: another formatter may have left its own version there.
         below = [self.formatException(record.exc_info)] if record.exc_info else []
         below += [self.formatStack(record.stack_info)] if record.stack_info else []
         for text in below:
@@ -36,7 +36,7 @@ class LogFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: int = logging.WARNING) -> None:
-    """For a process of Duly's own."""
+    """Log to stderr, for a process that Duly itself starts."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(LogFormatter())
     # `force` because a test calls several commands in one process, each with a stderr of its own.
@@ -44,7 +44,7 @@ def log_to_stderr(level: int = logging.WARNING) -> None:
 
 
 def set_up_logging(level: str) -> None:
-    """To stderr, one short line each: stdout is for what a command was asked for."""
+    """Log to stderr at this level: stdout is for a command's results."""
     if level.upper() not in LEVELS:
         raise ConfigError(f"setting log_level: must be one of {', '.join(LEVELS)}, not {level[:40]!r}")
     log_to_stderr()

@@ -1,12 +1,12 @@
-"""What of a job is secret, and how that stays out of what is shown and what is kept. Pure: the one home of both rules.
+"""The secrets of a job, and how they are hidden in shown jobs and in stored results. No I/O; the only home of both
+rules.
 
 Secret are the values of `secret_env` and `secret_headers`, of a few headers wherever they stand, of a URL's query, and
-of the payload's fields that the job names (`secret_fields`). Where a job is shown they are `***`. What a run leaves
-behind (output, errors, results, progress, log lines) has `***` in the place of such a value, because programs print
-what they were given and endpoints echo it.
+of the payload fields that the job names (`secret_fields`). Shown jobs have `***` instead. So do the output, errors,
+results, progress and log lines of a run, because programs print their input and endpoints echo it.
 
-A path of `secret_fields` is the names that lead to a value, with dots between them: `card.number`. Lists on the way are
-gone through: of a list of users, `users.password` is everybody's. A dot that belongs to a name is written `\\.`.
+A path in `secret_fields` consists of the names that lead to a value, separated by dots: `card.number`. It applies to
+every item of a list on the way: `users.password` names the password of each user. A dot within a name is written `\\.`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any
 from urllib.parse import unquote, unquote_plus
 
 HIDDEN = "***"
-# In what a run leaves behind, values shorter than this stay: they would blot out ordinary words, and a value that short
-# is found by trying.
-SHORTEST = 4
-# Values of a URL's query are mostly no secrets: only those as long as a token are looked for there.
-SHORTEST_IN_QUERY = 12
-# Looking for more would take too long. Then nothing of what a run leaves behind is shown.
-MOST_SPELLINGS = 1_000
+# Shorter values, in characters, are not masked in a run's output: masking would blot out ordinary words, and a value
+# that short can be guessed.
+MIN_LENGTH = 4
+# The same for values in a URL's query. Most of them are not secrets: only values as long as a token are masked.
+MIN_LENGTH_IN_QUERY = 12
+# Searching for more spellings would take too long. A run with more secrets has all of its output masked.
+MAX_SPELLINGS = 1_000
 _SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization"})
 
 
@@ -33,14 +33,14 @@ def is_secret_header(name: str) -> bool:
 
 
 def target_secrets(target: Mapping[str, Any]) -> Iterator[str]:
-    """The secret values of a job's handler object, each also as programs and endpoints may quote it."""
+    """The secret values of a job's target, each also in the forms that programs and endpoints may quote."""
     yield from target.get("secret_env", {}).values()
     if "url" in target:
         yield from _query_secrets(target["url"])
     for name, value in [*target.get("headers", {}).items(), *target.get("secret_headers", {}).items()]:
         if name in target.get("secret_headers", {}) or is_secret_header(name):
             yield value
-            yield value.rpartition(" ")[2]  # of "Bearer …" the token
+            yield value.rpartition(" ")[2]  # the token in "Bearer …"
 
 
 def _query_secrets(url: str) -> Iterator[str]:
@@ -49,12 +49,12 @@ def _query_secrets(url: str) -> Iterator[str]:
     for part in query.split("&"):
         value = part.rpartition("=")[2]
         for spelling in (value, unquote(value), unquote_plus(value)):
-            if len(spelling) >= SHORTEST_IN_QUERY:
+            if len(spelling) >= MIN_LENGTH_IN_QUERY:
                 yield spelling
 
 
 def shown_url(url: str) -> str:
-    """With the names of its query and without their values, which may be tokens."""
+    """The URL with the names of its query but without their values, which may be tokens."""
     rest, sharp, _ = url.partition("#")
     path, question, query = rest.partition("?")
     shown = [part.partition("=") for part in query.split("&")] if query else []
@@ -65,12 +65,12 @@ def shown_url(url: str) -> str:
 # A payload's secret fields
 
 _Tree = dict[str, "_Tree | None"]
-# How a place was reached: the last step, and the way to it. Spelt only for who asks.
+# The way to a value: the last step, and the trail before it. Written out only for an error message.
 _Trail = tuple["_Trail", str] | None
 
 
 def names_of(path: str) -> list[str]:
-    """The names that a path of `secret_fields` is made of."""
+    """The names in a path of `secret_fields`."""
     names, escaped = [""], False
     for character in path:
         if character == "." and not escaped:
@@ -83,7 +83,7 @@ def names_of(path: str) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def _tree_of(paths: tuple[str, ...]) -> _Tree:
-    """Paths by their names, so that each value of a payload is looked at once however many there are. None: secret."""
+    """Paths as a tree of names, so that a payload is walked once however many paths there are. None marks a secret."""
     root: _Tree = {}
     for path in paths:
         *leading, last = names_of(path)
@@ -97,13 +97,13 @@ def _tree_of(paths: tuple[str, ...]) -> _Tree:
 
 
 def covers(path: str, paths: Iterable[str]) -> bool:
-    """Whether what a path leads to is as secret by these."""
+    """Whether the value at `path` is secret by `paths` too."""
     names = names_of(path)
     return any(names[: len(other)] == other for other in map(names_of, paths))
 
 
 def shown_payload(payload: Any, paths: tuple[str, ...]) -> Any:
-    """The payload as it may be shown."""
+    """The payload with its secret fields hidden."""
     if not paths:
         return payload
     copy = [payload]
@@ -113,7 +113,7 @@ def shown_payload(payload: Any, paths: tuple[str, ...]) -> Any:
 
 
 def payload_secrets(payload: Any, paths: tuple[str, ...]) -> Iterator[str]:
-    """The secret values of a payload: its texts and numbers. What is true, false or null says too little."""
+    """The secret strings and numbers of a payload. Booleans and null are too common to be masked."""
     stack = [holder[name] for holder, name, _ in _secret_places([payload], paths)]
     while stack:
         value = stack.pop()
@@ -128,7 +128,7 @@ def payload_secrets(payload: Any, paths: tuple[str, ...]) -> Iterator[str]:
 
 
 def shown_instead(payload: Any, paths: tuple[str, ...]) -> str | None:
-    """Where a payload holds `***` in the place of a secret, as somebody sends it back who was shown it so."""
+    """The path at which a payload has `***` instead of a secret, as a client sends it that edits a shown job."""
     for holder, name, trail in _secret_places([payload], paths):
         if holder[name] == HIDDEN:
             return _spelt(trail)
@@ -136,9 +136,9 @@ def shown_instead(payload: Any, paths: tuple[str, ...]) -> str | None:
 
 
 def _secret_places(root: list[Any], paths: tuple[str, ...]) -> Iterator[tuple[dict[str, Any], str, _Trail]]:
-    """Where the secrets stand: an object of a copy that is made in `root`, a name in it, and how that is reached.
+    """The places of the secrets: an object in the copy that is made in `root`, a name in it, and the way to it.
 
-    A loop, not recursion, because depth is the client's choice.
+    A loop, not recursion, because the client chooses the depth.
     """
     stack: list[tuple[Any, Any, _Tree, _Trail]] = [(root, 0, _tree_of(paths), None)]
     while stack:
@@ -171,14 +171,14 @@ def _spelt(trail: _Trail) -> str:
 
 
 class Mask:
-    """Puts `***` in the place of secret values."""
+    """Replaces secret values by `***`."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         found: set[str] = set()
         self._everything = False
         for secret in secrets:
             found.update(_spellings(secret))
-            if len(found) > MOST_SPELLINGS:
+            if len(found) > MAX_SPELLINGS:
                 self._everything = True
                 break
         self._secrets = sorted(found, key=len, reverse=True)
@@ -187,7 +187,7 @@ class Mask:
         return bool(self._secrets)
 
     def text(self, text: str, *, begins_amid: bool = False, ends_amid: bool = False) -> str:
-        """The text without them. One that was cut, before or after, may hold a part of one there: that goes as well."""
+        """`text` without the secrets. If it was cut it may begin or end within a secret: that part is replaced too."""
         if self._everything:
             return HIDDEN if text else text
         spans: list[tuple[int, int]] = []
@@ -213,7 +213,7 @@ class Mask:
         return "".join([*pieces, text[until:]])
 
     def json(self, text: str) -> str:
-        """A JSON text without them, which is still JSON."""
+        """JSON without the secrets, which is still JSON."""
         if self._everything:
             return json.dumps(HIDDEN)
         return json.dumps(self._without(json.loads(text)))
@@ -225,19 +225,19 @@ class Mask:
             return {self.text(name): self._without(item) for name, item in value.items()}
         if isinstance(value, list):
             return [self._without(item) for item in value]
-        # A number that merely holds the digits of one is another number.
+        # A number that contains the digits of a secret is another number.
         return HIDDEN if json.dumps(value) in self._secrets else value
 
 
 def make_mask(secrets: Iterable[str]) -> Mask | None:
-    """None where there is nothing to hide."""
+    """A mask, or None if there is nothing to hide."""
     return Mask(secrets) or None
 
 
 def _spellings(secret: str) -> Iterator[str]:
-    """A value as it stands in a text: itself, line by line (keys are printed so), and as JSON and Python quote it."""
+    """The forms of a value in a text: itself, line by line (keys are printed so), and quoted as in JSON and Python."""
     for part in {secret, secret.strip(), *(line.strip() for line in secret.splitlines())}:
-        if len(part) >= SHORTEST:
+        if len(part) >= MIN_LENGTH:
             yield part
             yield json.dumps(part)[1:-1]
             yield json.dumps(part, ensure_ascii=False)[1:-1]
@@ -245,8 +245,8 @@ def _spellings(secret: str) -> Iterator[str]:
 
 
 def _overlap(text: str, secret: str) -> int:
-    """How much of the secret's beginning the text ends with. In linear time: both are anybody's choice."""
-    # Knuth, Morris and Pratt: how much of the beginning stands again before each place of it.
+    """Length of the secret's beginning that the text ends with. Linear time, because clients choose both."""
+    # Knuth, Morris and Pratt: per position, the length of the secret's beginning that ends there.
     again = [0] * len(secret)
     length = 0
     for place in range(1, len(secret)):

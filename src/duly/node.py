@@ -48,25 +48,25 @@ def duly_version() -> str:
 
 
 def node_name() -> str:
-    """For people; never used to tell nodes apart."""
+    """A name for people. Nodes are told apart by their ids."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def make_notifier(pool: Pool, settings: Settings) -> Notifier | None:
-    """None where notifications are off, or where only a pooler is known: LISTEN needs a direct connection."""
+    """The notifier; None if notifications are off or only a pooler is configured: LISTEN needs a direct connection."""
     if not settings.notifications or (settings.pgbouncer and settings.direct_url is None):
         return None
-    # Whoever does not hear any more must know before what was announced counts as missed.
+    # A node must notice a dead connection before an announced occurrence counts as missed.
     return Notifier(settings.direct_url or pool.url, interval=min(Notifier.interval, silent_seconds(settings)))
 
 
 def silent_seconds(settings: Settings) -> float:
-    """How often a scheduler that no announcement reaches looks for itself: twice before anything counts as missed."""
+    """Interval at which a scheduler without announcements looks for due jobs: twice before one counts as missed."""
     return max(0.5, settings.misfire_grace_seconds / 3)
 
 
 class SchedulerNode:
-    """Coordinator, loader, firer and upkeep. Terms are pushed to it and passed on."""
+    """Coordinator, loader, firer and upkeep. The coordinator pushes terms, and the node passes them on."""
 
     def __init__(self, pool: Pool, settings: Settings) -> None:
         self.node_id = uuid4()
@@ -143,7 +143,7 @@ class SchedulerNode:
             await service.start()
 
     async def stop(self) -> None:
-        """Nothing new is fired, the fire that is under way ends, then the shards are anybody's."""
+        """Stops firing, lets the current fire end, then gives up the shards."""
         await self.coordinator.stop()
         others = [service for service in self._services if service is not self.coordinator]
         await asyncio.gather(*(service.stop() for service in others))
@@ -171,9 +171,9 @@ async def running_worker(
     concurrency: int | None = None,
     observer: Observer | None = None,
 ) -> AsyncIterator[Worker]:
-    """`queues` as a mapping gives each a weight: the share it has of a worker that could serve any of them.
+    """A running worker. `queues` as a mapping gives each queue a weight: its share of a busy worker.
 
-    `tenants`: whose runs it takes; none: everybody's.
+    `tenants`: the tenants whose runs it takes; empty: all tenants.
     """
     notifier = make_notifier(pool, settings)
     worker = Worker(

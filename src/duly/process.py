@@ -1,4 +1,4 @@
-"""What every process of Duly's begins with: an event loop, and the signals that end it."""
+"""The event loop of a Duly process, and the signals that end it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PR_SET_DUMPABLE = 4
 
 
 class Signals:
-    """SIGINT and SIGTERM: the first asks for a graceful end, the second for one right now."""
+    """SIGINT and SIGTERM: the first signal asks for a graceful end, the second for an immediate one."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -28,7 +28,7 @@ class Signals:
     async def handled(self) -> AsyncIterator[Signals]:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            # By the loop, not by signal.signal: uvloop hears those only when something else wakes it up.
+            # Not by signal.signal: uvloop runs such handlers only when something else wakes it up.
             loop.add_signal_handler(number, self._heard)
         try:
             yield self
@@ -43,10 +43,10 @@ class Signals:
 
 
 def conceal() -> None:
-    """Let no other process of this account look into this one: its memory, its open files, its environment.
+    """Hides this process's memory, open files and environment from other processes of the same account.
 
-    A program that a worker runs under its own account could otherwise read the store's password there. Root still can,
-    and on other systems than Linux there is no such thing.
+    A program that a worker runs under its own account could otherwise read the store's password there. Root still can.
+    Only Linux has this protection.
     """
     if sys.platform.startswith("linux"):
         try:

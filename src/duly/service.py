@@ -1,4 +1,4 @@
-"""The one base of every background loop.
+"""The base of every background loop.
 
 A service does one piece of work, `run_once`, again and again: at its interval, at once when woken, with growing pauses
 while it fails. Tests never start the loop; they call `run_once`.
@@ -19,14 +19,13 @@ log = logging.getLogger("duly.service")
 class Service(ABC):
     """Start it, wake it, stop it. A failing `run_once` is logged and tried again; only `stop` ends the loop."""
 
-    #: Seconds between two passes when nothing wakes it.
+    #: Seconds between two passes, unless the service is woken.
     interval: float = 1.0
-    #: Spread of the interval, so that many nodes do not beat together.
+    #: Spread of the interval, as a fraction, so that many nodes do not run at the same moments.
     jitter: float = 0.1
-    #: Pauses after errors grow from the first to the second of these, in seconds.
+    #: Shortest and longest pause after an error, in seconds. Pauses double with each error.
     backoff: tuple[float, float] = (0.1, 5.0)
-
-    #: How long a stop lets the pass that is under way go on, in seconds. What it then still waits for does not answer.
+    #: Seconds that `stop` waits for the current pass. A pass that takes longer waits for a server that does not answer.
     patience: float = 3.0
 
     def __init__(self) -> None:
@@ -40,10 +39,10 @@ class Service(ABC):
 
     @abstractmethod
     async def run_once(self) -> float | None:
-        """One pass. Returns the seconds until the next one is wanted, or None for the usual interval."""
+        """One pass. Returns the seconds until the next pass, or None for the interval."""
 
     def wake(self) -> None:
-        """Make the next pass start now. Waking twice before it starts is waking once."""
+        """Starts the next pass now. Several calls before it starts count as one."""
         self._wake.set()
 
     async def start(self) -> None:
@@ -52,9 +51,9 @@ class Service(ABC):
             self._task = asyncio.create_task(self._loop(), name=f"duly-{self.name}")
 
     async def stop(self) -> None:
-        """Let the pass that is under way finish, within reason, then end.
+        """Ends the loop after the current pass, or after `patience` seconds.
 
-        A pass may be cut short at any point, as it is when the process is killed: each of its statements is whole.
+        A pass may be cut short at any point, as it is when the process is killed: each of its statements is atomic.
         """
         self._stopping = True
         self._wake.set()
@@ -84,7 +83,7 @@ class Service(ABC):
             except Exception as error:  # noqa: BLE001 - whatever it is, the loop must go on
                 failures += 1
                 wanted = self._pause_after(failures, error)
-                # A wake-up would only run into the same wall; the pause is the point.
+                # A wake-up would only run into the same error: the pause is needed.
                 self._wake.clear()
             await self._pause(self.interval * random.uniform(1 - self.jitter, 1) if wanted is None else wanted)  # noqa: S311
 

@@ -1,8 +1,9 @@
-"""Turns on the event loop, by time: how long a piece of work takes is its sender's choice; no count of them says it.
+"""Sharing the event loop between long and short work. Turns are measured by time and not by number of items, because
+clients choose how long an item takes.
 
-Two things keep a loop quick for those who need little of it. Who works long lets others go on after a few milliseconds
-(`Turns`), and of those who work long only one goes on in each pass of the loop (`turn`): however many of them there
-are, whoever waits for an answer of the database or for the next bytes of a request waits for one of them, not for all.
+Two rules keep the loop quick for short work. Long work yields after a few milliseconds (`Turns`), and only one piece of
+long work continues in each pass of the loop (`turn`). So a task that waits for the database or for the next bytes of a
+request waits for one piece of long work, however many there are.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import time
 from collections import deque
 from weakref import WeakKeyDictionary
 
+#: Longest turn of one piece of work.
 SECONDS = 0.005
 
 
 class _Line:
-    """Those who wait for a turn on one event loop. The first of a pass has it at once."""
+    """Tasks that wait for a turn on one event loop. The first of a pass gets it at once."""
 
     __slots__ = ("_taken", "_waiting")
 
@@ -36,9 +38,9 @@ class _Line:
     def _next_pass(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:
             place = self._waiting.popleft()
-            if not place.done():  # it is where its task was cancelled meanwhile
+            if not place.done():  # done: its task was cancelled meanwhile
                 place.set_result(None)
-                # Its task goes on in the pass that comes now, and the next one in the pass after that.
+                # Its task continues in the pass that comes now, the next task in the pass after that.
                 loop.call_soon(self._next_pass, loop)
                 return
         self._taken = False
@@ -48,7 +50,7 @@ _lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary(
 
 
 async def turn() -> None:
-    """Wait until this pass of the loop has no other long work. Costs a microsecond where nobody else has any."""
+    """Waits until this pass of the loop has no other long work. Costs a microsecond if there is none."""
     loop = asyncio.get_running_loop()
     line = _lines.get(loop)
     if line is None:
@@ -57,7 +59,7 @@ async def turn() -> None:
 
 
 class Turns:
-    """Whoever works through many pieces asks after each; when the turn has lasted long enough, others have theirs."""
+    """A turn of work over many items. Its owner calls `give` after each; a turn that has lasted long enough ends."""
 
     __slots__ = ("_until", "given")
 

@@ -1,9 +1,8 @@
-"""Text from elsewhere, made safe to show: whatever a terminal, a log or a reader could take for something else is spelt
-out. Pure: the one home of the rule.
+"""Foreign text made safe to show in a terminal, a log or a page. No I/O; the only home of this rule.
 
-Names, errors, results and what other servers answer may hold characters that move the cursor, set a terminal's title,
-turn the reading direction around, end a line or are not seen at all. Each becomes what Python would write for it
-(`\\x1b`, `\\u202e`), and so is seen.
+Names, errors, results and the answers of other servers may contain characters that move the cursor, set a terminal's
+title, reverse the reading direction, end a line or are invisible. Each is replaced by its Python escape (`\\x1b`,
+`\\u202e`).
 """
 
 from __future__ import annotations
@@ -12,15 +11,15 @@ import re
 
 #: Control characters, as a part of a regular expression's set.
 CONTROLS = r"\x00-\x1f\x7f-\x9f"
-# Control characters but for line feed and tab; what Unicode calls format characters (reading direction, invisible
-# joints, tags); separators of lines and paragraphs; letters that are empty; halves of surrogate pairs. Not those few
-# format characters that are drawn (Arabic signs of numbers), and no variation selectors: emoji have those.
+# Control characters except line feed and tab; Unicode's format characters (reading direction, invisible joiners, tags);
+# line and paragraph separators; empty letters; lone surrogates. Not the few format characters that are drawn (Arabic
+# number signs), and not variation selectors, which emoji use.
 _UNSEEN = (
     r"\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b\u200e\u200f\u2028-\u202e"
     r"\u2060-\u206f\u3164\ud800-\udfff\ufeff\uffa0\ufff0-\ufffb\U00013430-\U0001343f\U0001bca0-\U0001bca3"
     r"\U0001d173-\U0001d17a\U000e0000-\U000e00ff\U000e01f0-\U000e0fff"
 )
-# Two joiners are part of how Persian, Hindi and some emoji are written: within such text they stay.
+# Persian, Hindi and some emoji are written with two joiners: within such text they stay.
 _JOINED = r"[^\x00-\u02ff\u2000-\u206f]"
 _JOINER = rf"(?<!{_JOINED})[\u200c\u200d]|[\u200c\u200d](?!{_JOINED})"
 _LINES = re.compile(rf"[{_UNSEEN}]|{_JOINER}")
@@ -29,17 +28,17 @@ _SHORT = {"\t": r"\t", "\n": r"\n", "\r": r"\r"}
 
 
 def visible(text: str) -> str:
-    """All within one line: line feeds and tabs are spelt out, too."""
+    """`text` on one line: line feeds and tabs are escaped too."""
     return _LINE.sub(_spelt, text)
 
 
 def visible_lines(text: str) -> str:
-    """Lines and tabs stay what they are."""
+    """`text` with its line feeds and tabs kept."""
     return _LINES.sub(_spelt, text.replace("\r\n", "\n"))
 
 
 def visible_json(text: str) -> str:
-    """A JSON text that means the same, in which nothing is hidden. Letters of all languages stay readable."""
+    """Equivalent JSON without invisible characters. Letters of all languages stay readable."""
     return _LINES.sub(_in_json, text)
 
 

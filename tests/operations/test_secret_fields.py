@@ -239,7 +239,7 @@ async def test_where_it_cannot_be_read_what_is_secret_nothing_is_shown(operation
 async def test_a_handler_as_it_is_shown_is_no_handler(
     operations: Operations, handler: dict[str, Any], field: str
 ) -> None:
-    with pytest.raises(InvalidInput, match="how a secret is shown") as refused:
+    with pytest.raises(InvalidInput, match="stands for a hidden secret") as refused:
         await operations.submit(JobRequest(handler))
     assert refused.value.field == field
     fine = {"type": "http", "url": "https://example.org/?a=x***", "headers": {"X-Stars": "***"}}

@@ -1,4 +1,5 @@
-"""Jobs, runs, previews and explanations as the documents that the API answers with: sections 2 and 9 of the spec."""
+"""The documents of the API's answers, made from jobs, runs, previews and explanations: sections 2 and 9 of the
+specification. `schemas` describes them."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ from duly.model import (
 
 
 def without_payload(document: dict[str, Any]) -> dict[str, Any]:
-    """As lists have it that were not asked for payloads: the field is not there, instead of being null."""
+    """The document for a list without payloads: the field is absent instead of null."""
     del document["payload"]
     return document
 
@@ -97,7 +98,7 @@ def dead_letter_document(letter: DeadLetter) -> dict[str, Any]:
 
 
 def preview_document(preview: Preview) -> dict[str, Any]:
-    """What DST drops is there too, with the note that says so."""
+    """The preview, including occurrences that DST drops, each with a note."""
     return {
         "kind": preview.kind,
         "canonical": preview.canonical,
@@ -147,7 +148,7 @@ def forecast_document(forecast: Forecast) -> dict[str, Any]:
 
 
 def cluster_document(status: ClusterStatus, *, tenant: str | None = None) -> dict[str, Any]:
-    """`tenant`: of those that workers serve, only this one is named."""
+    """`tenant`: of the tenants that workers serve, only this one is named; None: all."""
     return {
         "nodes": [{**_node_document(node), "shards": node.shards} for node in status.nodes if node.kind == "scheduler"],
         "shards": [
@@ -195,7 +196,7 @@ def _node_document(node: NodeStatus) -> dict[str, Any]:
 
 
 def stats_document(counts: Counts, tenant: str | None, *, scope: str | None) -> dict[str, Any]:
-    """`scope` is the tenant that was counted, None: the whole store."""
+    """`scope` is the tenant that was counted; None: the whole store."""
     return {
         "scope": "store" if scope is None else "tenant",
         "tenant": tenant,
@@ -223,7 +224,7 @@ def _attempt_document(attempt: Attempt) -> dict[str, Any]:
 
 
 def _note_document(run: Run) -> dict[str, Any] | None:
-    """Why a run was skipped, missed or cancelled, with the same keys for all of them."""
+    """The reason why a run was skipped, missed or cancelled, always with the same keys."""
     if run.note is None:
         return None
     unfinished = run.note.get("unfinished")

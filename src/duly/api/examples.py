@@ -1,4 +1,4 @@
-"""One example for every call, shown in the API's description and documentation. Tests check them against the models."""
+"""One example per call, for the API's description. Tests check the examples against the schemas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from duly.api.schemas import JobBody
 _JOB_ID = "019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e"
 _RUN_ID = f"{_JOB_ID}-4006432a6d5a2000"
 _NODE_ID = "5f0f3c1e-8a57-4f0e-9d0c-6f3f7d1f2a10"
-# An endpoint: a task's name is refused where no worker has that task, and an example should do as it stands.
+# An endpoint, so that the example works as it stands: a task is refused if no worker has it.
 _HANDLER = {"type": "http", "url": "https://example.org/hooks/weekly-report"}
 _REQUEST = {
     "name": "Weekly report",
@@ -234,7 +234,7 @@ _PROBLEMS = {
     415: Problem(415, "the body must be JSON in UTF-8: Content-Type: application/json"),
     421: Problem(421, "only loopback names are served here, such as localhost or 127.0.0.1"),
     422: Problem.invalid([FieldError("schedule", "minute 77 is not in 0-59")]),
-    429: Problem(429, "this API key may ask 50 times a second; try again in 0.3 s"),
+    429: Problem(429, "this API key may send 50 requests per second; try again in 0.3 s"),
     503: Problem(503, "the store cannot be reached at the moment; try again"),
 }
 

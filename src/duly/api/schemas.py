@@ -1,8 +1,8 @@
-"""The shape of requests and answers: what a job's fields are called and of which type, as OpenAPI tells it too.
+"""The schemas of requests and answers, from which the OpenAPI description is made.
 
-Only types are checked here, strictly: no number is taken for a text, no text for a number. The rules (ranges, zones,
-schedules) are checked by `operations`, for every interface alike; that they are also told here, as `json_schema_extra`,
-is for those who read the description, and a test compares the two.
+Only types are checked here, strictly: a number is not a string, and a string is not a number. `duly.checks` checks the
+rules (ranges, zones, schedules), for every interface alike. The description repeats them (`json_schema_extra`). Both
+come from the same `Rule` of each field, and a test compares them.
 """
 
 from __future__ import annotations
@@ -45,10 +45,6 @@ from duly.operations.submitting import problems_of
 from duly.states import RunState
 from duly.visible import CONTROLS
 
-# The very first and last moments of Python's calendar mean ±infinity to the database driver, and a step in local time
-# from any moment near them leaves the calendar.
-_FIRST_YEAR, _LAST_YEAR = 1900, 9998
-
 
 def _read_moment(value: object) -> object:
     if not isinstance(value, str):
@@ -57,20 +53,20 @@ def _read_moment(value: object) -> object:
         moment = datetime.fromisoformat(value)
     except ValueError:
         raise ValueError("must be a time such as 2026-03-08T09:30:00Z") from None
-    if not _FIRST_YEAR <= moment.year <= _LAST_YEAR:
-        raise ValueError(f"must be in the years {_FIRST_YEAR} to {_LAST_YEAR}")
+    if not checks.FIRST_YEAR <= moment.year <= checks.LAST_YEAR:
+        raise ValueError(f"must be in the years {checks.FIRST_YEAR} to {checks.LAST_YEAR}")
     return moment
 
 
 def _plain_number(value: float) -> float:
-    """60.0 means 60, also to whoever compares two requests. The bound keeps whole numbers within a float's range."""
+    """60.0 means 60, also when two requests are compared. The limit keeps whole numbers within a float's range."""
     if abs(value) > 1e15:
         raise ValueError("is too large")
     return int(value) if value == int(value) else value
 
 
 def _whole_number(value: object) -> object:
-    """JSON knows one kind of number: 3.0 is the whole number 3, to JSON Schema as to JavaScript."""
+    """JSON has one kind of number: 3.0 is the whole number 3, as in JSON Schema and JavaScript."""
     return int(value) if type(value) is float and value.is_integer() else value
 
 
@@ -79,7 +75,7 @@ Moment = Annotated[datetime, BeforeValidator(_read_moment)]
 Seconds = Annotated[int | float, AfterValidator(_plain_number)]
 
 
-# No control characters.
+# A string without control characters.
 _PLAIN = rf"^[^{CONTROLS}]*$"
 _NO_NUL = r"^[^\x00]*$"
 
@@ -93,11 +89,11 @@ def _number(low: float, high: float) -> dict[str, Any]:
 
 
 def _or_null(kind: str, rules: dict[str, Any]) -> dict[str, Any]:
-    """Rules that hold unless it is null; beside `anyOf` they would hold for null too, and say nothing of it."""
+    """Rules for a value that may be null. Beside `anyOf` they would apply to null too."""
     return {"anyOf": [{"type": kind, **rules}, {"type": "null"}]}
 
 
-# As the years are above, for those who read the description.
+# The years of `checks`, for readers of the description.
 MOMENT_RULES: dict[str, Any] = {
     "format": "date-time",
     "pattern": "^(19[0-9]{2}|[2-8][0-9]{3}|9[0-8][0-9]{2}|99[0-8][0-9]|999[0-8])-",
@@ -175,7 +171,7 @@ def _described(rule: Rule) -> tuple[Any, Any]:
 
 
 def _schema_of(rule: Rule) -> tuple[str, dict[str, Any]]:
-    """A field's type in JSON and its rules, for those who read the description."""
+    """A field's type in JSON and its rules, for readers of the description."""
     if rule.choices:
         return "string", {}
     if rule.kind is int:
@@ -226,12 +222,12 @@ class JobBody(_DescribedFields):
         return JobRequest(policy=policy, **{**given, "dedupe_key": dedupe_key})
 
 
-# What a job keeps for good.
+# Fields that cannot be changed.
 _FIXED = frozenset({"handler", "dedupe_key"})
 
 
 def change_schema() -> dict[str, Any]:
-    """A `JobBody` of which every field may be left out, and none has a default: what is left out stays as it is."""
+    """The schema of a change: `JobBody` with optional fields and without defaults. Absent fields stay as they are."""
     schema = JobBody.model_json_schema()
     properties = {
         name: {key: value for key, value in rules.items() if key != "default"}
@@ -240,7 +236,7 @@ def change_schema() -> dict[str, Any]:
     }
     return {
         "title": "JobChange",
-        "description": "What is to be different about a job. Its handler and its dedupe_key are for good.",
+        "description": "The fields of a job to change. Its handler and its dedupe_key cannot be changed.",
         "type": "object",
         "additionalProperties": False,
         "properties": properties,
@@ -248,9 +244,9 @@ def change_schema() -> dict[str, Any]:
 
 
 class JobDocument(JobBody):
-    """A job as it is stored."""
+    """A stored job."""
 
-    # What was once accepted is shown as it is: only the shape is promised of an answer.
+    # Stored values are shown as they are, although rules may have changed since: only the types are promised.
     handler: str | dict[str, Any]
     idempotency_key_template: str
     secret_fields: list[str]
@@ -264,10 +260,10 @@ class JobDocument(JobBody):
     status_reason: str | None
     next_run_at: datetime | None
     last_run_at: datetime | None
-    run_count: int = Field(description="how many runs it had; what max_runs bounds")
+    run_count: int = Field(description="number of runs so far; max_runs limits it")
     created_at: datetime
     updated_at: datetime
-    version: int = Field(description="grows with every change; its ETag")
+    version: int = Field(description="grows with every change; the ETag")
 
 
 class _Document(BaseModel):
@@ -275,7 +271,7 @@ class _Document(BaseModel):
 
 
 class ErrorDocument(_Document):
-    """What went wrong in one attempt."""
+    """The error of one attempt."""
 
     type: str
     message: str
@@ -283,7 +279,7 @@ class ErrorDocument(_Document):
 
 
 class AttemptDocument(_Document):
-    """One attempt of a run that did not end well."""
+    """One ended attempt of a run."""
 
     attempt: int
     started_at: datetime | None
@@ -293,7 +289,7 @@ class AttemptDocument(_Document):
 
 
 class ProgressDocument(_Document):
-    """How far a running handler says it is."""
+    """Progress that a running handler reports."""
 
     fraction: float
     note: str
@@ -301,15 +297,15 @@ class ProgressDocument(_Document):
 
 
 class NoteDocument(_Document):
-    """Why a run was skipped, missed or cancelled."""
+    """The reason why a run was skipped, missed or cancelled."""
 
-    reason: str | None = Field(description="the rule that kept it from running, or why it was cancelled")
-    count: int | None = Field(description="how many missed occurrences this one record stands for")
-    first: datetime | None = Field(description="the first of them")
-    last: datetime | None = Field(description="the last of them")
-    overlap: str | None = Field(description="the overlap policy that skipped it")
-    unfinished: datetime | None = Field(description="scheduled_at of the run that was unfinished then")
-    unfinished_run_id: str | None = Field(description="that run")
+    reason: str | None = Field(description="the rule that kept the run from starting, or the reason of the cancel")
+    count: int | None = Field(description="number of missed occurrences that this record stands for")
+    first: datetime | None = Field(description="the first of these occurrences")
+    last: datetime | None = Field(description="the last of these occurrences")
+    overlap: str | None = Field(description="the overlap policy that skipped the run")
+    unfinished: datetime | None = Field(description="scheduled_at of the run that was unfinished at that time")
+    unfinished_run_id: str | None = Field(description="the run that was unfinished at that time")
 
 
 class RunDocument(_Document):
@@ -322,20 +318,20 @@ class RunDocument(_Document):
     attempt: int
     started_at: datetime | None
     finished_at: datetime | None
-    next_attempt_at: datetime | None = Field(description="when a worker may begin the next attempt")
+    next_attempt_at: datetime | None = Field(description="earliest time of the next attempt")
     worker: str | None
     idempotency_key: str | None
     missed: bool
     deduplicated: bool
     progress: ProgressDocument | None
-    error: ErrorDocument | None = Field(description="of the last attempt, if that failed")
+    error: ErrorDocument | None = Field(description="error of the last attempt, if it failed")
     result: Any
     note: NoteDocument | None
-    attempts: list[AttemptDocument] = Field(description="all that have ended, the successful one among them")
+    attempts: list[AttemptDocument] = Field(description="all ended attempts, including the successful one")
 
 
 class DeadLetterDocument(_Document):
-    """A run that no retry will mend, with its payload and everything that was tried."""
+    """A run whose retries are used up, with its payload and all attempts."""
 
     run_id: str
     job_id: str
@@ -347,7 +343,7 @@ class DeadLetterDocument(_Document):
     attempt: int
     payload: Any
     payload_ref: str | None
-    secret_fields: list[str] = Field(description="what of the payload is not shown")
+    secret_fields: list[str] = Field(description="payload fields that are not shown")
     error: ErrorDocument
     attempts: list[AttemptDocument]
 
@@ -357,13 +353,13 @@ def _without_payload(schema: dict[str, Any]) -> None:
 
 
 class ListedJob(JobDocument):
-    """A job as it is stored; `payload` is there where it was asked for."""
+    """A stored job; `payload` is present if it was requested."""
 
     model_config = ConfigDict(json_schema_extra=_without_payload)
 
 
 class ListedDeadLetter(DeadLetterDocument):
-    """A run that no retry will mend, with everything that was tried; `payload` is there where it was asked for."""
+    """A run whose retries are used up, with all attempts; `payload` is present if it was requested."""
 
     model_config = ConfigDict(json_schema_extra=_without_payload)
 
@@ -398,7 +394,7 @@ class OccurrenceList(_Document):
 
 
 class ExplanationDocument(_Document):
-    """What became of one occurrence and why."""
+    """The verdict on one occurrence, with its reason."""
 
     job_id: str
     scheduled_at: datetime
@@ -417,7 +413,7 @@ class ExplanationList(_Document):
 
 
 class ExplanationAnswer(RootModel[ExplanationDocument | ExplanationList]):
-    """Of one occurrence, or with `from` of all in a range."""
+    """The explanation of one occurrence, or with `from` of all occurrences in a range."""
 
 
 class FieldErrorDocument(_Document):
@@ -426,18 +422,18 @@ class FieldErrorDocument(_Document):
 
 
 class ProblemDocument(_Document):
-    """What went wrong, as RFC 9457 says it."""
+    """An error, in the form of RFC 9457."""
 
     type: str = Field(json_schema_extra={"format": "uri"})
     title: str
     status: int
     detail: str
-    field: str | None = Field(None, description="what in the request is wrong")
+    field: str | None = Field(None, description="the invalid field of the request")
     errors: list[FieldErrorDocument] | None = None
 
 
 class BatchItem(_Document):
-    """What became of one job of a batch: 201 created, 200 known by its dedupe_key, else why not."""
+    """The result of one job of a batch: 201 created, 200 existing job with that dedupe_key, otherwise the error."""
 
     status: Literal[200, 201, 403, 409, 422]
     job_id: str | None = None
@@ -445,13 +441,13 @@ class BatchItem(_Document):
 
 
 class BatchResult(_Document):
-    """In the order of the request."""
+    """One result per job, in the order of the request."""
 
     items: list[BatchItem]
 
 
 class PreviewBody(BaseModel):
-    """A schedule to be looked at. Nothing is saved."""
+    """A schedule to preview. Nothing is stored."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -474,17 +470,17 @@ class PreviewDocument(_Document):
 
 
 class PauseBody(BaseModel):
-    """Optional."""
+    """The reason of a pause; optional."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     reason: str | None = Field(
-        None, description="shown with the job as status_reason", json_schema_extra=_or_null("string", text_rules(500))
+        None, description="shown as the job's status_reason", json_schema_extra=_or_null("string", text_rules(500))
     )
 
 
 def _narrowed(schema: dict[str, Any]) -> None:
-    """At least one filter that is not null, or `all`."""
+    """The schema requires at least one filter that is not null, or `all`."""
     filters = [name for name in schema["properties"] if name != "all"]
     schema["anyOf"] = [
         {"required": ["all"], "properties": {"all": {"const": True}}},
@@ -493,7 +489,7 @@ def _narrowed(schema: dict[str, Any]) -> None:
 
 
 class DeadLetterFilterBody(BaseModel):
-    """Which dead letters; what is left out or null matches all. At least one filter is given, or `all`."""
+    """A filter for dead letters; an absent or null field matches all. Give at least one filter, or `all`."""
 
     model_config = ConfigDict(strict=True, extra="forbid", json_schema_extra=_narrowed)
 
@@ -504,22 +500,22 @@ class DeadLetterFilterBody(BaseModel):
     error_type: str | None = Field(None, json_schema_extra=_or_null("string", text_rules(200)))
     since: Moment | None = Field(None, description="buried at this moment or later", json_schema_extra=_MOMENT)
     until: Moment | None = Field(None, description="buried before this moment", json_schema_extra=_MOMENT)
-    all: bool = Field(False, description="where no filter narrows them down")
+    all: bool = Field(False, description="set this to select all dead letters without a filter")
 
 
 class RedriveDocument(_Document):
-    """How many were sent again; `refused` are those of jobs that are cancelled or gone."""
+    """Number of dead letters redriven; `refused` counts those whose jobs are cancelled or deleted."""
 
     redriven: int
     refused: int
-    more: bool = Field(description="whether this call ended before all that match were looked at: call again")
+    more: bool = Field(description="true if matching dead letters are left: call again")
 
 
 class PurgeDocument(_Document):
-    """How many were forgotten."""
+    """Number of dead letters deleted."""
 
     purged: int
-    more: bool = Field(description="whether this call ended before all that match were looked at: call again")
+    more: bool = Field(description="true if matching dead letters are left: call again")
 
 
 class ForecastItem(_Document):
@@ -530,19 +526,21 @@ class ForecastItem(_Document):
 
 
 class ForecastDocument(_Document):
-    """How many fires are coming, by minute, queue and handler."""
+    """Number of coming fires, by minute, queue and handler."""
 
     start: datetime
     until: datetime
     total: int
     items: list[ForecastItem]
-    estimated: bool = Field(description="counted on a part of the shards and scaled: the store is too full for more")
-    cut: bool = Field(description="not everything up to `until` is counted; up to `complete_until` it is")
+    estimated: bool = Field(
+        description="counted on some of the shards and scaled, because the store is too full to count all"
+    )
+    cut: bool = Field(description="true if only the fires up to `complete_until` are counted, not all up to `until`")
     complete_until: datetime
 
 
 class NodeDocument(_Document):
-    """A process that takes part."""
+    """A scheduler or worker process."""
 
     node_id: str
     name: str
@@ -554,23 +552,23 @@ class NodeDocument(_Document):
 
 
 class SchedulerDocument(NodeDocument):
-    shards: int = Field(description="how many it leads")
+    shards: int = Field(description="number of shards that it leads")
 
 
 class WorkerDocument(NodeDocument):
-    held: int = Field(description="how many runs it holds")
+    held: int = Field(description="number of runs that it holds")
     queues: list[str]
     tenants: list[str] | None = Field(
-        description="whose runs it takes; null: everybody's. Other tenants are named to `admin` only"
+        description="tenants whose runs it takes; null: all tenants. Only the role `admin` sees other tenants' names"
     )
     concurrency: int | None
-    hanging_threads: int = Field(description="threads whose handlers were told to stop and go on")
+    hanging_threads: int = Field(description="threads whose handlers keep running after they were told to stop")
 
 
 class ShardDocument(_Document):
     shard: int
     epoch: int
-    leader: str | None = Field(description="node_id")
+    leader: str | None = Field(description="node_id of the leader")
     leader_name: str | None
     alive: bool
     since: datetime
@@ -580,16 +578,16 @@ class ClusterDocument(_Document):
     nodes: list[SchedulerDocument]
     shards: list[ShardDocument]
     workers: list[WorkerDocument]
-    lag_seconds: float = Field(description="how late the oldest job is that is due and has not fired; 0: none is")
+    lag_seconds: float = Field(description="lateness of the oldest due job that has not fired; 0 if there is none")
 
 
 class StatsDocument(_Document):
-    """Counters for people. Each is counted up to a bound, so that asking stays cheap however full the store is."""
+    """Counters for people. Each counts up to a limit, so that a request stays cheap however full the store is."""
 
     scope: Literal["store", "tenant"]
-    tenant: str | None = Field(description="the key's; null for the role `monitor`, which is of none")
+    tenant: str | None = Field(description="tenant of the key; null for the role `monitor`, which has no tenant")
     jobs: int
-    jobs_estimated: bool = Field(description="whether `jobs` is an estimate: so it is with more than 10,000 jobs")
+    jobs_estimated: bool = Field(description="true if `jobs` is an estimate, as it is with more than 10,000 jobs")
     queued: int
     retrying: int
     waiting: int
@@ -597,7 +595,7 @@ class StatsDocument(_Document):
     dead_letters: int
     overdue: int
     oldest_overdue_at: datetime | None
-    at_least: list[str] = Field(description="counters that reached their bound: there may be more than they say")
+    at_least: list[str] = Field(description="counters that reached their limit: the true number may be larger")
 
 
 _SETTABLE = tuple(JobBody.model_fields)
@@ -608,18 +606,18 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 def read_job(document: Mapping[str, Any]) -> JobBody:
-    """The fields of a request, or one `Problem` that names every field that is wrong."""
+    """The fields of a request, or one `Problem` that names every invalid field."""
     try:
         return read_body(JobBody, document)
     except Problem as problem:
-        # Fields of the right type may break a rule; whoever corrects the others should not have to come twice.
+        # Fields of the right type may break a rule: the client learns of all errors at once.
         named = {error.field.partition(".")[0] for error in problem.errors}
         errors = [*problem.errors, *(error for error in _broken_rules(document, named) if error.field not in named)]
         raise Problem.invalid(errors, omitted=problem.omitted) from None
 
 
 def _broken_rules(document: Mapping[str, Any], wrong: Collection[str]) -> list[FieldError]:
-    """What the rules say of those fields that have the right type."""
+    """Errors in fields that have the right type but break a rule."""
     right = {field: value for field, value in document.items() if field in JobBody.model_fields and field not in wrong}
     body = JobBody.model_validate({"name": "x", "handler": "x", **right})
     request = body.to_request(dedupe_key=body.dedupe_key)
@@ -627,7 +625,7 @@ def _broken_rules(document: Mapping[str, Any], wrong: Collection[str]) -> list[F
 
 
 def read_change(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are to be changed, and no others."""
+    """The fields to change."""
     required = {"name": "", "handler": ""}
     fixed = [FieldError(field, "cannot be changed") for field in document if field in _FIXED]
     changes = {field: value for field, value in document.items() if field not in _FIXED}
@@ -636,15 +634,15 @@ def read_change(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_body(model: type[Body], document: Mapping[str, Any], *, also: Sequence[FieldError] = ()) -> Body:
-    """The fields of a request as `model` has them; whatever is wrong is refused at once, with what was found before."""
+    """The fields of a request as a `model`. All field errors, including `also`, are reported together."""
     known = model.model_fields
     fields = {field: value for field, value in document.items() if field in known}
     errors = list(also)
-    # Whoever sends ten thousand fields that are none is told of some, and how many there are.
+    # Of ten thousand unknown fields the answer names some, and says how many there are.
     unknown = [field for field in document if field not in known]
     errors += (FieldError(field, _refused(model, field)) for field in unknown[:MOST_ERRORS])
     if isinstance(labels := fields.get("labels"), dict) and len(labels) > checks.MAX_LABELS:
-        # Not one by one: each that is no text would be an error of its own.
+        # Not one by one: each label that is not a string would be an error of its own.
         errors.append(FieldError("labels", f"must be at most {checks.MAX_LABELS}, these are {len(labels)}"))
         del fields["labels"]
     body: Body | None = None
@@ -669,10 +667,10 @@ def _field_errors(found: Iterable[ErrorDetails]) -> list[FieldError]:
     messages: dict[str, list[str]] = {}
     for error in found:
         place = [str(part) for part in error["loc"]]
-        # Within `labels` the key is worth naming; elsewhere what follows is pydantic's word for a type it tried.
+        # Within `labels` the key is named; elsewhere the next part is pydantic's name of a type it tried.
         field = ".".join(place[:2]) if place[0] == "labels" else place[0]
         messages.setdefault(field, []).append(type_message(error["type"], error["msg"]))
-    # A field that may be one thing or another is refused once, by a sentence that names both.
+    # A field of several types gets one error, which names all of them.
     return [
         FieldError(field, " or ".join([several[0], *(one.removeprefix("must be ") for one in several[1:])]))
         for field, several in messages.items()

@@ -13,7 +13,7 @@ from typing import Any
 from uuid import UUID
 
 from duly.clock import Clock
-from duly.errors import LONGEST_DELAY, InvalidInput, Permanent, Snooze, StoreUnavailable, Unable
+from duly.errors import MAX_DELAY_SECONDS, InvalidInput, Permanent, Snooze, StoreUnavailable, Unable
 from duly.masking import make_mask, payload_secrets, target_secrets
 from duly.model import DEFAULT_POLICY, Buried, ClaimedRun, Recorded, Requeued, Succeeded, policy_from_stored, to_micros
 from duly.states import RunFlag
@@ -350,9 +350,9 @@ def _is_running(execution: Execution) -> bool:
 
 
 def _waitable(seconds: float) -> float:
-    """A delay as a non-negative number of seconds, at most `LONGEST_DELAY`."""
+    """A delay as a non-negative number of seconds, at most `MAX_DELAY_SECONDS`."""
     seconds = float(seconds)
-    if not seconds <= LONGEST_DELAY:
+    if not seconds <= MAX_DELAY_SECONDS:
         raise ValueError(f"{seconds} s is not a valid delay")
     return max(0.0, seconds)
 
