@@ -19,7 +19,7 @@ from uuid import UUID
 
 from duly.errors import InvalidInput, InvalidSchedule
 from duly.masking import HIDDEN, shown_instead
-from duly.model import DEFAULT_POLICY, POLICY_RULES, DstFold, JobRequest, Policy, Rule, ScheduleKind
+from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, DstFold, JobRequest, Policy, Rule, ScheduleKind
 from duly.timing import Definition, Fuel, anchor_of, check_template, jitter_offset, load_zone, parse_schedule
 from duly.visible import CONTROLS
 
@@ -37,7 +37,6 @@ _YEARS = "must lie between the years 1900 and 9999"
 MAX_DEPTH = 200
 # Made once: json.dumps with options makes an encoder per call.
 _encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode
-_encode_content = json.JSONEncoder(default=dict, sort_keys=True).encode
 MAX_LABELS = 32
 
 
@@ -114,6 +113,13 @@ def check_policy(policy: Policy) -> Policy:
             check_field(rule, getattr(policy, rule.name))
         check_template(policy.idempotency_key_template)
     return policy
+
+
+def check_own_fields(values: Mapping[str, Any]) -> None:
+    """Checks the strings and numbers among a job's own fields. Times, labels and schedules are checked elsewhere."""
+    for name, value in values.items():
+        if (rule := JOB_RULES.get(name)) is not None and rule.kind in (str, int) and name != "schedule":
+            check_field(rule, value)
 
 
 def check_field(rule: Rule, value: object) -> None:
@@ -276,13 +282,17 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, created_a
 
 
 def fingerprint(request: JobRequest, payload: str, labels: str | None, schedule: str) -> bytes:
-    """Of everything a client chose: the same dedupe_key with other content is a conflict."""
-    content = [
-        request.name, request.handler, payload, request.payload_ref, schedule, request.timezone,
-        request.start_at and request.start_at.isoformat(), request.end_at and request.end_at.isoformat(),
-        request.max_runs, request.queue, request.priority, request.policy.to_stored(), labels,
-    ]  # fmt: skip
+    """A hash of everything the client chose: the same dedupe_key with other content is a conflict."""
+    own = {name: getattr(request, name) for name in JOB_RULES if name != "dedupe_key"}
+    content = [own | {"schedule": schedule, "labels": labels}, request.handler, payload, request.policy.to_stored()]
     return hashlib.sha256(_encode_content(content).encode()).digest()
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else dict(value)
+
+
+_encode_content = json.JSONEncoder(default=_plain, sort_keys=True).encode
 
 
 def _kind(value: object) -> str:

@@ -23,14 +23,14 @@ from typing import Any
 from duly import checks
 from duly.errors import Conflict, InvalidInput, InvalidSchedule, TooCostly
 from duly.masking import covers, shown_payload
-from duly.model import POLICY_FIELDS, Job, JobRequest, Policy, ScheduleKind
+from duly.model import JOB_RULES, POLICY_FIELDS, POLICY_RULES, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.core import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
 from duly.timing import Definition, Fuel, jitter_offset, plan_fire
 
-_PLAIN = ("name", "payload", "payload_ref", "max_runs", "queue", "priority", "labels")
-_TIMING = ("schedule", "timezone", "start_at", "end_at")
-_TIMING_POLICY = ("dst_gap", "dst_fold", "jitter_seconds")
+_PLAIN = ("payload", *(name for name, rule in JOB_RULES.items() if not rule.timing and name != "dedupe_key"))
+_TIMING = tuple(name for name, rule in JOB_RULES.items() if rule.timing)
+_TIMING_POLICY = tuple(name for name, rule in POLICY_RULES.items() if rule.timing)
 CHANGEABLE = frozenset({*_PLAIN, *_TIMING, *POLICY_FIELDS})
 # How far is counted what an edit gives up, where that takes a walk.
 _MOST_LOST = 2_000
@@ -152,23 +152,17 @@ def _changed(
     old: Mapping[str, Any],
 ) -> ChangedJob:
     first, last, count = (planned_anew and timing.lost) or (None, None, 0)
+    columns = {name: wanted[name] for name in (*_PLAIN, *_TIMING)} | {
+        "payload": payload,
+        "labels": labels,
+        "kind": timing.kind,
+        "schedule": timing.schedule,
+        "policy": wanted["policy"].to_stored(),
+    }
     return ChangedJob(
         job_id=job.job_id,
         tenant=job.tenant,
         version=job.version,
-        name=wanted["name"],
-        payload=payload,
-        payload_ref=wanted["payload_ref"],
-        kind=timing.kind,
-        schedule=timing.schedule,
-        timezone=wanted["timezone"],
-        start_at=wanted["start_at"],
-        end_at=wanted["end_at"],
-        max_runs=wanted["max_runs"],
-        queue=wanted["queue"],
-        priority=wanted["priority"],
-        policy=wanted["policy"].to_stored(),
-        labels=labels,
         planned_anew=planned_anew,
         expected=job.next_run_at,
         next_run_at=timing.next_run_at,
@@ -180,20 +174,15 @@ def _changed(
         handler=None,
         target=None,
         fingerprint=None,
+        **columns,
     )
 
 
 def _checked(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Every field as it is to be, each changed one checked against its rule."""
     wanted = {field: changes.get(field, getattr(job, field)) for field in (*_PLAIN, *_TIMING)}
-    checks.check_text("name", wanted["name"], longest=200)
-    if wanted["payload_ref"] is not None:
-        checks.check_text("payload_ref", wanted["payload_ref"], longest=2048)
-    checks.check_text("queue", wanted["queue"], longest=100)
-    checks.check_integer("priority", wanted["priority"], 0, 9)
-    if "max_runs" in changes and wanted["max_runs"] is not None:
-        checks.check_integer("max_runs", wanted["max_runs"], 1, 2**31 - 1)
-    checks.check_text("timezone", wanted["timezone"], longest=100)
+    checks.check_text("name", wanted["name"], longest=200)  # a request may leave it out, a job has one
+    checks.check_own_fields({name: value for name, value in wanted.items() if name in changes or type(value) is str})
     for field in ("start_at", "end_at"):
         wanted[field] = checks.check_moment(field, wanted[field])
     if wanted["start_at"] is not None and wanted["end_at"] is not None and wanted["end_at"] <= wanted["start_at"]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -13,7 +14,7 @@ from duly import checks
 from duly.config import Settings
 from duly.errors import InvalidInput
 from duly.handlers import check_handler
-from duly.model import DEFAULT_POLICY, POLICY_FIELDS, JobRequest, Policy
+from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_FIELDS, JobRequest, Policy
 from duly.operations.rights import Bounds, Rights
 from duly.store import ids
 from duly.store.jobs import OWN_FIELDS, NewJob
@@ -37,6 +38,15 @@ class _Shape(NamedTuple):
     labels: str | None
 
 
+def _shared(kind: type) -> Callable[[JobRequest], tuple[Any, ...]]:
+    """Reads the fields of a kind that the jobs of a shape share and that are stored as they are."""
+    return attrgetter(*(name for name, rule in JOB_RULES.items() if rule.kind is kind and name in _SHAPE_FIELDS))
+
+
+_SHAPE_FIELDS = NewJob._fields[OWN_FIELDS:]
+_shared_strings, _shared_numbers = _shared(str), _shared(int)
+
+
 class Preparing:
     """Prepares the jobs of one call. What they have in common is checked and planned once: most of the cost."""
 
@@ -45,6 +55,7 @@ class Preparing:
         self._tenant = tenant
         self._settings = settings
         self._shard_count = shard_count
+        self._payload_max_bytes = settings.payload_max_bytes
         self._shapes: dict[tuple[object, ...], _Shape] = {}
         # By identity, and kept, so that the identity stays theirs.
         self._policies: dict[int, tuple[Policy, str | None]] = {}
@@ -72,7 +83,7 @@ class Preparing:
         """The fields that are this job's own, in the order of `prepare`."""
         default_name, first, canonical, common, labels = shape
         name = default_name if request.name is None else checks.check_text("name", request.name, longest=200)
-        payload = checks.payload_text(request.payload, limit=self._settings.payload_max_bytes)
+        payload = checks.payload_text(request.payload, limit=self._payload_max_bytes)
         if request.policy.secret_fields:
             checks.check_secrets(request.payload, request.policy)
         if request.payload_ref is not None:
@@ -88,37 +99,26 @@ class Preparing:
         return NewJob._make(own + common)
 
     def _shape_key(self, request: JobRequest) -> tuple[object, ...] | None:
-        """Jobs with equal keys differ in nothing but fields of their own. None: a rare kind, looked at by itself.
+        """Jobs with equal keys differ only in fields of their own. None: a rare kind, which is prepared by itself.
 
-        Equal must mean the same. `True` is equal to 1, and the two moments of a doubled hour are equal to each other:
-        such values are not compared.
+        Equal must mean the same. `True` is equal to 1, and the two moments of a repeated hour are equal to each other:
+        such values have no key.
         """
-        priority, max_runs, schedule = request.priority, request.max_runs, request.schedule
+        schedule = request.schedule
         when: object = schedule
         if schedule is not None and type(schedule) is not str:
             if not isinstance(schedule, datetime):
                 return None
             when = datetime
-        if (
-            type(request.handler) is not str
-            or type(priority) is not int
-            or (max_runs is not None and type(max_runs) is not int)
-            or request.start_at is not None
-            or request.end_at is not None
-        ):
+        if type(request.handler) is not str or request.start_at is not None or request.end_at is not None:
             return None
         policy = None if request.policy is DEFAULT_POLICY else self._policy_text(request.policy)
         labels = tuple(request.labels.items()) if request.labels else None
-        return (
-            request.handler,
-            when,
-            request.timezone,
-            request.queue,
-            priority,
-            max_runs,
-            policy,
-            labels,
-        )
+        numbers = _shared_numbers(request)
+        for number in numbers:
+            if type(number) is not int and number is not None:
+                return None
+        return (request.handler, when, policy, labels, numbers, _shared_strings(request))
 
     def _policy_text(self, policy: Policy) -> str | None:
         known = self._policies.get(id(policy))
@@ -148,16 +148,10 @@ def problems_of(
         judge(partial(check_handler, request.handler))
     else:
         judge(partial(checks.check_text, "handler", request.handler, longest=200))
-    texts = (("name", 200), ("payload_ref", 2048), ("queue", 100), ("dedupe_key", 200))
-    for name, longest in texts:
-        value = getattr(request, name)
-        if value is not None or name == "queue":
-            judge(partial(checks.check_text, name, value, longest=longest))
+    for name in JOB_RULES:
+        judge(partial(checks.check_own_fields, {name: getattr(request, name)}))
     if payload_max_bytes is not None:
         judge(partial(checks.payload_text, request.payload, limit=payload_max_bytes))
-    judge(partial(checks.check_integer, "priority", request.priority, 0, 9))
-    if request.max_runs is not None:
-        judge(partial(checks.check_integer, "max_runs", request.max_runs, 1, 2**31 - 1))
     if request.labels:
         judge(partial(checks.check_labels, request.labels))
     chosen: dict[str, Any] = {name: getattr(request.policy, name) for name in POLICY_FIELDS}
@@ -195,15 +189,9 @@ def prepare(job_id: UUID, request: JobRequest, now: datetime, *, tenant: str, se
         handler, target, default_name = check_handler(handler)
     else:
         default_name = checks.check_text("handler", handler, longest=200)
-    name = default_name if request.name is None else checks.check_text("name", request.name, longest=200)
+    checks.check_own_fields({name: getattr(request, name) for name in JOB_RULES})
     payload = checks.payload_text(request.payload, limit=settings.payload_max_bytes)
-    if request.payload_ref is not None:
-        checks.check_text("payload_ref", request.payload_ref, longest=2048)
-    checks.check_text("queue", request.queue, longest=100)
     checks.check_text("tenant", tenant, longest=100)
-    checks.check_integer("priority", request.priority, 0, 9)
-    if request.max_runs is not None:
-        checks.check_integer("max_runs", request.max_runs, 1, 2**31 - 1)
     policy = checks.check_policy(request.policy)
     checks.check_secrets(request.payload, policy)
     labels = checks.check_labels(request.labels) if request.labels else None
@@ -216,29 +204,24 @@ def prepare(job_id: UUID, request: JobRequest, now: datetime, *, tenant: str, se
     plan = checks.plan_schedule(request, now=now, job_id=job_id, created_at=now)
     fingerprint = None
     if request.dedupe_key is not None:
-        checks.check_text("dedupe_key", request.dedupe_key, longest=200)
         fingerprint = checks.fingerprint(request, payload, labels, plan.canonical)
+    own = {name: getattr(request, name) for name in JOB_RULES}
+    own |= {
+        "name": default_name if request.name is None else request.name,
+        "schedule": plan.canonical,
+        "labels": labels,
+    }
     return NewJob(
-        job_id,
-        shard,
-        name,
-        payload,
-        request.payload_ref,
-        request.dedupe_key,
-        fingerprint,
-        plan.first,
-        plan.canonical,
-        tenant,
-        handler,
-        target,
-        plan.kind,
-        request.timezone,
-        request.start_at,
-        request.end_at,
-        request.max_runs,
-        request.queue,
-        request.priority,
-        policy.to_stored(),
-        labels,
-        plan.first is None,
+        job_id=job_id,
+        shard=shard,
+        payload=payload,
+        fingerprint=fingerprint,
+        next_run_at=plan.first,
+        tenant=tenant,
+        handler=handler,
+        target=target,
+        kind=plan.kind,
+        policy=policy.to_stored(),
+        immediate=plan.first is None,
+        **own,
     )
