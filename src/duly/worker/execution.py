@@ -54,7 +54,7 @@ class Execution:
     def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
         self.run = run
         self.host = host
-        #: None until the handler is about to be called; for a sync handler, until it has a thread.
+        #: When the attempt began, None before. A sync handler begins once it has its thread.
         self.started_us: int | None = None
         #: The event loop's time at which the attempt times out.
         self.deadline = NO_DEADLINE

@@ -39,7 +39,7 @@ _CANCELLED = int(RunFlag.CANCELLED)
 
 # Longest time between looks for cancelled runs where no notification comes: a handler hears of it within a second.
 CANCEL_SECONDS = 0.9
-# At shutdown: how long writing the last outcomes may take, and how long signing off may take.
+# At shutdown: time to write the last outcomes, and time to sign off.
 WRITE_SECONDS = 5.0
 LEAVE_SECONDS = 2.0
 # Handler threads per process; more would only wait for one another.
