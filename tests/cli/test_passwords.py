@@ -11,7 +11,7 @@ import typer
 
 from harness.commands import Ended, Process
 from harness.passwords import MARK, PASSWORDS, addresses_with, assert_hidden
-from harness.worker import children_of
+from harness.pids import children_of
 
 Run = Callable[..., Ended]
 

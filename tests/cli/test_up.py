@@ -19,7 +19,8 @@ from tempfile import mkdtemp
 import pytest
 
 from duly.local_keys import key_for
-from harness.commands import Ended, Process, processes_that_name, wait_until_gone
+from harness.commands import Ended, Process
+from harness.pids import processes_that_name, wait_until_gone
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]

@@ -14,7 +14,8 @@ from typing import Any
 import asyncpg
 import pytest
 
-from harness.commands import PATIENCE, Ended, Process, wait_until_gone
+from harness.commands import PATIENCE, Ended, Process
+from harness.pids import wait_until_gone
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]

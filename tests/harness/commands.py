@@ -1,4 +1,4 @@
-"""Running `duly` in tests: inside this process where that is enough, as a real process where it is not."""
+"""A `duly` command as a process whose output the test reads line by line, and the result of one in this process."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import queue
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from harness.processes import clean_environment, duly_command
 
 # Generous: on a busy machine a Python process takes seconds to start. Nothing waits this long when all is well.
 PATIENCE = 30.0
@@ -45,10 +46,9 @@ class Process:
         self, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path, *, by: Sequence[str] = ()
     ) -> None:
         """`by`: a program that starts it, with its arguments."""
-        clean = {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
         self.process = subprocess.Popen(
-            [*by, sys.executable, "-m", "duly.cli", *arguments],
-            env={**clean, **environment},
+            [*by, *duly_command(*arguments)],
+            env={**clean_environment(), **environment},
             cwd=folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -112,28 +112,3 @@ class Process:
         self._reader.join(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-def processes_that_name(text: str) -> dict[int, str]:
-    """Every living process whose command line or environment holds the text, except this one."""
-    found = {}
-    needle = text.encode()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                continue
-            command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
-        except OSError:
-            continue  # it ended meanwhile
-        if needle in command or needle in environment:
-            found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
-    return found
-
-
-def wait_until_gone(text: str, seconds: float = PATIENCE) -> None:
-    deadline = time.monotonic() + seconds
-    while left := processes_that_name(text):
-        assert time.monotonic() < deadline, f"still there: {left}"
-        time.sleep(0.05)

@@ -13,6 +13,16 @@ from pathlib import Path
 HERE = Path(__file__).parent
 
 
+def duly_command(*arguments: str) -> list[str]:
+    """The command line of `duly` with this interpreter."""
+    return [sys.executable, "-m", "duly.cli", *arguments]
+
+
+def clean_environment() -> dict[str, str]:
+    """This process's environment without any setting of Duly."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("DULY_")}
+
+
 class Spawn:
     """`spawn("worker", …)` starts that command of Duly in a process."""
 
@@ -20,7 +30,7 @@ class Spawn:
         self._folder = folder
         self._started: list[subprocess.Popen[bytes]] = []
         self._environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("DULY_")},
+            **clean_environment(),
             "DULY_LEADER_LEASE_SECONDS": "1",
             "DULY_WORKER_LEASE_SECONDS": "3",
             "DULY_LOG_LEVEL": "WARNING",
@@ -38,7 +48,7 @@ class Spawn:
             arguments = ("--app", "sink_app:app", "--quiet", *arguments)
         with (self._folder / f"{command}-{len(self._started)}.log").open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "duly.cli", command, *arguments],
+                duly_command(command, *arguments),
                 env={**self._environment, **(settings or {})}, cwd=self._folder,
                 stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             )  # fmt: skip

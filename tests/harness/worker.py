@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 from typing import Any
 
 from duly import Duly
@@ -80,45 +78,6 @@ class Workbench:
                 attempts -= str(run.job_id) == job_id
         await eventually(is_recorded)
         return await self.run_of(job_id)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-async def numbers_in(file: Path, count: int) -> list[int]:
-    """The pids that processes have written into a file, once there are `count` of them."""
-    await eventually(lambda: file.exists() and len(file.read_text().split()) >= count)
-    return [int(word) for word in file.read_text().split()]
-
-
-def children_of(pid: int) -> list[int]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if parent == pid:
-                found.append(int(entry.name))
-    return found
-
-
-async def gone(*pids: int, seconds: float = 20) -> None:
-    await eventually(lambda: not any(is_alive(pid) for pid in pids), seconds=seconds)
-
-
-def open_pipes() -> int:
-    found = 0
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):
-            found += os.readlink(f"/proc/self/fd/{name}").startswith("pipe:")
-    return found
 
 
 async def turns(count: int = 5) -> None:

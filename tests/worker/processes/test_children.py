@@ -18,9 +18,10 @@ from duly.operations import Operations
 from duly.store.pool import Pool
 from duly.worker.processes import children
 from harness.commands import Process
+from harness.pids import children_of, gone, is_alive, numbers_in, open_pipes
 from harness.store import count
 from harness.waiting import eventually
-from harness.worker import Workbench, children_of, gone, is_alive, numbers_in, open_pipes, turns
+from harness.worker import Workbench, turns
 
 
 @pytest.fixture

@@ -19,8 +19,9 @@ from duly.store import embedded
 from duly.worker.account import Account, clean_environment, passed_names
 from duly.worker.targets.making import check_commands
 from harness.commands import Process
+from harness.pids import children_of, gone, numbers_in
 from harness.proxy import Proxy
-from harness.worker import Workbench, children_of, gone, numbers_in
+from harness.worker import Workbench
 
 SECRET = "hunter2hunter2"
 # Any account that owns nothing. By number, so that a machine without a name for it will do.

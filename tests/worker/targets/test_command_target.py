@@ -16,8 +16,9 @@ import pytest
 from duly.config import Settings
 from duly.worker.targets.command import TAIL_BYTES
 from harness.commands import Process
+from harness.pids import children_of, gone, is_alive, numbers_in, open_pipes
 from harness.waiting import eventually
-from harness.worker import Workbench, children_of, gone, is_alive, numbers_in, open_pipes, turns
+from harness.worker import Workbench, turns
 
 
 @pytest.fixture
