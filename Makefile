@@ -1,4 +1,4 @@
-# Two commands for users: `make demo` and `make test`. Everything they need is set up by them.
+# Two commands for users: `make demo` and `make test`. They set up everything they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast check format columns docs bench bench-peers torture mutants clean
 
-help: ## what there is
+help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-# Rebuilt when the dependencies change.
+# The environment is rebuilt when the dependencies change.
 $(VENV)/.ready: pyproject.toml requirements/locked.txt scripts/setup
 	PYTHON=$(PYTHON) ./scripts/setup $(VENV)
 	@touch $@
@@ -30,7 +30,7 @@ check: $(VENV)/.ready ## format, lint, types, import direction
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-format: $(VENV)/.ready ## put the code into its one format
+format: $(VENV)/.ready ## format the code, and fix what lint can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -43,14 +43,14 @@ columns: $(VENV)/.ready ## write the lists of a job's columns into the SQL state
 bench: $(VENV)/.ready ## measure, beside a raw-SQL loop of the same statements
 	$(BIN)/duly bench
 
-bench-peers: $(VENV)/.ready ## measure beside peers, which it installs (40 minutes; ARGS=--help says what else)
+bench-peers: $(VENV)/.ready ## measure beside peers, which it installs (40 minutes; options: ARGS=--help)
 	@PYTHONPATH=bench $(BIN)/python -m peers $(ARGS)
 
-torture: $(VENV)/.ready ## try to make it lose or double a run, for MINUTES=10 with SEED=7
+torture: $(VENV)/.ready ## try to make a cluster lose or double a run, for MINUTES=10 with SEED=7
 	PYTHONPATH=tests $(BIN)/python -m torture.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
 
-mutants: $(VENV)/.ready ## break it in a hundred ways, and see that a test notices each (ARGS=--help says what else)
+mutants: $(VENV)/.ready ## break the code in hundreds of ways, and check that a test notices each (options: ARGS=--help)
 	@PYTHONPATH=tests $(BIN)/python -m mutants.run $(ARGS)
 
-clean: ## remove what was set up here
+clean: ## remove the environment, caches and builds
 	rm -rf $(VENV) .venv-peers build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis unsteady.txt

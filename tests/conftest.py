@@ -71,7 +71,7 @@ async def _make_template(server: Server) -> None:
 
 @pytest.fixture
 async def database_url(server: Server) -> AsyncIterator[str]:
-    """A store of its own for this test, cloned from the template."""
+    """The URL of a store for this test alone, cloned from the template."""
     name = f"test_{os.getpid()}_{next(_numbers)}"
     connection = await asyncpg.connect(server.url)
     await connection.execute(f"create database {name} template template_duly")
@@ -91,9 +91,9 @@ async def pool(database_url: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def settings(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """Short leases, so that tests of expiry do not take long, and an API that needs no key while a test makes none.
+    """Settings with short leases, for tests of expiry, and with an API that needs no key until there is one.
 
-    No duly.toml of the developer's is read.
+    The developer's own duly.toml is not read.
     """
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("DULY_") and not name.startswith("DULY_TEST_")]:
@@ -124,7 +124,7 @@ async def bench(pool: Pool, settings: Settings, operations: Operations) -> Async
 
 @pytest.fixture
 def sink(tmp_path: Path) -> Path:
-    """The file in which every execution leaves its lines."""
+    """The file into which handlers write a line for each execution."""
     path = tmp_path / "sink"
     path.touch()
     return path
@@ -132,7 +132,7 @@ def sink(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spawn(database_url: str, sink: Path, tmp_path: Path) -> Iterator[Spawn]:
-    """Starts Duly's commands over this test's store. None outlives the test."""
+    """Starts Duly's commands over this test's store, and kills them after the test."""
     spawn = Spawn(tmp_path, sink, database_url)
     yield spawn
     spawn.end()

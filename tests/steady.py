@@ -7,9 +7,9 @@ output of its failure, for somebody to find out why. These stay red:
 - a test that fails again;
 - three unsteady tests or more: then it is not chance;
 - an unsteady test that searches (marker `search`): it draws another input each time or depends on the order of events,
-  so a second run that passes says nothing;
-- whatever is not the failure of a test: an error in collection, a process that crashed, an interrupted run, no tests at
-  all, and in CI a skipped test, because what was skipped was not tested.
+  so a second run that passes proves nothing;
+- anything but the failure of a test: an error in collection, a process that crashed, an interrupted run, no tests at
+  all, and in CI a skipped test, because it tested nothing.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ _PARTS = {
     "one at a time": Part((), "alone", tiers.ALONE + tiers.MARKED),
 }
 _FAST = {"two at a time": Part(("-n", "2", *_BY_FILE), "not (alone or paced or waits or search or slow)")}
-_TOLERATED = 2
-_MOST_TO_REPEAT = 20
+_MAX_UNSTEADY = 2
+_MAX_REPEATED = 20
 _FILE = "unsteady.txt"
 _WIDTH = 100
 
 
 @dataclass
 class Record:
-    """One run of pytest, as its plugin saw it. `broken`: what went wrong other than a test."""
+    """One run of pytest, as its plugin saw it. `broken` lists errors that are not failures of a test."""
 
     passed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         record = self._record
         if report.failed:
-            # xdist makes up a report for what was running when a worker died.
+            # xdist makes up a report for the test that was running when a worker died.
             if report.when not in ("setup", "call", "teardown"):
                 record.broken.append(f"{report.nodeid}: {report.longreprtext}")
                 return
@@ -111,7 +111,7 @@ class Recorder:
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self) -> None:
         record = self._record
-        # One that passed and then failed in its teardown has failed.
+        # A test that passed and then failed in its teardown has failed.
         record.passed = [test for test in record.passed if test not in record.failed]
         self._path.write_text(json.dumps(asdict(record)))
 
@@ -124,7 +124,7 @@ def _output(report: pytest.TestReport) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of the tests that failed, and whether the whole is green."""
+    """The tests that failed, sorted into unsteady and broken, and the reasons why the run is red."""
 
     unsteady: dict[str, str]
     failed: list[str]
@@ -145,8 +145,8 @@ def judge(records: Sequence[Record], repeated: Sequence[Record], *, ci: bool) ->
     lasting = [test for test in failed if test not in unsteady]
     red = [f"{test} fails" for test in lasting]
     red += [f"{test} searches: that it passed by itself says nothing" for test in searches]
-    if len(unsteady) > _TOLERATED:
-        red.append(f"{len(unsteady)} tests are unsteady: more than {_TOLERATED} are not chance")
+    if len(unsteady) > _MAX_UNSTEADY:
+        red.append(f"{len(unsteady)} tests are unsteady: more than {_MAX_UNSTEADY} are not chance")
         searches = list(unsteady)
     errors = [reason for record in records for reason in record.broken]
     if ci and (skipped := [test for record in records for test in record.skipped]):
@@ -171,9 +171,9 @@ def main(arguments: Sequence[str]) -> int:
             break
     repeated = []
     failed = [test for record in records.values() for test in record.failed]
-    # What cannot become green any more is not tried again.
+    # A run that cannot become green any more needs no second try.
     if not any(record.broken for record in records.values()):
-        for number, test in enumerate(failed[:_MOST_TO_REPEAT], start=1):
+        for number, test in enumerate(failed[:_MAX_REPEATED], start=1):
             _say(f"\nonce more, by itself ({number} of {len(failed)}): {test}")
             repeated.append(_run([test]))
     verdict = judge(list(records.values()), repeated, ci=bool(os.environ.get("CI")))
@@ -191,7 +191,7 @@ def _run(arguments: Sequence[str], *, may_be_empty: bool = False) -> Record:
         record = Record(**json.loads(path.read_text())) if path.exists() else Record()
     if code == pytest.ExitCode.NO_TESTS_COLLECTED and may_be_empty:
         return record
-    # A failed test explains 1, and nothing else does.
+    # Only a failed test explains exit code 1.
     if code and not record.broken and not (code == pytest.ExitCode.TESTS_FAILED and record.failed):
         record.broken.append(f"pytest {' '.join(arguments)}: ended with {code}")
     return record
