@@ -15,8 +15,8 @@ import pytest
 from duly import Duly, InvalidInput
 from duly.config import Settings
 from duly.errors import Conflict, DataRefused, StoreUnavailable
-from duly.model import DEFAULT_TENANT, JobRequest, Policy
-from duly.operations import Operations, StoreOperations, SubmittedId
+from duly.model import DEFAULT_TENANT, JobRequest, Policy, SubmittedId
+from duly.operations import Operations, StoreOperations
 from duly.operations.submitting import Preparing
 from duly.store import copying, ids, jobs
 from duly.store.jobs import NewJob

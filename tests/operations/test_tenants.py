@@ -10,8 +10,8 @@ import pytest
 
 from duly.config import Settings
 from duly.errors import InvalidInput, LimitReached
-from duly.model import JobRequest
-from duly.operations import Operations, StoreOperations, Submitted
+from duly.model import JobRequest, Submitted
+from duly.operations import Operations, StoreOperations
 from duly.store import runs
 from duly.store.pool import Pool
 from harness.store import count, succeeded, take

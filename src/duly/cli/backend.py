@@ -27,9 +27,10 @@ if TYPE_CHECKING:
         Occurrence,
         Page,
         Run,
+        Submitted,
+        SubmittedId,
         Swept,
     )
-    from duly.operations import Submitted, SubmittedId
 
 Item = TypeVar("Item")
 # Items per page of a list that is shown, and of one that is only counted.
@@ -161,15 +162,12 @@ class Remote:
         self.cluster = _RemoteCluster(client)
 
     async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
-        from duly.operations import Submitted
-
-        submitted = await self.client.submit_request(request, allow_unknown_handler=allow_unknown_handler)
-        return Submitted(submitted.job, submitted.created)
+        return await self.client.submit_request(request, allow_unknown_handler=allow_unknown_handler)
 
     async def submit_each(
         self, requests: Sequence[JobRequest], *, atomic: bool = False, allow_unknown_handler: bool = False
     ) -> list[SubmittedId | DulyError]:
-        from duly.operations import SubmittedId
+        from duly.model import SubmittedId
 
         found: list[SubmittedId | DulyError] = []
         items = await self.client.submit_many(requests, atomic=atomic, allow_unknown_handler=allow_unknown_handler)

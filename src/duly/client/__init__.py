@@ -12,7 +12,7 @@ from duly.errors import MissingExtra
 from duly.model import JobChanges, JobOptions
 
 try:
-    from duly.client.calls import BatchItem, SubmittedJob
+    from duly.client.calls import BatchItem
     from duly.client.clients import AsyncClient, Client
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.partition(".")[0] == "httpx":
@@ -25,5 +25,4 @@ __all__ = [
     "Client",
     "JobChanges",
     "JobOptions",
-    "SubmittedJob",
 ]

@@ -44,6 +44,7 @@ from duly.model import (
     Policy,
     Preview,
     Run,
+    Submitted,
     Swept,
     each_request,
 )
@@ -96,14 +97,6 @@ class Pages(Generic[Item]):
     """A list in pages: `at` builds the call for the page at a cursor."""
 
     at: Callable[[str | None], Call[Page[Item]]]
-
-
-@dataclass(frozen=True, slots=True)
-class SubmittedJob:
-    """A submitted job. `created` is False if the caller's dedupe_key named an existing job of equal content."""
-
-    job: Job
-    created: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +161,14 @@ def submit(
 
 def submit_request(
     request: JobRequest, *, idempotent: bool = True, allow_unknown_handler: bool = False
-) -> Call[SubmittedJob]:
+) -> Call[Submitted]:
     """Submits a request made by `request_of`, and also tells whether the job is new."""
     own_key = request.dedupe_key is None and idempotent
     request = _keyed(request) if own_key else request
 
-    def read(answer: Answer) -> SubmittedJob:
+    def read(answer: Answer) -> Submitted:
         # The key is this call's own, so a job that already has it comes from an earlier attempt of this call.
-        return SubmittedJob(_job(answer), own_key or answer.status == 201)
+        return Submitted(_job(answer), own_key or answer.status == 201)
 
     return Call(
         "POST",

@@ -32,6 +32,8 @@ from duly.model.job import (
     JobRequest,
     JobStatus,
     ScheduleKind,
+    Submitted,
+    SubmittedId,
     each_request,
 )
 from duly.model.occurrence import Expected, Forecast, Occurrence, Preview
@@ -99,6 +101,8 @@ __all__ = [
     "Run",
     "ScheduleKind",
     "ShardStatus",
+    "Submitted",
+    "SubmittedId",
     "Succeeded",
     "Swept",
     "Verdict",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
 from duly.errors import InvalidInput
@@ -108,3 +108,21 @@ class Job:
     version: int
     unreadable: str | None = None
     """The stored fields that Python cannot read, and why. Such a field is empty here, or has its default."""
+
+
+class Submitted(NamedTuple):
+    """A submitted job. `created` is False if its dedupe_key named an existing job with the same content."""
+
+    job: Job
+    created: bool
+
+    @property
+    def job_id(self) -> UUID:
+        return self.job.job_id
+
+
+class SubmittedId(NamedTuple):
+    """`Submitted` for one of many jobs: the id alone, because reading thousands of jobs back would cost too much."""
+
+    job_id: UUID
+    created: bool

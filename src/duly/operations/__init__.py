@@ -31,7 +31,7 @@ from duly.operations.jobs import JobOperations
 from duly.operations.keys import CreatedKey, Key, KeyOperations, Principal
 from duly.operations.previewing import preview
 from duly.operations.runs import RunOperations
-from duly.operations.submits import Refused, SubmitOperations, Submitted, SubmittedId
+from duly.operations.submits import Refused, SubmitOperations
 from duly.operations.submitters import SubmitterOperations
 from duly.operations.tenants import Tenant, TenantOperations
 from duly.store import stores
@@ -44,8 +44,6 @@ __all__ = [
     "Principal",
     "Refused",
     "StoreOperations",
-    "Submitted",
-    "SubmittedId",
     "Tenant",
     "preview",
 ]

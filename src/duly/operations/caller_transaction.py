@@ -15,9 +15,9 @@ from uuid import UUID
 from duly.clock import ManualClock
 from duly.config import Settings
 from duly.errors import Forbidden, InvalidInput
-from duly.model import JobRequest
+from duly.model import JobRequest, SubmittedId
 from duly.operations.core import Core
-from duly.operations.submits import SubmitOperations, SubmittedId
+from duly.operations.submits import SubmitOperations
 from duly.store import stores
 from duly.store.foreign import Joined, at_once, lacks_rights, recognise
 from duly.store.migrate import check_newest

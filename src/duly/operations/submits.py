@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from duly.errors import (
@@ -24,7 +24,7 @@ from duly.errors import (
     StoreUnavailable,
     UnknownHandler,
 )
-from duly.model import Job, JobRequest
+from duly.model import JobRequest, Submitted, SubmittedId
 from duly.operations.core import Core
 from duly.operations.rights import EVERYTHING, Rights
 from duly.operations.submitting import Preparing, check_rights, prepare, problems_of
@@ -43,24 +43,6 @@ RESEND_SECONDS = 0.2
 TURN_SECONDS = 10.0
 # Batches of one call that are stored at the same time, so that one is encoded while the other is stored.
 _BATCHES_AT_ONCE = 2
-
-
-class Submitted(NamedTuple):
-    """The job a submit came to. `created` is False when its dedupe_key named an existing job with the same content."""
-
-    job: Job
-    created: bool
-
-    @property
-    def job_id(self) -> UUID:
-        return self.job.job_id
-
-
-class SubmittedId(NamedTuple):
-    """`Submitted` for one of many jobs: the id alone, because reading thousands of jobs back would cost too much."""
-
-    job_id: UUID
-    created: bool
 
 
 class Refused(Exception):

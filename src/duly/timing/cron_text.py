@@ -16,7 +16,7 @@ from duly.formats import quote
 
 from .times import TimesOfDay
 
-_LONGEST = 1024  # every value of every field, spelled out, is about 600 characters
+_MAX_CHARS = 1024  # every value of every field, spelled out, is about 600 characters
 
 _NAMED = {
     "@hourly": "0 * * * *",
@@ -76,8 +76,8 @@ class CronFields:
 
 def read_cron(text: str) -> CronFields:
     """Parses a cron expression; raises an `InvalidSchedule` that names the field."""
-    if len(text) > _LONGEST:
-        raise InvalidSchedule(f"a cron expression of {len(text)} characters, use at most {_LONGEST}", part="schedule")
+    if len(text) > _MAX_CHARS:
+        raise InvalidSchedule(f"a cron expression of {len(text)} characters, use at most {_MAX_CHARS}", part="schedule")
     if text.startswith("@"):
         named = _NAMED.get(text.lower())
         if named is None:

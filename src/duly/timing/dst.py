@@ -198,7 +198,7 @@ def _shifts_of(zone: ZoneInfo, year: int, fuel: Fuel) -> tuple[Shift, ...]:
     found = _years_seen.get((zone, year))
     if found is None:
         fuel.burn(_YEAR)
-        if len(_years_seen) >= _MOST_YEARS:
+        if len(_years_seen) >= _MAX_YEARS:
             _years_seen.clear()
         found = _years_seen[zone, year] = tuple(_find_shifts(zone, year))
     return found
@@ -222,7 +222,7 @@ def _find_shifts(zone: ZoneInfo, year: int) -> Iterator[Shift]:
 
 
 # The changes by zone and year. A zone whose rules are read anew is another object.
-_MOST_YEARS = 20_000
+_MAX_YEARS = 20_000
 _LAST_DAY = datetime(9999, 12, 31, tzinfo=UTC)
 _years_seen: dict[tuple[ZoneInfo, int], tuple[Shift, ...]] = {}
 when_forgotten(_years_seen.clear)

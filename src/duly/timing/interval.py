@@ -16,7 +16,7 @@ from duly.model import ScheduleKind
 from .fuel import Fuel
 from .schedule import Schedule
 
-_LONGEST = 100
+_MAX_CHARS = 100
 _UNITS = {
     "w": 604_800, "week": 604_800, "weeks": 604_800,
     "d": 86_400, "day": 86_400, "days": 86_400,
@@ -79,7 +79,7 @@ def make_interval(text: str, zone: ZoneInfo, anchor: datetime) -> IntervalSchedu
 @lru_cache(maxsize=1024)
 def read_interval(text: str) -> tuple[int, str]:
     """(seconds, canonical text) of an interval in any spelling, or `InvalidSchedule`."""
-    if len(text) > _LONGEST:
+    if len(text) > _MAX_CHARS:
         raise _error(f"an interval of {len(text)} characters, {_EXAMPLES}")
     if text.startswith("P"):
         seconds = _read_iso(text)

@@ -17,7 +17,7 @@ from duly.model import DEFAULT_KEY_TEMPLATE, to_micros
 
 from .zones import load_zone
 
-_LONGEST = 255
+_MAX_CHARS = 255
 _PLACEHOLDER = re.compile(r"\{\{\s*([^{}]*?)\s*\}\}")
 
 
@@ -69,8 +69,8 @@ def render_key(template: str, *, job_id: UUID | str, name: str, scheduled_at: da
 @lru_cache(maxsize=1024)
 def _compile(text: str) -> tuple[tuple[str, str | None], ...]:
     """The template as (literal, placeholder after it) pairs."""
-    if not text or len(text) > _LONGEST or not text.isprintable():
-        raise _error(f"use 1 to {_LONGEST} printable characters")
+    if not text or len(text) > _MAX_CHARS or not text.isprintable():
+        raise _error(f"use 1 to {_MAX_CHARS} printable characters")
     pieces: list[tuple[str, str | None]] = []
     end = 0
     for found in _PLACEHOLDER.finditer(text):

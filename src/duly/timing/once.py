@@ -17,7 +17,7 @@ from .dst import exists, gap_text, next_instant, walk_instants
 from .fuel import Fuel
 from .schedule import DAWN, Schedule, count_by_walking
 
-_LONGEST = 40
+_MAX_CHARS = 40
 _DATE = re.compile(r"\d{4}-?\d\d-?\d\d(?:[Tt ]|$)|\d{4}-?[Ww]\d\d|\d{4}-", re.ASCII)
 
 
@@ -93,7 +93,7 @@ def make_once_now(zone: ZoneInfo) -> OnceSchedule:
 def make_once(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold) -> Schedule:
     """Parses ISO 8601: an instant if it has an offset, otherwise a local time."""
     try:
-        if len(text) > _LONGEST or not text.isascii():
+        if len(text) > _MAX_CHARS or not text.isascii():
             raise ValueError(text)
         moment = datetime.fromisoformat(text.upper())
         if moment.tzinfo is not None:

@@ -20,7 +20,7 @@ from .zones import forget_zones, load_zone
 __all__ = ["forget_zones", "load_zone", "parse_schedule", "read_schedule"]
 
 # Characters. Far above the longest kind (an RRULE with its dates); the kinds have their own, tighter limits.
-_LONGEST = 20_000
+_MAX_CHARS = 20_000
 
 
 def parse_schedule(
@@ -44,7 +44,7 @@ def parse_schedule(
     """
     if text is not None and not isinstance(text, str):
         raise InvalidSchedule(f"{type(text).__name__} is not a string", part="schedule")
-    text = "now" if text is None else text.strip() if len(text) <= _LONGEST else text
+    text = "now" if text is None else text.strip() if len(text) <= _MAX_CHARS else text
     if text.lower() == "now":
         return make_once_at(now, load_zone(timezone))
     fuel = fuel or Fuel()
@@ -80,8 +80,8 @@ def read_schedule(
         raise InvalidSchedule(f"is empty, {_FORMS}", part="schedule")
     if text.lower() == "now":
         return make_once_now(zone)
-    if len(text) > _LONGEST:
-        raise InvalidSchedule(f"a schedule of {len(text)} characters, use at most {_LONGEST}", part="schedule")
+    if len(text) > _MAX_CHARS:
+        raise InvalidSchedule(f"a schedule of {len(text)} characters, use at most {_MAX_CHARS}", part="schedule")
     if is_rrule(text):
         return make_rrule(text, zone, dst_gap, dst_fold, anchor, starts=starts, fuel=fuel)
     if is_interval(text):

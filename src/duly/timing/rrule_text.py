@@ -13,7 +13,7 @@ from datetime import UTC, date, datetime, time
 from duly.errors import InvalidSchedule
 from duly.formats import quote
 
-LONGEST = 8192
+MAX_CHARS = 8192
 
 FREQUENCIES = ("YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY")
 WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
@@ -122,8 +122,8 @@ class RuleText:
 
 def read_rrule(text: str) -> RuleText:
     """Parses the text; raises an `InvalidSchedule` that names the part."""
-    if len(text) > LONGEST:
-        raise _error("RRULE", f"a rule of {len(text)} characters, use at most {LONGEST}")
+    if len(text) > MAX_CHARS:
+        raise _error("RRULE", f"a rule of {len(text)} characters, use at most {MAX_CHARS}")
     dtstart: DateList | None = None
     rule: RuleParts | None = None
     rdates: list[DateList] = []

@@ -17,7 +17,7 @@ from .fuel import Fuel
 from .schedule import MICROSECOND, Schedule
 
 NO_OFFSET = timedelta(0)
-_LONGEST_OFFSET = timedelta(days=1)  # the maximum of jitter_seconds
+_MAX_OFFSET = timedelta(days=1)  # the maximum of jitter_seconds
 # The note of the last occurrence of a list that had to end early.
 TOO_FAR = "the list ends here: what follows takes too long to work out"
 
@@ -96,9 +96,9 @@ class Timetable:
 
     def _newest(self, until: datetime, fuel: Fuel) -> datetime:
         """The latest nominal time not after `until`, by bisection."""
-        first = next_occurrence(self.schedule, until - _LONGEST_OFFSET, fuel)
+        first = next_occurrence(self.schedule, until - _MAX_OFFSET, fuel)
         if first is None or first > until:
-            return until - _LONGEST_OFFSET
+            return until - _MAX_OFFSET
         newest, high = first, until
         while newest < high:
             middle = newest + (high - newest) // 2

@@ -24,7 +24,7 @@ from duly.errors import InvalidInput
 
 # The form of a name. Dots, a leading slash and empty parts are not allowed, so no name leaves the time-zone data.
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+){0,3}", re.ASCII)
-_LONGEST = 64
+_MAX_CHARS = 64
 # Files beside the zones that are not zones, or differ from machine to machine.
 _NOT_ZONES = frozenset({"localtime", "posixrules", "Factory", "leapseconds", "leap-seconds", "tzdata", "zone"})
 _NOT_FOLDERS = ("right/", "posix/")
@@ -48,8 +48,8 @@ def load_zone(name: str) -> ZoneInfo:
     name = str(name)  # None and numbers are refused like any other invalid name
     if name.endswith(_BEFORE) and name.removesuffix(_BEFORE) in _earlier:
         return _load(name)
-    if len(name) > _LONGEST or not _NAME.fullmatch(name):
-        raise InvalidInput("timezone", f"{name[:_LONGEST]!r} is not an IANA zone name such as Europe/Berlin")
+    if len(name) > _MAX_CHARS or not _NAME.fullmatch(name):
+        raise InvalidInput("timezone", f"{name[:_MAX_CHARS]!r} is not an IANA zone name such as Europe/Berlin")
     if name in _NOT_ZONES or name.startswith(_NOT_FOLDERS):
         raise InvalidInput("timezone", f"{name} is not a zone to schedule in, use an IANA name such as Europe/Berlin")
     return _load(name)

@@ -30,8 +30,8 @@ from duly.api.routes.common import (
 from duly.api.routes.jobs import IDEMPOTENCY_KEY
 from duly.api.schemas import BatchResult, JobBody, read_body
 from duly.errors import Conflict, DulyError, InvalidInput
-from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, JobRequest, Rule, policy_with
-from duly.operations import Refused, SubmittedId
+from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, JobRequest, Rule, SubmittedId, policy_with
+from duly.operations import Refused
 from duly.turns import Turns, turn
 
 MAX_JOBS = 10_000
