@@ -17,7 +17,7 @@ MUTANTS = (
         "floor-forgets-the-old",
         "a run that takes long is not seen as running any more",
         "store/sql/maintenance/raise_claim_floor.sql",
-        "array(select claim_id from below where place <= $2::int order by claim_id)",
+        "array(select claim_id from below where number <= $2::int order by claim_id)",
         "'{}'::uuid[]",
         ("store/test_held_snapshots.py::TestTheFloor",),
     ),

@@ -384,8 +384,8 @@ async def test_a_governed_catch_up_serves_whoever_is_next_without_reading_all_th
 async def test_changing_and_unparking_touch_the_jobs_they_name(full_pool: Pool) -> None:
     job = (await ids(full_pool, 1))[0]
     change: tuple[Any, ...] = (
-        job, "default", 1, "name", "{}", None, "cron", "* * * * *", "UTC", None, None, None, "default", 5, None, None,
-        True, NOW, NOW, "{}", None, None, 0, "redefined", "digest", None, b"",
+        job, "default", 1, True, NOW, NOW, "{}", None, None, 0, "redefined", "digest", None, b"",
+        "name", "{}", None, "cron", "* * * * *", "UTC", None, None, None, "default", 5, None, None,
     )  # fmt: skip
     for plan in await plans_of(full_pool, "jobs/change", *change):
         assert_index_only_access(plan)

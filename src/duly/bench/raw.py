@@ -159,10 +159,10 @@ class RawFirer:
         while batches:
             shard, job_ids, dues = batches.pop()
             seen = {row["job_id"]: row for row in await connection.fetch(look, job_ids)}
-            places, versions = zip(*((seen[one]["place"], seen[one]["version"]) for one in job_ids), strict=True)
+            ctids, versions = zip(*((seen[one]["ctid"], seen[one]["version"]) for one in job_ids), strict=True)
             nexts = [None if self._period is None else due + self._period for due in dues]
             n, epoch = len(job_ids), self._epochs[shard]
             rows = await connection.fetch(
-                fire, [shard], [epoch], places, versions, job_ids, dues, nexts, [0] * n, [shard] * n, [epoch] * n
+                fire, [shard], [epoch], ctids, versions, job_ids, dues, nexts, [0] * n, [shard] * n, [epoch] * n
             )
             self.fired += len(rows[0]["moved"])

@@ -308,7 +308,7 @@ class Pool:
         return self
 
     async def close(self) -> None:
-        busy = [_place(connection) for connection in _in_use(self._pool)]
+        busy = [_cancel_key(connection) for connection in _in_use(self._pool)]
         try:
             async with asyncio.timeout(5):
                 await self._pool.close()
@@ -416,7 +416,7 @@ class Pool:
         not, the link is dead, and other idle ones may be too; the server is asked once more in the background. The
         caller must see the original error, so nothing is raised here but a cancellation.
         """
-        real, where = _real(connection), _place(_real(connection))
+        real, where = _real(connection), _cancel_key(_real(connection))
         try:
             if block is not None:
                 async with asyncio.timeout(self._cancel_seconds):
@@ -531,7 +531,7 @@ def _real(connection: Any) -> Any:
     return connection._con
 
 
-def _place(connection: Any) -> dict[str, Any] | None:
+def _cancel_key(connection: Any) -> dict[str, Any] | None:
     protocol = None if connection is None else connection._protocol
     if protocol is None:
         return None

@@ -125,11 +125,11 @@ begin
         );
         delete from duly.tenant_jobs b
         where b.ctid = any (array(
-            select place.ctid
+            select slot.ctid
             from unnest(page_ended) as one (job_id)
             cross join lateral (
                 select t.ctid from duly.tenant_jobs t where t.tenant = of_tenant and t.job_id = one.job_id limit 1
-            ) place
+            ) slot
         ));
         get diagnostics given_back = row_count;
         update duly.tenants t

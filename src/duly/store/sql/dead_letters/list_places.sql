@@ -4,10 +4,10 @@
 --   $9, $10, $11 buried_at, job_id and scheduled_at of the last letter of the page before, or null  $12 page size
 --   $13 maximum number of letters to read
 -- `stop`: the last letter that was read, unless that was the end; the next page continues after it.
-select buried_at, job_id, scheduled_at, matches, place = $13 as stop
+select buried_at, job_id, scheduled_at, matches, number = $13 as stop
 from (
     select d.buried_at, d.job_id, d.scheduled_at,
-        row_number() over (order by d.buried_at desc, d.job_id desc, d.scheduled_at desc) as place,
+        row_number() over (order by d.buried_at desc, d.job_id desc, d.scheduled_at desc) as number,
         ($2::uuid is null or d.job_id = $2) and ($3::text is null or d.name = $3) and ($4::text is null or d.queue = $4)
             and ($5::text is null or d.handler = $5) and ($6::text is null or d.error ->> 'type' = $6) as matches
     from (
@@ -22,6 +22,6 @@ from (
         limit $13
     ) d
 ) walked
-where matches or place = $13
+where matches or number = $13
 order by buried_at desc, job_id desc, scheduled_at desc
 limit $12

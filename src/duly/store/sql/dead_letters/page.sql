@@ -3,13 +3,13 @@
 --   $1 job_ids  $2 scheduled_ats  $3 bytes  $4 with payloads?  $5 tenant
 -- One letter after the other, so that rows which are not sent are not read.
 with recursive page as (
-    select 0 as place, 0::bigint as bytes,
+    select 0 as number, 0::bigint as bytes,
         null::uuid as job_id, null::timestamptz as scheduled_at, null::timestamptz as buried_at, null::smallint as
         attempt, null::text as tenant, null::text as name, null::text as queue, null::text as handler, null::text as
         target, null::text as payload, null::text as payload_ref, null::text as error, null::text as attempts,
         null::text as secret_fields, null::text as workers
     union all
-    select page.place + 1,
+    select page.number + 1,
         page.bytes + 1000 + coalesce(octet_length(d.payload), 0) + coalesce(octet_length(d.target), 0)
             + coalesce(octet_length(d.error), 0) + coalesce(octet_length(d.attempts), 0)
             + coalesce(octet_length(d.payload_ref), 0),
@@ -28,14 +28,14 @@ with recursive page as (
                 ))
             ) as workers
         from duly.dead_letters l
-        where l.tenant = $5 and l.job_id = ($1::uuid[])[page.place + 1]
-            and l.scheduled_at = ($2::timestamptz[])[page.place + 1]
+        where l.tenant = $5 and l.job_id = ($1::uuid[])[page.number + 1]
+            and l.scheduled_at = ($2::timestamptz[])[page.number + 1]
         offset 0
     ) d on true
-    where page.place < cardinality($1::uuid[]) and page.bytes < $3::bigint
+    where page.number < cardinality($1::uuid[]) and page.bytes < $3::bigint
 )
-select place, job_id, scheduled_at, buried_at, attempt, tenant, name, queue, handler, target, payload, payload_ref, error,
+select number, job_id, scheduled_at, buried_at, attempt, tenant, name, queue, handler, target, payload, payload_ref, error,
     attempts, secret_fields, workers
 from page
 where job_id is not null
-order by place
+order by number

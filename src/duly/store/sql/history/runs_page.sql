@@ -9,13 +9,13 @@ with recursive running as materialized (
     where job_id = $1 and scheduled_at = any ($2::timestamptz[])
 ),
 page as (
-    select 0 as place, 0::bigint as bytes,
+    select 0 as number, 0::bigint as bytes,
         null::uuid as job_id, null::timestamptz as scheduled_at, null::text as status, null::smallint as attempt,
         null::smallint as flags, null::timestamptz as fired_at, null::integer as epoch, null::timestamptz as
         started_at, null::timestamptz as finished_at, null::uuid as worker_id, null::uuid as claim_id, null::text as
         result, null::text as error, null::text as note, null::timestamptz as run_at
     union all
-    select page.place + 1,
+    select page.number + 1,
         page.bytes + 1000 + coalesce(octet_length(run.result), 0) + coalesce(octet_length(run.error), 0)
             + coalesce(octet_length(run.note), 0) + coalesce((
                 select sum(octet_length(a.error::text) + 200)
@@ -30,23 +30,23 @@ page as (
             h.worker_id, h.claim_id, h.result::text as result, h.error::text as error, h.note::text as note,
             null::timestamptz as run_at
         from duly.history h
-        where h.job_id = $1 and h.scheduled_at = ($2::timestamptz[])[page.place + 1]
+        where h.job_id = $1 and h.scheduled_at = ($2::timestamptz[])[page.number + 1]
         union all
         select r.job_id, r.scheduled_at, r.state, r.attempt, r.flags, r.fired_at, r.epoch, null, null, null, null, null, null,
             null, r.run_at
         from duly.runs r
-        where r.job_id = $1 and r.scheduled_at = ($2::timestamptz[])[page.place + 1]
+        where r.job_id = $1 and r.scheduled_at = ($2::timestamptz[])[page.number + 1]
         union all
         select c.job_id, c.scheduled_at, 'running', c.attempt, c.flags, c.fired_at, c.epoch, c.claimed_at, null,
             c.worker_id, c.claim_id, null, null, null, null
         from running c
-        where c.scheduled_at = ($2::timestamptz[])[page.place + 1]
+        where c.scheduled_at = ($2::timestamptz[])[page.number + 1]
         limit 1
     ) run on true
-    where page.place < cardinality($2::timestamptz[]) and page.bytes < $3::bigint
+    where page.number < cardinality($2::timestamptz[]) and page.bytes < $3::bigint
 )
 select page.*, coalesce(n.name, page.worker_id::text) as worker
 from page
 left join duly.nodes n on n.node_id = page.worker_id
 where page.job_id is not null
-order by page.place
+order by page.number

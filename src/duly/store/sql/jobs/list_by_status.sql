@@ -3,9 +3,9 @@
 --   $1 tenant  $2 status  $3 queue  $4 name  $5 label as JSON  $6 last job_id of the page before  $7 page size
 --   $8 maximum number of rows to read
 -- `stop`: the last row that was read, unless that was the end; the next page continues below it.
-select job_id, matches, place = $8 as stop
+select job_id, matches, number = $8 as stop
 from (
-    select j.job_id, row_number() over (order by j.job_id desc) as place,
+    select j.job_id, row_number() over (order by j.job_id desc) as number,
         ($3::text is null or j.queue = $3) and ($4::text is null or j.name = $4)
             and ($5::text is null or j.labels @> $5::jsonb)
             and ($2::text <> 'completed' or (
@@ -20,6 +20,6 @@ from (
         limit $8
     ) j
 ) walked
-where matches or place = $8
+where matches or number = $8
 order by job_id desc
 limit $7

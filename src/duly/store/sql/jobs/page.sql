@@ -4,7 +4,7 @@
 -- One job after the other, so that rows which are not sent are not read: a thousand payloads may be a quarter of a
 -- gigabyte.
 with recursive page as (
-    select 0 as place, 0::bigint as bytes,
+    select 0 as number, 0::bigint as bytes,
         null::uuid as job_id, null::smallint as shard, null::text as tenant, null::text as name,
         null::text as handler, null::text as target, null::text as payload, null::text as payload_ref,
         null::text as kind, null::text as schedule, null::text as timezone, null::timestamptz as start_at,
@@ -14,7 +14,7 @@ with recursive page as (
         null::int as run_count, null::timestamptz as created_at, null::timestamptz as updated_at, null::int as version,
         null::text as shown_status
     union all
-    select page.place + 1,
+    select page.number + 1,
         page.bytes + 1000 + coalesce(octet_length(j.payload), 0) + coalesce(octet_length(j.target), 0)
             + coalesce(octet_length(j.labels), 0) + coalesce(octet_length(j.policy), 0)
             + coalesce(octet_length(j.schedule), 0) + coalesce(octet_length(j.payload_ref), 0),
@@ -27,12 +27,12 @@ with recursive page as (
             s.labels::text as labels, s.status, s.status_reason, s.next_run_at, s.last_run_at, s.run_count,
             s.created_at, s.updated_at, s.version, s.shown_status
         from duly.job_status s
-        where s.job_id = ($1::uuid[])[page.place + 1] and s.tenant = $4
+        where s.job_id = ($1::uuid[])[page.number + 1] and s.tenant = $4
         offset 0
     ) j on true
-    where page.place < cardinality($1::uuid[]) and page.bytes < $2::bigint
+    where page.number < cardinality($1::uuid[]) and page.bytes < $2::bigint
 )
 select *
 from page
 where job_id is not null
-order by place
+order by number

@@ -9,7 +9,7 @@ with held as materialized (
     where job_id = any ($1::uuid[]) and not duly.has_ended(job_id, scheduled_at)
 ),
 standing as materialized (
-    select ctid as place, job_id, scheduled_at, state from duly.runs where job_id = any ($1::uuid[]) and $2::boolean
+    select ctid, job_id, scheduled_at, state from duly.runs where job_id = any ($1::uuid[]) and $2::boolean
     union all
     select near.*
     from unnest($1::uuid[]) as asked (job_id)
@@ -76,7 +76,7 @@ ordered as (
     from line
     -- By ctid: a join may read the line. The ctids hold, because every statement that moves runs has the job locked; if
     -- one is moved all the same (jobs/follow.sql), upkeep releases it.
-    where r.ctid = any (array(select place from standing)) and r.job_id = line.job_id and line.first is not null
+    where r.ctid = any (array(select ctid from standing)) and r.job_id = line.job_id and line.first is not null
         and (not duly.is_serial(r.flags) or (not line.active and r.scheduled_at = line.first))
     returning r.queue, r.state
 ),
