@@ -90,7 +90,7 @@ class SchedulerNode:
             self.future,
             interval=settings.reread_seconds,
             changed=self.firer.wake,
-            waiting=self.firer.waiting,
+            waiting=self.firer.backlog.waiting,
             hearing=lambda: self.notifier is not None and self.notifier.hearing,
             silent_seconds=silent_seconds(settings),
         )

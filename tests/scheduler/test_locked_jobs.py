@@ -125,7 +125,7 @@ async def test_what_they_decide_holds(scheduler: FrozenScheduler, operations: Op
         await scheduler.step(DUE + LOOK_AGAIN, read=False)
         assert await scheduler.runs() == [DUE]
         assert not await scheduler.runs(jobs[0])
-        assert not scheduler.firer.waiting(jobs[0].shard)
+        assert not scheduler.firer.backlog.waiting(jobs[0].shard)
     finally:
         await connection.close()
 

@@ -134,7 +134,7 @@ class Life:
             running_scheduler(pool, settings) as scheduler,
             running_worker(pool, self.app.tasks, settings, queues=("default", "ghost"), concurrency=8),
         ):
-            await eventually(lambda: len(scheduler.firer.shards) > 0)
+            await eventually(lambda: len(scheduler.firer.backlog.shards) > 0)
             injector.chance = chance
             submit = self.submit
             now = pool.clock.now()

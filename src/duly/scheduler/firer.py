@@ -83,7 +83,7 @@ class Firer(Service):
         super().__init__()
         self._pool = pool
         self._future = future
-        self._backlog = Backlog(future, misfire_grace=misfire_grace, ahead=ahead)
+        self.backlog = Backlog(future, misfire_grace=misfire_grace, ahead=ahead)
         self._misfire_grace = misfire_grace
         self._catch_up_window_seconds = catch_up_window_seconds
         self._governor = governor
@@ -95,50 +95,41 @@ class Firer(Service):
         self.fired = 0
 
     def lead(self, term: Term) -> None:
-        self._backlog.lead(term)
+        self.backlog.lead(term)
 
     def drop(self, shard: int) -> None:
-        self._backlog.drop(shard)
-
-    @property
-    def shards(self) -> frozenset[int]:
-        """The shards that this node leads."""
-        return self._backlog.shards
-
-    def waiting(self, shard: int) -> int:
-        """The number of a shard's jobs in the backlog, without held ones."""
-        return self._backlog.waiting(shard)
+        self.backlog.drop(shard)
 
     @property
     def taken(self) -> int:
         """The number of jobs taken from the near future: fired, or in the backlog."""
-        return self.fired + len(self._backlog)
+        return self.fired + len(self.backlog)
 
     async def run_once(self) -> float | None:
         try:
             await self._fire_backlog()
         except DulyError:
-            self._backlog.unsort()
+            self.backlog.unsort()
             raise
         finally:
             self._report()
         if self._too_early:
             await self._wait_for_the_database()
             return _EARLY_PAUSE_SECONDS
-        return self._backlog.seconds_to_next(self.interval)
+        return self.backlog.seconds_to_next(self.interval)
 
     async def _fire_backlog(self) -> None:
         while True:
-            self._backlog.collect()
-            batches = self._backlog.next_batches()
+            self.backlog.collect()
+            batches = self.backlog.next_batches()
             if not batches:
-                self._backlog.apart.passed()
+                self.backlog.apart.passed()
                 return
             results = await asyncio.gather(*map(self._fire_batch, batches), return_exceptions=True)
             errors = [result for result in results if isinstance(result, BaseException)]
             if errors:
                 told = next((one for one in errors if isinstance(one, DulyError) and may_be_one_rows(one)), errors[0])
-                self._backlog.apart.failed(told, fruitful=any(batch.fruitful for batch in batches))
+                self.backlog.apart.failed(told, fruitful=any(batch.fruitful for batch in batches))
                 raise errors[0]
 
     async def _wait_for_the_database(self) -> None:
@@ -150,7 +141,7 @@ class Firer(Service):
 
     async def _fire_batch(self, batch: DueBatch) -> None:
         """Fires a batch. Jobs not reached go back to their queue; a job that makes the batch fail is set apart."""
-        backlog = self._backlog
+        backlog = self.backlog
         known = [raw for raw in batch.dues if raw in backlog.apart] if backlog.apart else []
         others = [raw for raw in batch.dues if raw not in backlog.apart] if known else list(batch.dues)
         sifting = Sifting(others, known=known, split=backlog.apart.splitting)
@@ -168,10 +159,10 @@ class Firer(Service):
             batch = replace(batch, dues={raw: batch.dues[raw] for raw in raws})
         due = await self._read_due(batch)
         left = await self._fire_jobs(batch.terms, due, batch.on_time_from) if due else []
-        self._backlog.put_back(batch, left)
-        if self._backlog.apart:
+        self.backlog.put_back(batch, left)
+        if self.backlog.apart:
             for raw in batch.dues.keys() - set(left):
-                self._backlog.apart.forget(raw)
+                self.backlog.apart.forget(raw)
 
     async def _read_due(self, batch: DueBatch) -> list[DueJob]:
         """The jobs of a batch that are due by the database's clock, as they are now."""
@@ -241,7 +232,7 @@ class Firer(Service):
         for job in plan.held:
             due_us = to_micros(job.next_run_at)
             if due_us > self._future.now_us:
-                self._backlog.hold(job.shard, job.job_id, due_us)
+                self.backlog.hold(job.shard, job.job_id, due_us)
             else:
                 # Due by this node's clock and not by the database's: to hold the job would be to ask without a pause.
                 self._too_early.append((job.shard, job.job_id, due_us))
@@ -265,7 +256,7 @@ class Firer(Service):
                 if next_run_at is not None:
                     self._future.add(shard, job_id, to_micros(next_run_at))
             elif shard in done.led:
-                self._backlog.retry(shard, job_id, expected)
+                self.backlog.retry(shard, job_id, expected)
 
     async def _park(self, terms: Mapping[int, Term], jobs: Sequence[tuple[DueJob, str]]) -> None:
         for shard in {job.shard for job, _ in jobs}:
@@ -282,7 +273,7 @@ class Firer(Service):
             if job.job_id in parked:
                 log.error("job %s is paused: %s", job.job_id, reason)
             else:
-                self._backlog.retry(job.shard, job.job_id, job.next_run_at)
+                self.backlog.retry(job.shard, job.job_id, job.next_run_at)
 
     async def _move(self, jobs: Sequence[tuple[DueJob, datetime]]) -> None:
         """Moves jobs that were planned by earlier rules of their zones to the times of the present rules, unfired."""
@@ -292,7 +283,7 @@ class Firer(Service):
             if job.job_id in moved:
                 self._future.add(job.shard, job.job_id, to_micros(moment))
             else:
-                self._backlog.retry(job.shard, job.job_id, job.next_run_at)
+                self.backlog.retry(job.shard, job.job_id, job.next_run_at)
 
     def _report(self) -> None:
         """Logs the late occurrences of this pass, in one line however many jobs they belong to."""

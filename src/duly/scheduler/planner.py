@@ -66,9 +66,7 @@ class BatchPlan:
     held: list[DueJob] = field(default_factory=list)
     planned: int = 0
     runs: int = 0
-    late: int = 0
     deferred: int = 0
-    dropped: int = 0
 
 
 def plan_batch(
@@ -198,7 +196,6 @@ def _add(batch: BatchPlan, job: DueJob, plan: FirePlan, policy: Policy, governor
     if runs and runs[0][1]:
         late = sum(missed for _, missed in runs)
         granted = late if governor is None else governor.take(late)
-        batch.late += late
         if granted < late:
             batch.deferred += late - granted
             _add_drop(fire, job.job_id, runs[granted][0], runs[late - 1][0], late - granted, DEFERRED)
