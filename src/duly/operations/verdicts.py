@@ -18,7 +18,7 @@ from duly.operations.lifetime import Lifetime, Stop, local_time, read_time
 from duly.operations.wording import clock, outcome
 from duly.store.changes import Change
 from duly.store.cluster import Leader
-from duly.store.history import CatchUp, Record
+from duly.store.history import Deferred, Record
 
 _MICROSECOND = timedelta(microseconds=1)
 # Nobody calls a second late; beyond it the sentence says so.
@@ -47,7 +47,7 @@ class Judge:
         self,
         life: Lifetime,
         records: Sequence[Record],
-        catch_ups: Sequence[CatchUp],
+        catch_ups: Sequence[Deferred],
         leader: Leader,
         days: Collection[date],
         grace: timedelta,
@@ -202,7 +202,7 @@ class Judge:
         sentence = f"Missed and not run: {noticed}{when} ({among}); {_RULES.get(reason, reason)}."
         return self._say(occurrence, _UNDONE.get(reason, Verdict.MISSED), sentence, facts)
 
-    def _of_catch_up(self, occurrence: Occurrence, catch_up: CatchUp) -> Explanation:
+    def _of_catch_up(self, occurrence: Occurrence, catch_up: Deferred) -> Explanation:
         facts: dict[str, Any] = {"first": catch_up.first_at, "last": catch_up.last_at, "count": catch_up.count}
         sentence = (
             f"Missed, and to be run late as missed_window={self._job.policy.missed_window} says: it waits for its turn "

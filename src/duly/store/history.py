@@ -72,7 +72,7 @@ async def records_between(
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUp:
+class Deferred:
     """Late occurrences that will run but still wait: `count` of them in [first_at, last_at]."""
 
     first_at: datetime
@@ -80,8 +80,8 @@ class CatchUp:
     count: int
 
 
-async def catch_ups(store: Querier, *, job_id: UUID) -> list[CatchUp]:
-    return [CatchUp(**row) for row in await store.fetch("history/catch_ups", job_id)]
+async def catch_ups(store: Querier, *, job_id: UUID) -> list[Deferred]:
+    return [Deferred(**row) for row in await store.fetch("history/catch_ups", job_id)]
 
 
 async def days_kept(store: Querier) -> frozenset[date]:
