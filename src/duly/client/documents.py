@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 from uuid import UUID
 
 from duly.checks import check_moment
@@ -62,35 +62,19 @@ def read_page(document: Document, read: Callable[[Document], Item]) -> Page[Item
 
 def read_job(document: Document) -> Job:
     policy = Policy(**{name: document[name] for name in POLICY_FIELDS if name in document})
-    created_at = _time(document["created_at"])
-    return Job(
-        job_id=UUID(document["job_id"]),
-        shard=None,
-        tenant=document["tenant"],
-        name=document["name"],
-        handler=document["handler"],
-        payload=document.get("payload"),
-        payload_ref=document["payload_ref"],
-        kind=_kind(document["schedule"], document["timezone"], created_at),
-        schedule=document["schedule"],
-        timezone=document["timezone"],
-        start_at=read_time(document["start_at"]),
-        end_at=read_time(document["end_at"]),
-        max_runs=document["max_runs"],
-        queue=document["queue"],
-        priority=document["priority"],
-        policy=DEFAULT_POLICY if policy == DEFAULT_POLICY else policy,
-        dedupe_key=document["dedupe_key"],
-        labels=dict(document["labels"]),
-        status=document["status"],
-        status_reason=document.get("status_reason"),
-        next_run_at=read_time(document["next_run_at"]),
-        last_run_at=read_time(document["last_run_at"]),
-        run_count=document["run_count"],
-        created_at=created_at,
-        updated_at=_time(document["updated_at"]),
-        version=document["version"],
-    )
+    times = {name: read_time(document[name]) for name in _JOB_TIMES}
+    given: dict[str, Any] = {name: document[name] for name in _JOB_FIELDS} | times
+    given |= {
+        "job_id": UUID(document["job_id"]),
+        "kind": _kind(document["schedule"], document["timezone"], _time(document["created_at"])),
+        "policy": DEFAULT_POLICY if policy == DEFAULT_POLICY else policy,
+        "labels": dict(document["labels"]),
+    }
+    return Job(shard=None, payload=document.get("payload"), **given)
+
+
+_JOB_FIELDS = {field.name for field in fields(Job)} - {"shard", "payload", "kind", "policy", "unreadable"}
+_JOB_TIMES = [name for name, hint in get_type_hints(Job).items() if hint in (datetime, datetime | None)]
 
 
 def _kind(schedule: str, timezone: str, anchor: datetime) -> ScheduleKind:

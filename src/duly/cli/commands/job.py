@@ -122,7 +122,7 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
         return
     import json
 
-    from duly.model import DEFAULT_POLICY
+    from duly.model import DEFAULT_POLICY, JOB_RULES
 
     print_fields(
         {
@@ -133,15 +133,11 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
             "payload": one_line(
                 json.dumps(shown_payload(found.payload, found.policy.secret_fields), ensure_ascii=False), 1000
             ),
-            "payload_ref": found.payload_ref or "",
             "schedule": _schedule(found),
-            "start_at": moment(found.start_at),
-            "end_at": moment(found.end_at),
-            "max_runs": "" if found.max_runs is None else str(found.max_runs),
+            **{name: _shown(getattr(found, name)) for name in JOB_RULES if name not in _SHOWN_TOGETHER},
             "queue": f"{found.queue}, priority {found.priority}",
             **policy_changes(found.policy, DEFAULT_POLICY),
             "labels": ", ".join(f"{key}={value}" for key, value in found.labels.items()),
-            "dedupe_key": found.dedupe_key or "",
             "created": f"{moment(found.created_at)} ({away(found.created_at, now)})",
             "last": f"{moment(found.last_run_at)} ({away(found.last_run_at, now)})" if found.last_run_at else "",
             "runs": str(found.run_count),
@@ -237,6 +233,14 @@ def _change(context: typer.Context, text: str, change: Callable[[Backend, str], 
     else:
         planned = f"  next {moment(job.next_run_at)} ({away(job.next_run_at, now)})" if job.next_run_at else ""
         say(f"{job.job_id}  {one_line(job.name)}  {coloured(job.status)}{planned}")
+
+
+# Fields that `show` words in a way of its own.
+_SHOWN_TOGETHER = ("name", "schedule", "timezone", "queue", "priority", "labels")
+
+
+def _shown(value: object) -> str:
+    return moment(value) if isinstance(value, datetime) else "" if value is None else str(value)
 
 
 def _schedule(job: Job) -> str:
