@@ -318,8 +318,8 @@ begin
 
     -- The same dedupe_key with the same arguments is the same job.
     if dedupe_key is not null then
-        print := sha256(convert_to(jsonb_build_array('duly.submit', handler, payload, payload_ref, spelt, timezone,
-            title, queue, priority, start_at, end_at, max_runs, labels, given_policy)::text, 'UTF8'));
+        print := sha256(convert_to(jsonb_build_array('duly.submit', handler, title, payload, spelt, given_policy,
+            payload_ref, timezone, start_at, end_at, max_runs, queue, priority, labels)::text, 'UTF8'));
     end if;
     for attempt in 1..10 loop
         if dedupe_key is not null then
@@ -343,18 +343,18 @@ begin
             raise exception using errcode = 'program_limit_exceeded', column = 'tenant',
                 message = format('duly.submit: tenant: %L has as many active or paused jobs as it may have', tenant);
         end if;
-        insert into duly.jobs (job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule,
-            timezone, start_at, end_at, max_runs, queue, priority, policy, labels, dedupe_key, fingerprint, next_run_at,
-            last_run_at, run_count, status, status_reason, created_at, updated_at)
-        values (new_id, new_shard, submit.tenant, title, task, callee, submit.payload,
-            submit.payload_ref, 'once', spelt, submit.timezone, submit.start_at, submit.end_at, submit.max_runs,
-            submit.queue, submit.priority, submit.policy, submit.labels, submit.dedupe_key, print,
+        insert into duly.jobs (job_id, shard, tenant, name, handler, target, payload, kind, schedule, policy, fingerprint,
+            next_run_at, last_run_at, run_count, status, status_reason, created_at, updated_at,
+            payload_ref, timezone, start_at, end_at, max_runs, queue, priority, dedupe_key, labels)
+        values (new_id, new_shard, submit.tenant, title, task, callee, submit.payload, 'once', spelt, submit.policy, print,
             case when is_planned then submit.run_at end,
             case when is_planned and is_now then moment end,
             case when is_planned and is_now then 1 else 0 end,
             case when not is_planned then 'paused' when is_now then 'ended' else 'active' end,
             case when not is_planned then 'submitted by SQL, and not planned by a scheduler yet' end,
-            moment, moment)
+            moment, moment,
+            submit.payload_ref, submit.timezone, submit.start_at, submit.end_at, submit.max_runs, submit.queue,
+            submit.priority, submit.dedupe_key, submit.labels)
         on conflict do nothing;
         exit when found;
         -- The key was taken at this very moment: find its job.
