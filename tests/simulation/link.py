@@ -27,7 +27,7 @@ IDLE_IN_TRANSACTION = 5.0
 
 @dataclass
 class Weather:
-    """How bad the links are: the chance of each fate for one call. All zero when the faults are over."""
+    """The chance of each fault for one call. All are zero when the faults are over."""
 
     slow: float = 0.0
     refused: float = 0.0
@@ -115,7 +115,7 @@ class Request:
         self.pool.timeline.after(0.002, lambda: self._arrive(error or StoreUnavailable("cannot be reached")))
 
     def _arrive(self, what: list[Row] | Exception) -> None:
-        """Whoever waits for it goes on when its loop comes to that."""
+        """Lets the waiting caller go on at its loop's next turn."""
         if self.future.done() or self.pool.loop.dead:
             return
         if isinstance(what, Exception):
@@ -125,7 +125,7 @@ class Request:
 
 
 class Owner(Protocol):
-    """Whose pool it is. `cut`: it cannot reach the server."""
+    """The owner of a pool. `cut`: it cannot reach the server."""
 
     cut: bool
 

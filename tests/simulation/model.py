@@ -793,7 +793,7 @@ class Model:
         return [Row(told=told)]
 
     def _near(self, job_id: UUID) -> list[Run]:
-        """What a short look at the line finds."""
+        """The runs that a short look at the line finds."""
         standing = sorted(self._runs_of(job_id), key=lambda run: run.scheduled_at)
         waiting = [run.scheduled_at for run in standing if run.state == "waiting"]
         if not waiting:

@@ -296,7 +296,7 @@ class Pair:
 
     async def rescue(self) -> None:
         await self.both(maintenance.rescue)
-        # How long those that were lost together are kept apart is drawn by lot.
+        # The spread of runs that were lost together is random.
         for row in await self.pool.query("select job_id, scheduled_at, run_at from duly.runs where state = 'queued'"):
             key = row["job_id"], row["scheduled_at"]
             if (run := self.model.runs.get(key)) is not None and run.run_at > self.now and row["run_at"] > self.now:
@@ -404,7 +404,7 @@ async def test_the_model_answers_and_holds_what_postgresql_does(pool: Pool, seed
                 f"seed {seed}, step {step} ({name}): the model and PostgreSQL differ: {error}"
             ) from error
         done[name] = done.get(name, 0) + 1
-    # It must not have gone by without anything happening.
+    # The test must not pass because nothing happened.
     assert len(pair.model.history) > STEPS / 20
     assert len(pair.claims) > STEPS / 40
     assert done.keys() >= {"fire", "on_time", "claim", "complete", "rescue", "acquire"}

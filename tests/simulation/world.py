@@ -241,7 +241,7 @@ class SimNode:
 
 @dataclass
 class Found:
-    """What a simulation came to. `broken`: which promise, or None."""
+    """The result of a simulation. `broken`: the broken promise, or None."""
 
     seed: int
     broken: str | None
@@ -291,7 +291,7 @@ class World:
         if self.trace is not None:
             self.trace.append(f"{self.timeline.now:9.3f}  {text}")
 
-    # What the seed makes of it.
+    # Decisions of the seed.
 
     def run(self) -> Found:
         self._prepare()
@@ -468,7 +468,7 @@ class World:
             if mine in executing:
                 executing.remove(mine)
 
-    # What the parts ask.
+    # Questions of the parts.
 
     def _executed(self, request: Request) -> None:
         name = request.name

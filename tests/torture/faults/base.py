@@ -14,7 +14,7 @@ import asyncpg
 from ..world import World
 from ..world.node import Node
 
-#: What PostgreSQL says when it is away, or goes away.
+#: Errors of a PostgreSQL that is away, or goes away.
 AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -24,7 +24,7 @@ class NotNow(Exception):
 
 @dataclass(frozen=True)
 class Sort:
-    """What can be done in a world, and for how long: a plan depends on this and the seed, on nothing else."""
+    """The possibilities of a world, and its duration: a plan depends on this and the seed alone."""
 
     schedulers: tuple[str, ...]
     workers: tuple[str, ...]
@@ -64,9 +64,9 @@ class Fault(ABC):
     """One thing that is done to one target, and undone. Made by a plan, used once."""
 
     kind: ClassVar[str]
-    #: How often it is drawn, beside the others.
+    #: The weight with which the fault is drawn.
     weight: ClassVar[float] = 1.0
-    #: How long its healing usually takes, so that a plan leaves room for it.
+    #: The usual time of its healing in seconds, for which a plan leaves room.
     healing: ClassVar[float] = 0.0
 
     def __init__(self, target: str, seed: int = 0) -> None:
@@ -77,14 +77,14 @@ class Fault(ABC):
     @classmethod
     @abstractmethod
     def targets(cls, sort: Sort) -> tuple[str, ...]:
-        """What it can be done to in such a world; nothing, if its needs are not met."""
+        """The possible targets in such a world; empty if its needs are not met."""
 
     @classmethod
     def duration(cls, random: Random, sort: Sort, target: str) -> float:
         return spread(random, 0.5, 8.0)
 
     def touches(self, sort: Sort) -> frozenset[str]:
-        """What no other fault may touch at the same time."""
+        """The things that no other fault may touch at the same time."""
         return frozenset({f"{self.target} network"})
 
     @abstractmethod
@@ -105,7 +105,7 @@ def spread(random: Random, least: float, most: float) -> float:
 
 
 async def until(holds: Any, seconds: float) -> None:
-    """Until an async condition holds, or TimeoutError."""
+    """Waits until an async condition holds, or raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not await holds():  # noqa: ASYNC110 nobody signals it
             await asyncio.sleep(0.1)

@@ -47,7 +47,7 @@ class Partition(_Cable):
 
 
 class PartitionOneWay(Partition):
-    """What it sends arrives and the answers do not, or the other way round."""
+    """The node's requests arrive and the answers do not, or the other way round."""
 
     kind = "partition-one-way"
     weight = 3.0

@@ -42,9 +42,9 @@ class Clock:
         }  # fmt: skip
 
     def step(self, seconds: float) -> None:
-        """So much ahead of the machine's time from now on (behind it, if negative)."""
+        """Sets the clock ahead of the machine's time from now on (behind it, if negative)."""
         self.offset = seconds
-        # Whole or not at all: a reader must never see an empty file.
+        # Written atomically: a reader must never see an empty file.
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+g}s\n")
         new.rename(self._file)

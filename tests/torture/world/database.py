@@ -171,7 +171,7 @@ class PostgresServer:
             self.signal(signal.SIGHUP)
 
     async def start(self) -> None:
-        """Until it takes connections. Does nothing if it does already."""
+        """Starts the server and waits until it accepts connections. Does nothing if it does already."""
         deadline = time.monotonic() + START_SECONDS
         while not await self.answers():
             if not self.alive():  # it may end once or twice while processes of its last life still hold its memory
@@ -285,7 +285,7 @@ class PostgresServer:
 
 
 class Database:
-    """Who is primary at the moment, who stands by, and the moves between."""
+    """The present primary, its standby, and the moves between them."""
 
     def __init__(
         self,
@@ -306,9 +306,9 @@ class Database:
             PostgresServer(name, scratch, programs, network, folder / f"{name}.log", disk_mb) for name in names
         ]
         self.primary = self.servers[0]
-        #: Who stands by, if anybody does.
+        #: The standby, if there is one.
         self.standby: PostgresServer | None = None
-        #: Who was primary before the promotion, while it is not the standby yet.
+        #: The primary before the promotion, until it is the standby.
         self.old_primary: PostgresServer | None = None
         # The way of the log to the standby: it can be cut like any other.
         self.replication = Proxy(thread, Place(network.hub, network.hub_host, 0), self.primary.place, protocol="raw")
@@ -428,7 +428,7 @@ class Database:
                 await self.standby.start()
                 await self._until_ready(15)
             except (RuntimeError, TimeoutError):
-                # It was away for longer than the primary keeps its log, or has not survived.
+                # The server was away for longer than the primary keeps its log, or has not survived.
                 self.primary.configure()
                 self.old_primary, self.standby = self.standby, None
                 await self.rejoin()

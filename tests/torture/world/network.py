@@ -79,7 +79,7 @@ class Network:
 
     @property
     def hub_host(self) -> str:
-        """Where the harness listens for its nodes."""
+        """The address at which the harness listens for its nodes."""
         return "10.213.0.1" if self.namespaces else "127.0.0.1"
 
     @property
@@ -106,13 +106,13 @@ class Network:
         return f"10.213.0.{self._numbers[name]}" if self.namespaces else "127.0.0.1"
 
     def inside(self, name: str) -> list[str]:
-        """What a command is prefixed with, so that it runs there. The process id stays that of the command."""
+        """The prefix with which a command runs in the namespace. The process id stays that of the command."""
         return ["nsenter", f"--net={_NETNS / f'{self._label}-{name}'}", "--"] if self.namespaces else []
 
     # Cables.
 
     def partition(self, name: str, *, sends: bool = True, receives: bool = True) -> None:
-        """What the process sends, what it would receive, or both is lost on the way: no reset, no error, nothing."""
+        """Drops what the process sends, what it would receive, or both: no reset, no error, nothing."""
         assert self.namespaces, "without namespaces the proxies part processes"
         self._faulted.add(name)
         if sends:
@@ -194,7 +194,7 @@ def sweep() -> list[str]:
 
 
 def leftovers(pid: int) -> list[str]:
-    """What there is of worlds of that process, alive or not."""
+    """The namespaces, mounts and folders of the worlds of that process, alive or not."""
     label = f"{_PREFIX}-{pid}-"
     names = [path.name for path in _NETNS.glob(f"{label}*")] if _NETNS.exists() else []
     mounts = [line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if line.startswith(label)]
@@ -218,7 +218,7 @@ def _started(pid: int) -> int:
 
 @contextlib.contextmanager
 def entered(namespace: str | None) -> Iterator[None]:
-    """What this thread opens within belongs to that namespace. Not to be awaited in."""
+    """Puts sockets that this thread opens within it into that namespace. Must not contain an await."""
     if namespace is None:
         yield
         return

@@ -43,7 +43,7 @@ class Node:
         self._command = command
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        #: Whether somebody wanted it gone; otherwise its end is its own doing.
+        #: Whether the harness ended the process; otherwise its end is its own doing.
         self.ended_on_purpose = True
         self.stopped = False
         self.starts = 0
@@ -61,19 +61,19 @@ class Node:
 
     @property
     def code(self) -> int | None:
-        """How it ended, if it did."""
+        """The exit code, if the process has ended."""
         return None if self._process is None else self._process.poll()
 
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Does nothing if it is there."""
+        """Starts the process, unless it is alive."""
         if self.alive():
             return
         self.starts += 1
-        # It must not outlive the harness, however that ends. The signal comes when the *thread* that started it ends,
-        # so nodes are started from the main thread only.
+        # The process must not outlive the harness, however that ends. The signal comes when the *thread* that started
+        # it ends, so nodes are started from the main thread only.
         command = [*self.network.inside(self.name), "setpriv", "--pdeathsig", "KILL", *self._command]
         with self.log.open("ab") as log:
             log.write(f"--- start {self.starts} at {time.time():.3f}\n".encode())
@@ -85,7 +85,7 @@ class Node:
         self.ended_on_purpose = self.stopped = False
 
     def kill(self) -> None:
-        """-9. It stays away until somebody starts it."""
+        """Kills the process with SIGKILL. Somebody must start it again."""
         self.ended_on_purpose = True
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
@@ -93,7 +93,7 @@ class Node:
         self.stopped = False
 
     def stop_signal(self) -> None:
-        """SIGSTOP: it is there and does nothing, and knows nothing of it afterwards."""
+        """Stops the process with SIGSTOP: it is there, does nothing, and does not notice it afterwards."""
         self.stopped = self._send(signal.SIGSTOP)
 
     def continue_(self) -> None:
@@ -101,12 +101,12 @@ class Node:
         self.stopped = False
 
     def terminate(self) -> None:
-        """SIGTERM, as a service manager does. Returns at once; `alive` says when it has gone."""
+        """Sends SIGTERM, as a service manager does, and returns at once; `alive` says when the process has gone."""
         self.ended_on_purpose = True
         self._send(signal.SIGTERM)
 
     def rss_kb(self) -> int:
-        """Memory it holds now; 0 if it is not there."""
+        """The resident memory in kB; 0 if the process is not there."""
         if self.alive():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])

@@ -28,7 +28,7 @@ WRITES = r"\b(insert into|update|delete from|commit)\b"
 
 @dataclass(frozen=True)
 class Place:
-    """Where something listens: in which namespace (None: this machine's own), at which address."""
+    """An address at which something listens, and its network namespace (None: this machine's own)."""
 
     namespace: str | None
     host: str
@@ -89,7 +89,7 @@ class Proxy(Forwarder):
         self._thread.call(self._close())
 
     def passing(self) -> None:
-        """Whole again. What was held flows on, in order; nothing armed is left."""
+        """Heals the link: held data flow on in order, and no fault is armed."""
 
         async def heal() -> None:
             self._delay, self._loss, self._refusing = (0.0, 0.0), 0.0, False
@@ -100,15 +100,15 @@ class Proxy(Forwarder):
         self._thread.call(heal())
 
     def point(self, upstream: Place) -> None:
-        """New connections go there; those there are stay where they are."""
+        """Sends new connections to `upstream`; open ones stay with their server."""
         self._upstream = upstream
 
     def delay(self, seconds: float, jitter: float = 0.0) -> None:
-        """Everything takes that much longer, each way, give or take."""
+        """Delays everything by `seconds`, give or take `jitter`, each way."""
         self._delay = (seconds, jitter)
 
     def lose(self, share: float) -> None:
-        """That share of the pieces is lost once or twice before it arrives, as TCP makes of lost packets: it stalls."""
+        """Loses this share of the pieces once or twice before they arrive: they stall, as lost packets do under TCP."""
         self._loss = share
 
     def hold(self, *, to_server: bool = True, to_client: bool = True) -> None:

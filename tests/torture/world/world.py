@@ -94,7 +94,7 @@ class World:
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
 
-    # What others ask.
+    # Questions.
 
     @property
     def url(self) -> str:
@@ -122,7 +122,7 @@ class World:
         return found | ({} if self.registry is None else {self.registry.name: str(self.registry.log)})
 
     async def command(self, *arguments: str) -> str:
-        """What the command line says, by a way of its own to the present primary."""
+        """The output of the command line, connected directly to the present primary."""
         environment = {**self._environment, "DULY_DATABASE_URL": self.database.owner_url}
 
         def run() -> subprocess.CompletedProcess[str]:
@@ -163,7 +163,7 @@ class World:
         return _missing(document, len(self.of_kind("scheduler")), len(self.of_kind("worker")))
 
     async def until_ready(self, seconds: float = 60) -> None:
-        """Until every node is there and every shard is led. If that does not come about, it says what is missing."""
+        """Waits until every node is there and every shard is led; a timeout names what is missing."""
         deadline = time.monotonic() + seconds
         while (reason := await self.ready()) is not None:
             if time.monotonic() > deadline:
@@ -278,10 +278,10 @@ class World:
                         node.rss.append((time.time(), kilobytes))
             await asyncio.sleep(0.1)
 
-    # Whole again.
+    # Healing.
 
     async def restart(self, node: Node) -> None:
-        """Until a node that was asked to end has ended, and then start it."""
+        """Waits until a node that was asked to end has ended, and then starts it."""
         deadline = time.monotonic() + PATIENCE
         while node.alive() and time.monotonic() < deadline:  # noqa: ASYNC110 nobody signals it
             await asyncio.sleep(0.05)
