@@ -11,6 +11,7 @@ begin
 end
 $$;
 
+-- Refuses a string that is missing, empty, longer than `longest` characters, or contains control characters.
 create function duly.check_text(field text, value text, longest integer) returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
