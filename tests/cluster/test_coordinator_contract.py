@@ -176,7 +176,7 @@ async def test_a_hand_over_that_never_arrived_is_done_again(cluster: Cluster) ->
     proxy = cluster.proxy()
     one = await cluster.node(url=proxy.url)
     await eventually(cluster.shared_by(one))
-    fault = proxy.cut_within("-- Give shards up")
+    fault = proxy.cut_within("-- Gives shards up")
     two = await cluster.node()
     await eventually(lambda: fault.struck == 1)
     await eventually(cluster.shared_by(one, two))
