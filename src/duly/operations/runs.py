@@ -75,12 +75,15 @@ class RunOperations:
 
 
 def with_key(run: Run, job: Job) -> Run:
-    """The run with the idempotency key that its handler gets."""
-    key = render_key(
-        job.policy.idempotency_key_template,
-        job_id=job.job_id,
-        name=job.name,
-        scheduled_at=run.scheduled_at,
-        timezone=job.timezone,
-    )
+    """The run with the idempotency key that its handler gets; without one if a manual write spoilt the template."""
+    try:
+        key = render_key(
+            job.policy.idempotency_key_template,
+            job_id=job.job_id,
+            name=job.name,
+            scheduled_at=run.scheduled_at,
+            timezone=job.timezone,
+        )
+    except InvalidInput:
+        key = None
     return replace(run, idempotency_key=key, job_name=job.name)
