@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from uuid import UUID
 
-from duly.errors import DulyError, InvalidInput, NotFound
+from duly.errors import DulyError
 
 if TYPE_CHECKING:
     from duly.client import AsyncClient
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     )
 
 Item = TypeVar("Item")
+_LAST_ID = 2**128 - 1
 # Items per page of a list that is shown, and of one that is only counted.
 PAGE, _COUNTED_PAGE = 200, 500
 
@@ -188,7 +189,14 @@ class _RemoteJobs:
 
     async def find(self, text: str) -> Job:
         """By its id, the beginning of it, or its name, as on the store itself."""
-        found = {job.job_id: job for job in await self._by_id(text)}
+        from duly.model import id_range, only_match
+
+        found: dict[UUID, Job] = {}
+        if (ids := id_range(text)) is not None:
+            low, high = ids
+            # Jobs are listed by descending id, and the cursor is an id: the page begins below it.
+            page = await self._client.jobs_page(cursor=str(UUID(int=min(high.int + 1, _LAST_ID))), limit=5)
+            found = {job.job_id: job for job in page.items if low <= job.job_id <= high}
         cursor = None
         while len(found) < 2:
             # A page of a search by name may be empty and yet not the last.
@@ -196,26 +204,7 @@ class _RemoteJobs:
             found |= {job.job_id: job for job in page.items}
             if (cursor := page.next_cursor) is None:
                 break
-        if not found:
-            raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
-        if len(found) > 1:
-            shown = ", ".join(str(job_id) for job_id in sorted(found, reverse=True))
-            raise InvalidInput("job", f"{text!r} could be any of {shown}; give more of the id")
-        return next(iter(found.values()))
-
-    async def _by_id(self, text: str) -> list[Job]:
-        digits = text.replace("-", "").lower()
-        if not (4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits)):
-            return []
-        if len(digits) == 32:
-            try:
-                return [await self._client.get_job(str(UUID(digits)))]
-            except NotFound:
-                return []
-        # Jobs are listed by descending id, and the cursor is an id: the page begins below it.
-        low, high = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
-        page = await self._client.jobs_page(cursor=str(high), limit=5)
-        return [job for job in page.items if low <= job.job_id <= high]
+        return only_match(text, found.values())
 
 
 class _RemoteRuns:

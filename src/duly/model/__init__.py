@@ -35,6 +35,8 @@ from duly.model.job import (
     Submitted,
     SubmittedId,
     each_request,
+    id_range,
+    only_match,
 )
 from duly.model.occurrence import Expected, Forecast, Occurrence, Preview
 from duly.model.options import CronOptions, JobChanges, JobOptions, PolicyOptions
@@ -108,7 +110,9 @@ __all__ = [
     "Verdict",
     "each_request",
     "from_micros",
+    "id_range",
     "make_run_id",
+    "only_match",
     "parse_run_id",
     "policy_from_stored",
     "policy_with",

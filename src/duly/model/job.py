@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from duly.errors import InvalidInput
+from duly.errors import InvalidInput, NotFound
 from duly.model.fields import described, rules_of
 from duly.model.policy import DEFAULT_POLICY, Policy
 
@@ -126,3 +126,22 @@ class SubmittedId(NamedTuple):
 
     job_id: UUID
     created: bool
+
+
+def id_range(text: str) -> tuple[UUID, UUID] | None:
+    """The lowest and the highest job id that begin with `text`; None if no id can, or if it is too short to search."""
+    digits = text.replace("-", "").lower()
+    if not (4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits)):
+        return None
+    return UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+
+
+def only_match(text: str, found: Iterable[Job]) -> Job:
+    """The one job that a person means by an id, the beginning of an id, or a name; else an error."""
+    matches = sorted(found, key=lambda job: job.job_id, reverse=True)
+    if not matches:
+        raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
+    if len(matches) > 1:
+        shown = ", ".join(str(job.job_id) for job in matches)
+        raise InvalidInput("job", f"{text!r} could be any of {shown}; give more of the id")
+    return matches[0]

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import Job, Occurrence, Page, Run, make_run_id
+from duly.model import Job, Occurrence, Page, Run, id_range, make_run_id, only_match
 from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, timetable_of, to_job_id
 from duly.operations.revising import revise, touches_timing
 from duly.operations.rights import EVERYTHING, Rights
@@ -46,19 +46,9 @@ class JobOperations:
 
     async def find(self, text: str) -> Job:
         """The one job that a person means by an id, the beginning of an id, or a name."""
-        found = await self._find(text)
-        if not found:
-            raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
-        if len(found) > 1:
-            shown = ", ".join(str(job.job_id) for job in found)
-            raise InvalidInput("job", f"{text!r} could be any of {shown}; give more of the id")
-        return found[0]
-
-    async def _find(self, text: str) -> list[Job]:
         found: dict[UUID, Job] = {}
-        digits = text.replace("-", "").lower()
-        if 4 <= len(digits) <= 32 and all(digit in "0123456789abcdef" for digit in digits):
-            low, high = UUID(digits.ljust(32, "0")), UUID(digits.ljust(32, "f"))
+        if (ids := id_range(text)) is not None:
+            low, high = ids
             found = {
                 job.job_id: job for job in await jobs.with_ids(self._pool, low=low, high=high, tenant=self._tenant)
             }
@@ -67,7 +57,7 @@ class JobOperations:
             listed = await jobs.list_ids(self._pool, wanted, limit=_MOST_FOUND, looked_at=_LOOKED_AT_TO_FIND)
             found |= {job.job_id: job for job in await jobs.page(self._pool, listed.job_ids, tenant=self._tenant)}
             if listed.stop is None or len(found) >= _MOST_FOUND:
-                return sorted(found.values(), key=lambda job: job.job_id, reverse=True)[:_MOST_FOUND]
+                return only_match(text, found.values())
             wanted = replace(wanted, before=listed.stop)
 
     async def page(
