@@ -77,7 +77,7 @@ async def _submit(lab: Lab, store: Store, jobs: int) -> int:
 
 
 async def _lead(app: Duly, jobs: int, now: datetime) -> timedelta:
-    """How far ahead the second must be for all to be ready by then, estimated by submitting a few that never fire."""
+    """The lead that the second needs for all to be ready by then, estimated by submitting a few that never fire."""
     probe = min(jobs, _PROBE)
     began = time.perf_counter()
     await submit_all(app, _daily(app, probe, (now - timedelta(hours=2)).replace(microsecond=0)))

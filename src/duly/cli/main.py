@@ -7,34 +7,13 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from duly.addresses import without_passwords
-from duly.cli.commands import (
-    api,
-    bench,
-    dead,
-    doctor,
-    explain,
-    forecast,
-    import_,
-    job,
-    key,
-    migrate,
-    preview,
-    run,
-    scheduler,
-    status,
-    submit,
-    submitter,
-    tenant,
-    up,
-    webhook_secret,
-    worker,
-)
 from duly.cli.output import examples, hanging, say
 from duly.cli.session import Session
 from duly.errors import (
@@ -130,30 +109,12 @@ def _global_options(
     context.obj = Session(database_url, home, log_level, url)
 
 
-# In the order in which the help shows them. Each module bears its command's name.
-for module in (
-    up,
-    api,
-    scheduler,
-    worker,
-    submit,
-    job,
-    dead,
-    run,
-    key,
-    tenant,
-    submitter,
-    preview,
-    explain,
-    forecast,
-    import_,
-    migrate,
-    status,
-    webhook_secret,
-    doctor,
-    bench,
-):
-    module.register(app)
+# In the order in which the help shows them. Each is the module of its name in `commands/`.
+for _name in (
+    "up", "api", "scheduler", "worker", "submit", "job", "dead", "run", "key", "tenant", "submitter", "preview",
+    "explain", "forecast", "import_", "migrate", "status", "webhook_secret", "doctor", "bench",
+):  # fmt: skip
+    import_module(f"duly.cli.commands.{_name}").register(app)
 
 
 def main() -> None:
