@@ -249,7 +249,7 @@ def test_a_taken_port_is_stepped_over_unless_it_was_asked_for(start: Start) -> N
         up = start("up")
         told = up.wait_for(r"port 8080 is taken; using (\d+)")[1]
         address = up.wait_for(r"Duly is up: (http://\S+)/#key=")[1]
-        up.wait_for("worker: none; give --app")
+        up.wait_for("worker: none; use --app")
         assert address == f"http://127.0.0.1:{told}"
         assert "ok" in answers(address)
         for arguments, changes in ((["--port", "8080"], {}), ([], {"DULY_PORT": "8080"})):
