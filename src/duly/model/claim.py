@@ -58,7 +58,7 @@ class Claim:
     now: datetime
     #: Seconds that the database worked on the claim, without the network.
     took: float = 0.0
-    #: Where a claim for some tenants stopped looking in each lane; None: at a run that could not start yet.
+    #: The position at which a claim for some tenants stopped looking in each lane; None: at a run not due yet.
     ends: Sequence[datetime | None] = ()
 
 

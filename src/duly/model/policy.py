@@ -24,7 +24,7 @@ MAX_SECONDS = 10 * 365 * 86400
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """How a job is fired, retried and timed out. One JSON column holds it, so that a job's row stays narrow.
+    """The rules for firing, retrying and timing out a job. One JSON column holds them, to keep a job's row narrow.
 
     The store keeps only the fields that differ from these defaults, and NULL when none does. Scheduler and worker turn
     the stored JSON back into a `Policy` through a cache keyed by the JSON itself.
