@@ -366,3 +366,26 @@ async def test_openapi_describes_the_documents(client: httpx.AsyncClient) -> Non
     assert set(schema["components"]["schemas"][body]["required"]) == {"name", "handler"}
     assert schema["components"]["schemas"]["JobDocument"]["properties"].keys() == JobDocument.model_fields.keys()
     assert "application/problem+json" in submit["responses"]["422"]["content"]
+
+
+async def test_jobs_are_found_by_an_id_its_beginning_or_a_name(client: httpx.AsyncClient) -> None:
+    made = [(await client.post(JOBS, json=MINIMAL | {"name": f"report {n}"})).json()["job_id"] for n in range(3)]
+
+    async def found(text: str) -> list[str]:
+        answer = (await client.get(JOBS, params={"find": text})).json()
+        assert answer["next_cursor"] is None
+        return [job["job_id"] for job in answer["items"]]
+
+    assert await found(made[0]) == [made[0]]
+    assert await found("report 1") == [made[1]]
+    assert await found(made[0][:8]) == made[::-1], "made in the same moment, so their ids begin alike"
+    assert await found("nothing") == []
+    for other in ({"queue": "default"}, {"limit": "5"}, {"label": "a=b"}):
+        refused = await client.get(JOBS, params={"find": "report 1", **other})
+        assert (refused.status_code, refused.json()["field"]) == (422, next(iter(other)))
+
+
+async def test_dead_letters_are_counted_by_filter(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/api/v1/dead-letters/count")).json() == {"count": 0}
+    assert (await client.get("/api/v1/dead-letters/count", params={"queue": "q"})).json() == {"count": 0}
+    assert (await client.get("/api/v1/dead-letters/count", params={"limit": 1})).status_code == 422

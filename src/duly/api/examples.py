@@ -150,6 +150,7 @@ EXAMPLES: dict[str, Example] = {
     "get_run": Example(_RUN),
     "cancel_run": Example({**_QUEUED, "status": "cancelled", "finished_at": "2026-03-09T13:00:01Z"}),
     "list_dead_letters": Example(_page(_LETTER)),
+    "count_dead_letters": Example({"count": 12}),
     "get_dead_letter": Example(_LETTER),
     "redrive_dead_letters": Example({"redriven": 12, "refused": 0, "more": False}, {"queue": "default"}),
     "redrive_dead_letter": Example(_QUEUED),

@@ -16,7 +16,7 @@ from starlette.routing import Route
 
 from duly.api.access import needs, principal_of
 from duly.api.declared import declared_page
-from duly.api.problems import json_response
+from duly.api.responses import json_response
 from duly.errors import DulyError, StoreUnavailable
 from duly.formats import time_text
 from duly.model import ClusterStatus, Job, Run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from duly.api.responses import json_response
 from duly.errors import (
     Conflict,
     DulyError,
@@ -163,22 +163,6 @@ class Problem(Exception):
 
     def response(self) -> Response:
         return json_response(self.document(), status=self.status, headers=self.headers, media_type=MEDIA_TYPE)
-
-
-def json_response(
-    document: Any,
-    *,
-    status: int = 200,
-    headers: Mapping[str, str] | None = None,
-    media_type: str = "application/json",
-) -> Response:
-    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-    try:
-        body = text.encode()
-    except UnicodeEncodeError:
-        # A lone surrogate, in a name that is being refused for it. It can be said in JSON, though only escaped.
-        body = json.dumps(document, separators=(",", ":")).encode()
-    return Response(body, status_code=status, headers=headers, media_type=media_type)
 
 
 def type_message(kind: str, message: str) -> str:

@@ -511,6 +511,12 @@ class RedriveDocument(_Document):
     more: bool = Field(description="true if matching dead letters are left: call again")
 
 
+class CountDocument(_Document):
+    """How many there are."""
+
+    count: int
+
+
 class PurgeDocument(_Document):
     """Number of dead letters deleted."""
 

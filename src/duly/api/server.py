@@ -64,12 +64,11 @@ def create_app(operations: StoreOperations, *, local_key: LocalKey | None = None
     app.add_middleware(
         Guard, access=access, hosts=[host.strip() for host in settings.api_hosts.split(",") if host.strip()]
     )
-    limit = settings.payload_max_bytes + BODY_HEADROOM
-    router = routes.make_router(settings, body_limit=limit)
-    pages = [*live.make_routes(operations), *metrics.make_routes(operations)]
-    problems.install(app, [*router.routes, *pages])
+    app.state.body_limit = settings.payload_max_bytes + BODY_HEADROOM
+    served = [*routes.make_routes(settings), *live.make_routes(operations), *metrics.make_routes(operations)]
+    problems.install(app, served)
     # As routes of the app itself: a router within it would look for each request's route twice more.
-    app.router.routes.extend([*router.routes, *pages])
+    app.router.routes.extend(served)
     return app
 
 

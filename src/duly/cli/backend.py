@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from uuid import UUID
 
 from duly.errors import DulyError
 
@@ -33,9 +32,8 @@ if TYPE_CHECKING:
     )
 
 Item = TypeVar("Item")
-_LAST_ID = 2**128 - 1
-# Items per page of a list that is shown, and of one that is only counted.
-PAGE, _COUNTED_PAGE = 200, 500
+# Items per page of a list that is shown.
+PAGE = 200
 
 
 class Jobs(Protocol):
@@ -188,23 +186,9 @@ class _RemoteJobs:
         self.pause, self.resume, self.cancel, self.trigger = client.pause, client.resume, client.cancel, client.trigger
 
     async def find(self, text: str) -> Job:
-        """By its id, the beginning of it, or its name, as on the store itself."""
-        from duly.model import id_range, only_match
+        from duly.model import only_match
 
-        found: dict[UUID, Job] = {}
-        if (ids := id_range(text)) is not None:
-            low, high = ids
-            # Jobs are listed by descending id, and the cursor is an id: the page begins below it.
-            page = await self._client.jobs_page(cursor=str(UUID(int=min(high.int + 1, _LAST_ID))), limit=5)
-            found = {job.job_id: job for job in page.items if low <= job.job_id <= high}
-        cursor = None
-        while len(found) < 2:
-            # A page of a search by name may be empty and yet not the last.
-            page = await self._client.jobs_page(name=text, cursor=cursor, limit=5)
-            found |= {job.job_id: job for job in page.items}
-            if (cursor := page.next_cursor) is None:
-                break
-        return only_match(text, found.values())
+        return only_match(text, await self._client.find_jobs(text))
 
 
 class _RemoteRuns:
@@ -215,17 +199,8 @@ class _RemoteRuns:
 class _RemoteDeadLetters:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self.page, self.get = client.dead_letters_page, client.get_dead_letter
+        self.page, self.get, self.count = client.dead_letters_page, client.get_dead_letter, client.count_dead_letters
         self.redrive, self.purge = client.redrive, client.purge
-
-    async def count(self, wanted: DeadLetterFilter) -> int:
-        """Page by page, because the API does not count."""
-        count, cursor = 0, None
-        while True:
-            page = await self._client.dead_letters_page(wanted, cursor=cursor, limit=_COUNTED_PAGE, payload=False)
-            count += len(page.items)
-            if (cursor := page.next_cursor) is None:
-                return count
 
     def redrive_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]:
         from duly.client.calls import redrive_some

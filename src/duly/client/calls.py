@@ -291,6 +291,12 @@ def jobs(
     )
 
 
+def find_jobs(text: str) -> Call[list[Job]]:
+    """The jobs that a person may mean by an id, the beginning of an id, or a name; newest first, at most 5."""
+    query = _query(find=text, payload=_asked(True))
+    return Call("GET", "/jobs", lambda answer: _page(answer, read=documents.read_job).items, query)
+
+
 def get_job(job_id: str | UUID) -> Call[Job]:
     """One job, by its id."""
     return Call("GET", _path("jobs", job_id), _job)
@@ -400,6 +406,11 @@ def dead_letters_page(
 def dead_letters(wanted: DeadLetterFilter = _EVERYTHING) -> Pages[DeadLetter]:
     """Every dead letter that matches, newest first, with its payload; pages are fetched as needed."""
     return Pages(lambda cursor: dead_letters_page(wanted, cursor=cursor, limit=PAGE))
+
+
+def count_dead_letters(wanted: DeadLetterFilter = _EVERYTHING) -> Call[int]:
+    """The number of dead letters that match."""
+    return Call("GET", "/dead-letters/count", lambda answer: int(answer.document["count"]), _query(**_filter(wanted)))
 
 
 def get_dead_letter(run_id: str) -> Call[DeadLetter]:

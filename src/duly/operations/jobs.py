@@ -46,6 +46,11 @@ class JobOperations:
 
     async def find(self, text: str) -> Job:
         """The one job that a person means by an id, the beginning of an id, or a name."""
+        return only_match(text, await self.candidates(text))
+
+    async def candidates(self, text: str) -> list[Job]:
+        """The jobs, newest first and at most 5, that have this id, an id that begins so, or this name."""
+        checks.check_text("find", text, longest=200)
         found: dict[UUID, Job] = {}
         if (ids := id_range(text)) is not None:
             low, high = ids
@@ -57,7 +62,7 @@ class JobOperations:
             listed = await jobs.list_ids(self._pool, wanted, limit=_MOST_FOUND, looked_at=_LOOKED_AT_TO_FIND)
             found |= {job.job_id: job for job in await jobs.page(self._pool, listed.job_ids, tenant=self._tenant)}
             if listed.stop is None or len(found) >= _MOST_FOUND:
-                return only_match(text, found.values())
+                return sorted(found.values(), key=lambda job: job.job_id, reverse=True)[:_MOST_FOUND]
             wanted = replace(wanted, before=listed.stop)
 
     async def page(

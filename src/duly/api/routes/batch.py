@@ -18,12 +18,15 @@ from starlette.responses import Response
 
 from duly.api.access import needs, operations_of, principal_of
 from duly.api.body import JSON, NDJSON, Read, read_array, read_bytes, read_lines
-from duly.api.problems import FieldError, Problem, json_response
+from duly.api.problems import FieldError, Problem
+from duly.api.responses import json_response
 from duly.api.routes.common import (
     ALLOW_UNKNOWN_HANDLER,
     ALLOWS_UNKNOWN_HANDLER,
     answers,
+    body_limit,
     flag,
+    new_router,
     read_flag,
     refuse_others,
 )
@@ -47,7 +50,8 @@ _MOST_WORKED_ON = 2
 _MOST_STORED = 1
 
 
-def add_routes(router: APIRouter, *, body_limit: int, batch_limit: int) -> None:
+def make_router(*, batch_limit: int) -> APIRouter:
+    router = new_router("jobs")
     arriving, worked_on, stored = _Places(_MOST_ARRIVING), _Places(_MOST_WORKED_ON), _Places(_MOST_STORED)
 
     @needs("write")
@@ -62,7 +66,9 @@ def add_routes(router: APIRouter, *, body_limit: int, batch_limit: int) -> None:
             media_type, body = await read_bytes(request, limit=batch_limit, media_types=(*JSON, *NDJSON))
             async with worked_on.one_for(principal.tenant):
                 await turn()
-                read = await (read_array if media_type in JSON else read_lines)(body, most=MAX_JOBS, each=body_limit)
+                read = await (read_array if media_type in JSON else read_lines)(
+                    body, most=MAX_JOBS, each=body_limit(request)
+                )
                 del body
                 requests, refused = await _to_requests(read)
                 del read
@@ -91,7 +97,6 @@ def add_routes(router: APIRouter, *, body_limit: int, batch_limit: int) -> None:
             "are stored or none. A batch past a limit of the tenant is refused as a whole. The body is read whole "
             "before anything is stored: a connection that breaks while it is sent leaves nothing behind."
         ),
-        tags=["jobs"],
         responses=answers(200, "What became of each", BatchResult, 409, 413, 415),
         openapi_extra={
             "parameters": [
@@ -115,6 +120,7 @@ def add_routes(router: APIRouter, *, body_limit: int, batch_limit: int) -> None:
             },
         },
     )
+    return router
 
 
 class _Places:

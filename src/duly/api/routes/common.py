@@ -6,11 +6,12 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
 
-from fastapi import Depends, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import BaseModel
 
 from duly import checks
 from duly.api.access import operations_of, principal_of
+from duly.api.declared import DeclaredRoute
 from duly.api.problems import MEDIA_TYPE
 from duly.errors import InvalidInput
 from duly.operations import Operations, Principal
@@ -51,6 +52,18 @@ async def _operations(request: Request) -> Operations:
 CALLER: Any = Depends(_caller)
 #: A route's parameter: the operations of the caller's tenant, which nothing else in the request chooses.
 OPERATIONS: Any = Depends(_operations)
+
+
+def new_router(*tags: str) -> APIRouter:
+    """A router for the endpoints of one file. The name of an endpoint is its operationId in the description."""
+    return APIRouter(
+        prefix=PREFIX, tags=[*tags], route_class=DeclaredRoute, generate_unique_id_function=lambda route: route.name
+    )
+
+
+def body_limit(request: Request) -> int:
+    """Maximum size of the body of one job, in bytes."""
+    return int(request.app.state.body_limit)
 
 
 def answers(

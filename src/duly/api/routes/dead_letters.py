@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import Response
 
 from duly.api.access import needs
 from duly.api.body import read_object
 from duly.api.documents import dead_letter_document, run_document, without_payload
-from duly.api.problems import json_response
-from duly.api.routes.common import OPERATIONS, WithPayload, answers, cursor_of, only, read_moment, request_body
+from duly.api.responses import json_response
+from duly.api.routes.common import (
+    OPERATIONS,
+    WithPayload,
+    answers,
+    body_limit,
+    cursor_of,
+    new_router,
+    only,
+    read_moment,
+    request_body,
+)
 from duly.api.routes.jobs import PAGES, Limit, Text
 from duly.api.schemas import (
     MOMENT_RULES,
+    CountDocument,
     DeadLetterDocument,
     DeadLetterFilterBody,
     DeadLetterList,
@@ -34,144 +45,149 @@ _FILTERS = ("job_id", "name", "queue", "handler", "error_type", "since", "until"
 JobId = Annotated[str | None, Query(json_schema_extra={"format": "uuid"})]
 _Time = Annotated[str | None, Query(json_schema_extra=MOMENT_RULES)]
 
+router = new_router("dead letters")
 
-def add_routes(router: APIRouter, *, body_limit: int) -> None:
-    @router.get(
-        "/dead-letters",
-        operation_id="list_dead_letters",
-        summary="List dead letters, newest first",
-        description=PAGES,
-        tags=["dead letters"],
-        dependencies=[only(*_FILTERS, "cursor", "limit", "payload")],
-        responses=answers(200, "One page", DeadLetterList, 404),
-    )
-    @needs("read")
-    async def list_dead_letters(
-        operations: Operations = OPERATIONS,
-        job_id: JobId = None,
-        name: Text = None,
-        queue: Text = None,
-        handler: Text = None,
-        error_type: Text = None,
-        since: _Time = None,
-        until: _Time = None,
-        cursor: Annotated[str | None, cursor_of("dead-letter")] = None,
-        limit: Limit = 100,
-        payload: WithPayload = False,
-    ) -> Response:
-        wanted = DeadLetterFilter(
-            job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
-        )
-        page = await operations.dead_letters.page(wanted, cursor=cursor, limit=limit, payload=payload)
-        await turn()
-        documents, turns = list[dict[str, Any]](), Turns()
-        for letter in page.items:
-            documents.append(dead_letter_document(letter))
-            await turns.give()
-        items = documents if payload else [without_payload(document) for document in documents]
-        return json_response({"items": items, "next_cursor": page.next_cursor})
 
-    @router.post(
-        "/dead-letters/redrive",
-        operation_id="redrive_dead_letters",
-        summary="Send all that match again",
-        description=(
-            f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Their "
-            "attempts start anew, their idempotency keys stay. Give a filter, or `all: true`."
-        ),
-        tags=["dead letters"],
-        dependencies=[only()],
-        responses=answers(200, "How many", RedriveDocument, 404, 413, 415),
-        openapi_extra=request_body("DeadLetterFilterBody"),
+async def _filter(
+    job_id: JobId = None,
+    name: Text = None,
+    queue: Text = None,
+    handler: Text = None,
+    error_type: Text = None,
+    since: _Time = None,
+    until: _Time = None,
+) -> DeadLetterFilter:
+    return DeadLetterFilter(
+        job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
     )
-    @needs("write")
-    async def redrive_dead_letters(request: Request, operations: Operations = OPERATIONS) -> Response:
-        body = read_body(DeadLetterFilterBody, await read_object(request, limit=body_limit))
-        _refuse_all_by_accident(body.all, any(getattr(body, name) is not None for name in _FILTERS))
-        wanted = DeadLetterFilter(**{name: getattr(body, name) for name in _FILTERS})
-        swept = Swept(0, 0)
-        more = False
-        # Each step is a transaction of its own, so that nothing is left open where this ends.
-        async for swept in operations.dead_letters.redrive_all(wanted):
-            if more := swept.done >= SWEEP_LIMIT:
-                break
-        return json_response({"redriven": swept.done, "refused": swept.refused, "more": more})
 
-    @router.delete(
-        "/dead-letters",
-        operation_id="purge_dead_letters",
-        summary="Forget all that match for good",
-        description=(
-            f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Give a "
-            "filter, or `all=true`. That their runs died stays in the history."
-        ),
-        tags=["dead letters"],
-        dependencies=[only(*_FILTERS, "all")],
-        responses=answers(200, "How many", PurgeDocument, 404),
-    )
-    @needs("write")
-    async def purge_dead_letters(
-        request: Request,
-        operations: Operations = OPERATIONS,
-        job_id: JobId = None,
-        name: Text = None,
-        queue: Text = None,
-        handler: Text = None,
-        error_type: Text = None,
-        since: _Time = None,
-        until: _Time = None,
-        all_: Annotated[bool, Query(alias="all", description="where no filter narrows them down")] = False,
-    ) -> Response:
-        _refuse_all_by_accident(all_, any(name in request.query_params for name in _FILTERS))
-        wanted = DeadLetterFilter(
-            job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
-        )
-        swept = Swept(0, 0)
-        more = False
-        async for swept in operations.dead_letters.purge_all(wanted):
-            if more := swept.done >= SWEEP_LIMIT:
-                break
-        return json_response({"purged": swept.done, "more": more})
 
-    @router.get(
-        "/dead-letters/{run_id}",
-        operation_id="get_dead_letter",
-        summary="Show a dead letter",
-        tags=["dead letters"],
-        dependencies=[only()],
-        responses=answers(200, "The dead letter", DeadLetterDocument, 404),
-    )
-    @needs("read")
-    async def get_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
-        return json_response(dead_letter_document(await operations.dead_letters.get(run_id)))
+#: A route's parameter: the dead letters that the query asks for.
+FILTER: Any = Depends(_filter)
 
-    @router.post(
-        "/dead-letters/{run_id}/redrive",
-        operation_id="redrive_dead_letter",
-        summary="Send one again",
-        tags=["dead letters"],
-        dependencies=[only()],
-        responses=answers(200, "The run, which is live again", RunDocument, 404, 409),
-    )
-    @needs("write")
-    async def redrive_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
-        await operations.dead_letters.redrive(run_id)
-        return json_response(run_document(await operations.runs.get(run_id)))
 
-    @router.delete(
-        "/dead-letters/{run_id}",
-        operation_id="purge_dead_letter",
-        summary="Forget one for good",
-        description="That its run died stays in the history.",
-        tags=["dead letters"],
-        status_code=204,
-        dependencies=[only()],
-        responses=answers(204, "It is gone", None, 404),
-    )
-    @needs("write")
-    async def purge_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
-        await operations.dead_letters.purge(run_id)
-        return Response(status_code=204)
+@router.get(
+    "/dead-letters",
+    summary="List dead letters, newest first",
+    description=PAGES,
+    dependencies=[only(*_FILTERS, "cursor", "limit", "payload")],
+    responses=answers(200, "One page", DeadLetterList, 404),
+)
+@needs("read")
+async def list_dead_letters(
+    operations: Operations = OPERATIONS,
+    wanted: DeadLetterFilter = FILTER,
+    cursor: Annotated[str | None, cursor_of("dead-letter")] = None,
+    limit: Limit = 100,
+    payload: WithPayload = False,
+) -> Response:
+    page = await operations.dead_letters.page(wanted, cursor=cursor, limit=limit, payload=payload)
+    await turn()
+    documents, turns = list[dict[str, Any]](), Turns()
+    for letter in page.items:
+        documents.append(dead_letter_document(letter))
+        await turns.give()
+    items = documents if payload else [without_payload(document) for document in documents]
+    return json_response({"items": items, "next_cursor": page.next_cursor})
+
+
+@router.post(
+    "/dead-letters/redrive",
+    summary="Send all that match again",
+    description=(
+        f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Their "
+        "attempts start anew, their idempotency keys stay. Give a filter, or `all: true`."
+    ),
+    dependencies=[only()],
+    responses=answers(200, "How many", RedriveDocument, 404, 413, 415),
+    openapi_extra=request_body("DeadLetterFilterBody"),
+)
+@needs("write")
+async def redrive_dead_letters(request: Request, operations: Operations = OPERATIONS) -> Response:
+    body = read_body(DeadLetterFilterBody, await read_object(request, limit=body_limit(request)))
+    _refuse_all_by_accident(body.all, any(getattr(body, name) is not None for name in _FILTERS))
+    wanted = DeadLetterFilter(**{name: getattr(body, name) for name in _FILTERS})
+    swept = Swept(0, 0)
+    more = False
+    # Each step is a transaction of its own, so that nothing is left open where this ends.
+    async for swept in operations.dead_letters.redrive_all(wanted):
+        if more := swept.done >= SWEEP_LIMIT:
+            break
+    return json_response({"redriven": swept.done, "refused": swept.refused, "more": more})
+
+
+@router.delete(
+    "/dead-letters",
+    summary="Forget all that match for good",
+    description=(
+        f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Give a "
+        "filter, or `all=true`. That their runs died stays in the history."
+    ),
+    dependencies=[only(*_FILTERS, "all")],
+    responses=answers(200, "How many", PurgeDocument, 404),
+)
+@needs("write")
+async def purge_dead_letters(
+    request: Request,
+    operations: Operations = OPERATIONS,
+    wanted: DeadLetterFilter = FILTER,
+    all_: Annotated[bool, Query(alias="all", description="where no filter narrows them down")] = False,
+) -> Response:
+    _refuse_all_by_accident(all_, any(name in request.query_params for name in _FILTERS))
+    swept = Swept(0, 0)
+    more = False
+    async for swept in operations.dead_letters.purge_all(wanted):
+        if more := swept.done >= SWEEP_LIMIT:
+            break
+    return json_response({"purged": swept.done, "more": more})
+
+
+@router.get(
+    "/dead-letters/count",
+    summary="Count dead letters",
+    dependencies=[only(*_FILTERS)],
+    responses=answers(200, "The number of dead letters that match", CountDocument, 404),
+)
+@needs("read")
+async def count_dead_letters(operations: Operations = OPERATIONS, wanted: DeadLetterFilter = FILTER) -> Response:
+    return json_response({"count": await operations.dead_letters.count(wanted)})
+
+
+@router.get(
+    "/dead-letters/{run_id}",
+    summary="Show a dead letter",
+    dependencies=[only()],
+    responses=answers(200, "The dead letter", DeadLetterDocument, 404),
+)
+@needs("read")
+async def get_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
+    return json_response(dead_letter_document(await operations.dead_letters.get(run_id)))
+
+
+@router.post(
+    "/dead-letters/{run_id}/redrive",
+    summary="Send one again",
+    dependencies=[only()],
+    responses=answers(200, "The run, which is live again", RunDocument, 404, 409),
+)
+@needs("write")
+async def redrive_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
+    await operations.dead_letters.redrive(run_id)
+    return json_response(run_document(await operations.runs.get(run_id)))
+
+
+@router.delete(
+    "/dead-letters/{run_id}",
+    summary="Forget one for good",
+    description="That its run died stays in the history.",
+    status_code=204,
+    dependencies=[only()],
+    responses=answers(204, "It is gone", None, 404),
+)
+@needs("write")
+async def purge_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
+    await operations.dead_letters.purge(run_id)
+    return Response(status_code=204)
 
 
 def _refuse_all_by_accident(every: bool, narrowed: bool) -> None:

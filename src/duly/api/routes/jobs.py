@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import Query, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -21,7 +21,8 @@ from duly.api.documents import (
     run_document,
     without_payload,
 )
-from duly.api.problems import FieldError, Problem, json_response
+from duly.api.problems import FieldError, Problem
+from duly.api.responses import json_response
 from duly.api.routes.common import (
     ALLOW_UNKNOWN_HANDLER,
     ALLOWS_UNKNOWN_HANDLER,
@@ -30,7 +31,9 @@ from duly.api.routes.common import (
     PREFIX,
     WithPayload,
     answers,
+    body_limit,
     cursor_of,
+    new_router,
     only,
     read_flag,
     read_moment,
@@ -52,7 +55,7 @@ from duly.api.schemas import (
     text_rules,
 )
 from duly.errors import Conflict, InvalidInput
-from duly.model import Job, JobStatus
+from duly.model import Job, JobStatus, Page
 from duly.operations import Operations, Principal
 from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT
 from duly.operations.upcoming import MAX_OCCURRENCES
@@ -75,330 +78,319 @@ PAGES = (
 )
 Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": PAGE_LIMIT})]
 
-
-def add_routes(router: APIRouter, *, body_limit: int) -> None:
-    _add_submit(router, body_limit)
-    _add_looking(router)
-    _add_changing(router, body_limit)
+router = new_router("jobs")
 
 
-def _add_submit(router: APIRouter, body_limit: int) -> None:
-    # Nothing but the request, so that FastAPI has nothing to work out: this is the call that is made most.
-    @needs("write")
-    async def submit_job(request: Request) -> Response:
-        """The body is a job as section 2 of the specification has it; only `name` and `handler` are required."""
-        principal = principal_of(request)
-        refuse_others(request, (ALLOW_UNKNOWN_HANDLER,))
-        allow_unknown_handler = read_flag(request, ALLOW_UNKNOWN_HANDLER)
-        body = read_job(await read_object(request, limit=body_limit))
-        header = _idempotency_key(request)
-        if header is not None and body.dedupe_key not in (None, header):
-            raise InvalidInput(IDEMPOTENCY_KEY, "must not differ from dedupe_key: they mean the same")
-        if body.schedule is not None:
-            await turn()  # whatever it is, it is read and planned in one piece
-        try:
-            job, created = await operations_of(request).submit(
-                body.to_request(dedupe_key=body.dedupe_key if header is None else header),
-                allow_unknown_handler=allow_unknown_handler,
-                rights=principal.rights,
-            )
-        except Conflict as error:
-            key = "dedupe_key" if header is None else IDEMPOTENCY_KEY
-            raise Problem(409, str(error), errors=[FieldError(key, str(error))]) from error
-        return _answer(job, status=201 if created else 200, headers={"Location": f"{PREFIX}/jobs/{job.job_id}"})
+# Nothing but the request, so that FastAPI has nothing to work out: this is the call that is made most.
 
-    located = {"Location": "where the job is", "ETag": "its version, for If-Match"}
-    known = answers(200, "Its dedupe_key was known, with the same content", JobDocument, headers=located)
-    router.add_api_route(
-        "/jobs",
-        submit_job,
-        methods=["POST"],
-        operation_id="submit_job",
-        summary="Submit a job",
-        description="The body is a job; only `name` and `handler` are required. A command needs the role `operator`.",
-        tags=["jobs"],
-        status_code=201,
-        responses={
-            **answers(201, "The job is registered", JobDocument, 409, 413, 415, headers=located),
-            200: known[200],
-        },
-        openapi_extra={
-            "parameters": [
-                {
-                    "name": IDEMPOTENCY_KEY,
-                    "in": "header",
-                    "description": "the same as dedupe_key",
-                    "schema": {
-                        "type": "string",
-                        "minLength": 1,
-                        "maxLength": _LONGEST_KEY,
-                        "pattern": "^[!-~]([ -~]*[!-~])?$",
-                    },
+
+@needs("write")
+async def submit_job(request: Request) -> Response:
+    """The body is a job as section 2 of the specification has it; only `name` and `handler` are required."""
+    principal = principal_of(request)
+    refuse_others(request, (ALLOW_UNKNOWN_HANDLER,))
+    allow_unknown_handler = read_flag(request, ALLOW_UNKNOWN_HANDLER)
+    body = read_job(await read_object(request, limit=body_limit(request)))
+    header = _idempotency_key(request)
+    if header is not None and body.dedupe_key not in (None, header):
+        raise InvalidInput(IDEMPOTENCY_KEY, "must not differ from dedupe_key: they mean the same")
+    if body.schedule is not None:
+        await turn()  # whatever it is, it is read and planned in one piece
+    try:
+        job, created = await operations_of(request).submit(
+            body.to_request(dedupe_key=body.dedupe_key if header is None else header),
+            allow_unknown_handler=allow_unknown_handler,
+            rights=principal.rights,
+        )
+    except Conflict as error:
+        key = "dedupe_key" if header is None else IDEMPOTENCY_KEY
+        raise Problem(409, str(error), errors=[FieldError(key, str(error))]) from error
+    return _answer(job, status=201 if created else 200, headers={"Location": f"{PREFIX}/jobs/{job.job_id}"})
+
+
+located = {"Location": "where the job is", "ETag": "its version, for If-Match"}
+known = answers(200, "Its dedupe_key was known, with the same content", JobDocument, headers=located)
+router.add_api_route(
+    "/jobs",
+    submit_job,
+    methods=["POST"],
+    summary="Submit a job",
+    description="The body is a job; only `name` and `handler` are required. A command needs the role `operator`.",
+    status_code=201,
+    responses={
+        **answers(201, "The job is registered", JobDocument, 409, 413, 415, headers=located),
+        200: known[200],
+    },
+    openapi_extra={
+        "parameters": [
+            {
+                "name": IDEMPOTENCY_KEY,
+                "in": "header",
+                "description": "the same as dedupe_key",
+                "schema": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": _LONGEST_KEY,
+                    "pattern": "^[!-~]([ -~]*[!-~])?$",
                 },
-                ALLOWS_UNKNOWN_HANDLER,
-            ],
-            **request_body("JobBody"),
-        },
-    )
+            },
+            ALLOWS_UNKNOWN_HANDLER,
+        ],
+        **request_body("JobBody"),
+    },
+)
 
 
-def _add_looking(router: APIRouter) -> None:
-    @router.get(
-        "/jobs",
-        operation_id="list_jobs",
-        summary="List jobs, newest first",
-        description=PAGES,
-        tags=["jobs"],
-        dependencies=[only("status", "queue", "name", "cursor", "limit", "payload", repeated="label")],
-        responses=answers(200, "One page", JobList),
-    )
-    @needs("read")
-    async def list_jobs(
-        operations: Operations = OPERATIONS,
-        status: Annotated[str | None, Query(json_schema_extra={"enum": [*JobStatus.__args__, None]})] = None,
-        queue: Text = None,
-        name: Text = None,
-        label: Annotated[
-            list[Annotated[str, Field(json_schema_extra={"pattern": _LABEL})]] | None,
-            Query(
-                description="key=value; several must all match",
-                json_schema_extra={"maxItems": checks.MAX_LABELS},
-            ),
-        ] = None,
-        cursor: Annotated[str | None, cursor_of("job")] = None,
-        limit: Limit = 100,
-        payload: WithPayload = False,
-    ) -> Response:
+@router.get(
+    "/jobs",
+    summary="List jobs, newest first",
+    description=PAGES,
+    dependencies=[only("find", "status", "queue", "name", "cursor", "limit", "payload", repeated="label")],
+    responses=answers(200, "One page", JobList),
+)
+@needs("read")
+async def list_jobs(
+    request: Request,
+    operations: Operations = OPERATIONS,
+    find: Annotated[
+        str | None,
+        Query(
+            description="an id, the beginning of an id, or a name: the jobs that it may mean, at most 5; "
+            "not together with other filters",
+            json_schema_extra=text_rules(200),
+        ),
+    ] = None,
+    status: Annotated[str | None, Query(json_schema_extra={"enum": [*JobStatus.__args__, None]})] = None,
+    queue: Text = None,
+    name: Text = None,
+    label: Annotated[
+        list[Annotated[str, Field(json_schema_extra={"pattern": _LABEL})]] | None,
+        Query(
+            description="key=value; several must all match",
+            json_schema_extra={"maxItems": checks.MAX_LABELS},
+        ),
+    ] = None,
+    cursor: Annotated[str | None, cursor_of("job")] = None,
+    limit: Limit = 100,
+    payload: WithPayload = False,
+) -> Response:
+    if find is not None:
+        if others := request.query_params.keys() & {"status", "queue", "name", "label", "cursor", "limit"}:
+            raise InvalidInput(min(others), "cannot be given together with find")
+        page = Page(await operations.jobs.candidates(find), None)
+    else:
+        labels = _read_labels(label or [])
         page = await operations.jobs.page(
-            status=status,
-            queue=queue,
-            name=name,
-            label=_read_labels(label or []),
-            cursor=cursor,
-            limit=limit,
-            payload=payload,
+            status=status, queue=queue, name=name, label=labels, cursor=cursor, limit=limit, payload=payload
         )
-        await turn()
-        items, turns = list[dict[str, Any]](), Turns()
-        for job in page.items:
-            items.append(job_document(job) if payload else without_payload(job_document(job)))
-            await turns.give()
-        return json_response({"items": items, "next_cursor": page.next_cursor})
-
-    @router.get(
-        "/jobs/{job_id}",
-        operation_id="get_job",
-        summary="Show a job",
-        tags=["jobs"],
-        dependencies=[only()],
-        responses=answers(200, "The job", JobDocument, 404, headers={"ETag": "its version, for If-Match"}),
-    )
-    @needs("read")
-    async def get_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
-        return _answer(await operations.jobs.get(job_id))
-
-    @router.get(
-        "/jobs/{job_id}/runs",
-        operation_id="list_job_runs",
-        summary="List a job's runs, newest first",
-        description=PAGES,
-        tags=["jobs"],
-        dependencies=[only("cursor", "limit")],
-        responses=answers(200, "One page", RunList, 404),
-    )
-    @needs("read")
-    async def list_job_runs(
-        job_id: str,
-        operations: Operations = OPERATIONS,
-        cursor: Annotated[str | None, cursor_of("run")] = None,
-        limit: Limit = 100,
-    ) -> Response:
-        page = await operations.runs.page(job_id, cursor=_read_moment_cursor(cursor), limit=limit)
-        await turn()
-        items = [run_document(run) for run in page.items]
-        return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
-
-    @router.get(
-        "/jobs/{job_id}/upcoming",
-        operation_id="list_upcoming",
-        summary="A job's next occurrences",
-        tags=["jobs"],
-        dependencies=[only("count")],
-        responses=answers(200, "They; none for a job that is paused or has ended", OccurrenceList, 404, 409),
-    )
-    @needs("read")
-    async def upcoming(
-        job_id: str,
-        operations: Operations = OPERATIONS,
-        count: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_OCCURRENCES})] = 10,
-    ) -> Response:
-        try:
-            found = await operations.jobs.upcoming(job_id, count=count)
-        except InvalidInput as error:
-            if error.field == "count":
-                raise
-            # Its zone has left the time-zone data: nothing is wrong with this request.
-            raise Conflict(f"job {job_id} cannot be planned at the moment: {error}") from error
-        return json_response({"items": [occurrence_document(one) for one in found], "next_cursor": None})
-
-    @router.get(
-        "/jobs/{job_id}/explain",
-        operation_id="explain_occurrence",
-        summary="What became of one occurrence, or of all in a range, and why",
-        description=(
-            "Without `from`: of the one at `at`, or of the last one that was expected. With `from`: a list of every "
-            "occurrence from then to `to`, and every run beside them, oldest first. `to` and `cursor` are for that, "
-            "and `at` is not."
-        ),
-        tags=["jobs"],
-        dependencies=[only("at", "from", "to", "cursor", "limit")],
-        responses=answers(200, "The answer; with `from` a page of them", ExplanationAnswer, 404),
-    )
-    @needs("read")
-    async def explain(
-        request: Request,
-        job_id: str,
-        operations: Operations = OPERATIONS,
-        at: Annotated[
-            str | None,
-            Query(description="absent: the last expected one; not with `from`", json_schema_extra=MOMENT_RULES),
-        ] = None,
-        from_: Annotated[str | None, Query(alias="from", json_schema_extra=MOMENT_RULES)] = None,
-        to: Annotated[str | None, Query(description="absent: now", json_schema_extra=MOMENT_RULES)] = None,
-        cursor: Annotated[str | None, cursor_of("run")] = None,
-        limit: Limit = 100,
-    ) -> Response:
-        moment, start, end = read_moment("at", at), read_moment("from", from_), read_moment("to", to)
-        checks.check_integer("limit", limit, 1, PAGE_LIMIT)
-        if start is None:
-            for field in ("to", "cursor"):
-                if field in request.query_params:
-                    raise InvalidInput(field, "is for a range and needs from")
-            return json_response(explanation_document(await operations.explain.occurrence(job_id, at=moment)))
-        if moment is not None:
-            raise InvalidInput("at", "is one occurrence and cannot be given together with from")
-        page = await operations.explain.page(
-            job_id, start=start, end=end, cursor=_read_moment_cursor(cursor), limit=limit
-        )
-        items = [explanation_document(one) for one in page.items]
-        return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
+    await turn()
+    items, turns = list[dict[str, Any]](), Turns()
+    for job in page.items:
+        items.append(job_document(job) if payload else without_payload(job_document(job)))
+        await turns.give()
+    return json_response({"items": items, "next_cursor": page.next_cursor})
 
 
-def _add_changing(router: APIRouter, body_limit: int) -> None:
-    @router.patch(
-        "/jobs/{job_id}",
-        operation_id="change_job",
-        summary="Change a job",
-        description=(
-            "Fields that are left out stay. A changed schedule is planned anew. A job that runs a command is changed "
-            "by the role `operator` only."
-        ),
-        tags=["jobs"],
-        dependencies=[only()],
-        responses=answers(
-            200,
-            "The job as it is now",
-            JobDocument,
-            404,
-            409,
-            412,
-            413,
-            415,
-            headers={"ETag": "its version, for If-Match"},
-        ),
-        openapi_extra={
-            "parameters": [
-                {
-                    "name": "If-Match",
-                    "in": "header",
-                    "description": "an ETag: change the job only if nobody else has since",
-                    "schema": {"type": "string", "pattern": _IF_MATCH},
-                }
-            ],
-            **request_body("JobChange"),
-        },
-    )
-    @needs("write")
-    async def change_job(
-        job_id: str, request: Request, who: Principal = CALLER, operations: Operations = OPERATIONS
-    ) -> Response:
-        versions = _read_if_match(request)
-        changes = read_change(await read_object(request, limit=body_limit))
-        version = None
-        if versions is not None:
-            job = await operations.jobs.get(job_id)
-            _check_version(job, versions)
-            version = job.version
-        await turn()
-        try:
-            changed = await operations.jobs.change(job_id, changes, expected_version=version, rights=who.rights)
-            return _answer(changed)
-        except Conflict:
-            if versions is not None:
-                # Somebody may have been faster since the look.
-                _check_version(await operations.jobs.get(job_id), versions)
+@router.get(
+    "/jobs/{job_id}",
+    summary="Show a job",
+    dependencies=[only()],
+    responses=answers(200, "The job", JobDocument, 404, headers={"ETag": "its version, for If-Match"}),
+)
+@needs("read")
+async def get_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
+    return _answer(await operations.jobs.get(job_id))
+
+
+@router.get(
+    "/jobs/{job_id}/runs",
+    summary="List a job's runs, newest first",
+    description=PAGES,
+    dependencies=[only("cursor", "limit")],
+    responses=answers(200, "One page", RunList, 404),
+)
+@needs("read")
+async def list_job_runs(
+    job_id: str,
+    operations: Operations = OPERATIONS,
+    cursor: Annotated[str | None, cursor_of("run")] = None,
+    limit: Limit = 100,
+) -> Response:
+    page = await operations.runs.page(job_id, cursor=_read_moment_cursor(cursor), limit=limit)
+    await turn()
+    items = [run_document(run) for run in page.items]
+    return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
+
+
+@router.get(
+    "/jobs/{job_id}/upcoming",
+    summary="A job's next occurrences",
+    dependencies=[only("count")],
+    responses=answers(200, "They; none for a job that is paused or has ended", OccurrenceList, 404, 409),
+)
+@needs("read")
+async def list_upcoming(
+    job_id: str,
+    operations: Operations = OPERATIONS,
+    count: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_OCCURRENCES})] = 10,
+) -> Response:
+    try:
+        found = await operations.jobs.upcoming(job_id, count=count)
+    except InvalidInput as error:
+        if error.field == "count":
             raise
+        # Its zone has left the time-zone data: nothing is wrong with this request.
+        raise Conflict(f"job {job_id} cannot be planned at the moment: {error}") from error
+    return json_response({"items": [occurrence_document(one) for one in found], "next_cursor": None})
 
-    @router.delete(
-        "/jobs/{job_id}",
-        operation_id="cancel_job",
-        summary="Cancel a job",
-        description="No more fires; waiting runs are cancelled. Running ones go on unless `running=cancel` stops them.",
-        tags=["jobs"],
-        dependencies=[only("running")],
-        responses=answers(200, "The job, cancelled", JobDocument, 404, 409),
-    )
-    @needs("write")
-    async def cancel_job(
-        job_id: str,
-        operations: Operations = OPERATIONS,
-        running: Annotated[Literal["keep", "cancel"], Query(description="what becomes of running ones")] = "keep",
-    ) -> Response:
-        return _answer(await operations.jobs.cancel(job_id, running=running == "cancel"))
 
-    @router.post(
-        "/jobs/{job_id}/pause",
-        operation_id="pause_job",
-        summary="Pause a job",
-        description="No more fires until it is resumed. Pausing a paused job changes nothing.",
-        tags=["jobs"],
-        dependencies=[only()],
-        responses=answers(200, "The job", JobDocument, 404, 409, 413, 415),
-        openapi_extra=request_body("PauseBody", required=False),
-    )
-    @needs("write")
-    async def pause_job(job_id: str, request: Request, operations: Operations = OPERATIONS) -> Response:
-        body = read_body(PauseBody, await read_optional_object(request, limit=body_limit))
-        if body.reason is not None:
-            checks.check_text("reason", body.reason, longest=500)
-        return _answer(await operations.jobs.pause(job_id, reason=body.reason))
+@router.get(
+    "/jobs/{job_id}/explain",
+    summary="What became of one occurrence, or of all in a range, and why",
+    description=(
+        "Without `from`: of the one at `at`, or of the last one that was expected. With `from`: a list of every "
+        "occurrence from then to `to`, and every run beside them, oldest first. `to` and `cursor` are for that, "
+        "and `at` is not."
+    ),
+    dependencies=[only("at", "from", "to", "cursor", "limit")],
+    responses=answers(200, "The answer; with `from` a page of them", ExplanationAnswer, 404),
+)
+@needs("read")
+async def explain_occurrence(
+    request: Request,
+    job_id: str,
+    operations: Operations = OPERATIONS,
+    at: Annotated[
+        str | None,
+        Query(description="absent: the last expected one; not with `from`", json_schema_extra=MOMENT_RULES),
+    ] = None,
+    from_: Annotated[str | None, Query(alias="from", json_schema_extra=MOMENT_RULES)] = None,
+    to: Annotated[str | None, Query(description="absent: now", json_schema_extra=MOMENT_RULES)] = None,
+    cursor: Annotated[str | None, cursor_of("run")] = None,
+    limit: Limit = 100,
+) -> Response:
+    moment, start, end = read_moment("at", at), read_moment("from", from_), read_moment("to", to)
+    checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+    if start is None:
+        for field in ("to", "cursor"):
+            if field in request.query_params:
+                raise InvalidInput(field, "is for a range and needs from")
+        return json_response(explanation_document(await operations.explain.occurrence(job_id, at=moment)))
+    if moment is not None:
+        raise InvalidInput("at", "is one occurrence and cannot be given together with from")
+    page = await operations.explain.page(job_id, start=start, end=end, cursor=_read_moment_cursor(cursor), limit=limit)
+    items = [explanation_document(one) for one in page.items]
+    return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
 
-    @router.post(
-        "/jobs/{job_id}/resume",
-        operation_id="resume_job",
-        summary="Resume a job",
-        description="From the next future occurrence on; what fell into the pause is not made up for.",
-        tags=["jobs"],
-        dependencies=[only()],
-        responses=answers(200, "The job", JobDocument, 404, 409),
-    )
-    @needs("write")
-    async def resume_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
-        return _answer(await operations.jobs.resume(job_id))
 
-    @router.post(
-        "/jobs/{job_id}/trigger",
-        operation_id="trigger_job",
-        summary="Fire one extra run now",
-        tags=["jobs"],
-        status_code=201,
-        dependencies=[only()],
-        responses=answers(201, "The run", RunDocument, 404, 409, headers={"Location": "where the run is"}),
-    )
-    @needs("write")
-    async def trigger_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
-        run = await operations.jobs.trigger(job_id)
-        return json_response(run_document(run), status=201, headers={"Location": f"{PREFIX}/runs/{run.run_id}"})
+@router.patch(
+    "/jobs/{job_id}",
+    summary="Change a job",
+    description=(
+        "Fields that are left out stay. A changed schedule is planned anew. A job that runs a command is changed "
+        "by the role `operator` only."
+    ),
+    dependencies=[only()],
+    responses=answers(
+        200,
+        "The job as it is now",
+        JobDocument,
+        404,
+        409,
+        412,
+        413,
+        415,
+        headers={"ETag": "its version, for If-Match"},
+    ),
+    openapi_extra={
+        "parameters": [
+            {
+                "name": "If-Match",
+                "in": "header",
+                "description": "an ETag: change the job only if nobody else has since",
+                "schema": {"type": "string", "pattern": _IF_MATCH},
+            }
+        ],
+        **request_body("JobChange"),
+    },
+)
+@needs("write")
+async def change_job(
+    job_id: str, request: Request, who: Principal = CALLER, operations: Operations = OPERATIONS
+) -> Response:
+    versions = _read_if_match(request)
+    changes = read_change(await read_object(request, limit=body_limit(request)))
+    version = None
+    if versions is not None:
+        job = await operations.jobs.get(job_id)
+        _check_version(job, versions)
+        version = job.version
+    await turn()
+    try:
+        changed = await operations.jobs.change(job_id, changes, expected_version=version, rights=who.rights)
+        return _answer(changed)
+    except Conflict:
+        if versions is not None:
+            # Somebody may have been faster since the look.
+            _check_version(await operations.jobs.get(job_id), versions)
+        raise
+
+
+@router.delete(
+    "/jobs/{job_id}",
+    summary="Cancel a job",
+    description="No more fires; waiting runs are cancelled. Running ones go on unless `running=cancel` stops them.",
+    dependencies=[only("running")],
+    responses=answers(200, "The job, cancelled", JobDocument, 404, 409),
+)
+@needs("write")
+async def cancel_job(
+    job_id: str,
+    operations: Operations = OPERATIONS,
+    running: Annotated[Literal["keep", "cancel"], Query(description="what becomes of running ones")] = "keep",
+) -> Response:
+    return _answer(await operations.jobs.cancel(job_id, running=running == "cancel"))
+
+
+@router.post(
+    "/jobs/{job_id}/pause",
+    summary="Pause a job",
+    description="No more fires until it is resumed. Pausing a paused job changes nothing.",
+    dependencies=[only()],
+    responses=answers(200, "The job", JobDocument, 404, 409, 413, 415),
+    openapi_extra=request_body("PauseBody", required=False),
+)
+@needs("write")
+async def pause_job(job_id: str, request: Request, operations: Operations = OPERATIONS) -> Response:
+    body = read_body(PauseBody, await read_optional_object(request, limit=body_limit(request)))
+    if body.reason is not None:
+        checks.check_text("reason", body.reason, longest=500)
+    return _answer(await operations.jobs.pause(job_id, reason=body.reason))
+
+
+@router.post(
+    "/jobs/{job_id}/resume",
+    summary="Resume a job",
+    description="From the next future occurrence on; what fell into the pause is not made up for.",
+    dependencies=[only()],
+    responses=answers(200, "The job", JobDocument, 404, 409),
+)
+@needs("write")
+async def resume_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
+    return _answer(await operations.jobs.resume(job_id))
+
+
+@router.post(
+    "/jobs/{job_id}/trigger",
+    summary="Fire one extra run now",
+    status_code=201,
+    dependencies=[only()],
+    responses=answers(201, "The run", RunDocument, 404, 409, headers={"Location": "where the run is"}),
+)
+@needs("write")
+async def trigger_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
+    run = await operations.jobs.trigger(job_id)
+    return json_response(run_document(run), status=201, headers={"Location": f"{PREFIX}/runs/{run.run_id}"})
 
 
 def _answer(job: Job, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
 from starlette.responses import Response
 
 from duly.api.access import needs
 from duly.api.documents import run_document
-from duly.api.problems import json_response
-from duly.api.routes.common import OPERATIONS, answers, only
+from duly.api.responses import json_response
+from duly.api.routes.common import OPERATIONS, answers, new_router, only
 from duly.api.schemas import RunDocument
 from duly.operations import Operations
 
+router = new_router("runs")
 
-def add_routes(router: APIRouter) -> None:
-    @router.get(
-        "/runs/{run_id}",
-        operation_id="get_run",
-        summary="Show a run with its attempts",
-        tags=["runs"],
-        dependencies=[only()],
-        responses=answers(200, "The run", RunDocument, 404),
-    )
-    @needs("read")
-    async def get_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
-        return json_response(run_document(await operations.runs.get(run_id)))
 
-    @router.post(
-        "/runs/{run_id}/cancel",
-        operation_id="cancel_run",
-        summary="Cancel a run",
-        description="One that waits ends at once; one that is running is told to stop within a second.",
-        tags=["runs"],
-        dependencies=[only()],
-        responses=answers(200, "The run", RunDocument, 404, 409),
-    )
-    @needs("write")
-    async def cancel_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
-        return json_response(run_document(await operations.runs.cancel(run_id)))
+@router.get(
+    "/runs/{run_id}",
+    summary="Show a run with its attempts",
+    dependencies=[only()],
+    responses=answers(200, "The run", RunDocument, 404),
+)
+@needs("read")
+async def get_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
+    return json_response(run_document(await operations.runs.get(run_id)))
+
+
+@router.post(
+    "/runs/{run_id}/cancel",
+    summary="Cancel a run",
+    description="One that waits ends at once; one that is running is told to stop within a second.",
+    dependencies=[only()],
+    responses=answers(200, "The run", RunDocument, 404, 409),
+)
+@needs("write")
+async def cancel_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
+    return json_response(run_document(await operations.runs.cancel(run_id)))
