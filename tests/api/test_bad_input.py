@@ -181,7 +181,7 @@ async def test_all_fields_of_a_wrong_type_are_named_at_once(client: httpx.AsyncC
         "name": "is required",
         "handler": "is required",
         "priority": "must be a whole number",
-        "labels.a": "must be a text",
+        "labels.a": "must be a string",
     }
 
 

@@ -456,7 +456,7 @@ async def test_a_forecast_of_too_many_says_that_it_is_cut_and_where(
     operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await operations.submit(JobRequest("h", schedule="every 1s"))
-    monkeypatch.setattr(forecasting, "_MOST_STEPS", 300)
+    monkeypatch.setattr(forecasting, "_MAX_STEPS", 300)
     cut = await operations.forecast(minutes=60)
     assert cut.cut
     assert timedelta(minutes=3) <= cut.complete_until - cut.start <= timedelta(minutes=5)
@@ -470,7 +470,7 @@ async def test_a_forecast_of_a_full_store_is_estimated_from_some_shards(
 ) -> None:
     due = pool.clock.now() + timedelta(minutes=5)
     await put(pool, *(due_job(pool, due, queue="herd") for _ in range(2000)))
-    monkeypatch.setattr(forecasting, "_MOST_JOBS", 400)
+    monkeypatch.setattr(forecasting, "_MAX_JOBS", 400)
     forecast = await operations.forecast(minutes=30)
     assert forecast.estimated
     assert 1000 <= forecast.total <= 3500

@@ -97,7 +97,7 @@ async def _is(pool: Pool, table: str, number: int) -> bool:
 async def test_many_queues_are_told_as_the_deepest_and_the_rest(
     client: httpx.AsyncClient, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics, "MOST_QUEUES", 3)
+    monkeypatch.setattr(metrics, "MAX_QUEUES", 3)
     for number in range(8):
         await put_now(pool, number + 1, queue=f"queue-{number}")
     for _ in range(2):

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from duly.api.routes.batch import _Places
+from duly.api.routes.batch import _Slots
 from duly.api.schemas import MOMENT_RULES
 from duly.api.server import create_app
 from duly.config import Settings
@@ -117,7 +117,7 @@ async def test_a_job_of_too_many_labels_or_fields_is_answered_in_short(client: h
 
 
 async def test_a_tenant_has_only_so_many_batches_at_once_and_nobody_waits_for_anothers() -> None:
-    places, go_on = _Places(2), asyncio.Event()
+    places, go_on = _Slots(2), asyncio.Event()
     inside: list[str] = []
 
     async def work(tenant: str) -> None:

@@ -57,7 +57,7 @@ MUTANTS = (
         "all-errors-kept",
         "a batch of wrong fields holds half a million objects, and each search for garbage holds up everybody",
         "api/routes/batch.py",
-        "most=_MOST_NAMED if len(refused) < _MOST_WITH_ERRORS else 1",
+        "most=_MAX_NAMED if len(refused) < _MAX_WITH_ERRORS else 1",
         "",
         ("api/test_batch.py::test_of_ten_thousand_wrong_jobs_few_fields_are_kept",),
     ),

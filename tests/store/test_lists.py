@@ -258,14 +258,14 @@ async def test_others_load_does_not_falsify_a_tenants_figures(
 async def test_others_jobs_do_not_make_an_estimate_of_a_tenants_forecast(
     pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(forecasting, "_MOST_JOBS", 40)
+    monkeypatch.setattr(forecasting, "_MAX_JOBS", 40)
     soon = hours_ago(-0.01)
     await put(pool, *(due_job(pool, soon, tenant="a") for _ in range(600)))
     await put(pool, *(due_job(pool, soon, tenant="b") for _ in range(25)))
     store_operations = await StoreOperations.open(pool, load_settings(database_url=database_url))
     ours = await store_operations.for_tenant("b").forecast(minutes=30)
     assert (ours.total, ours.estimated, ours.cut) == (25, False, False)
-    monkeypatch.setattr(forecasting, "_OWN_JOBS", 24)
+    monkeypatch.setattr(forecasting, "_MAX_OWN_JOBS", 24)
     assert (await store_operations.for_tenant("b").forecast(minutes=30)).estimated
 
 

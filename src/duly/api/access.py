@@ -1,18 +1,19 @@
-"""Who asks: API keys, the tenant and role they stand for, and how often each may ask.
+"""API keys: the tenant, role and request rate of each caller. `guard.py` calls it for every request.
 
 Every call under `/api/v1` needs a key: one of the store, or the local key (`local_keys.py`), which stands for the user
-who started this server and counts as `admin` of the default tenant. No address is a proof: behind a proxy everybody
-comes from loopback. An API that was opened on purpose (`open_api`) needs none while the store has none; it takes no
-commands. What each role may do:
+who started this server and counts as `admin` of the default tenant. An address proves nothing: behind a proxy every
+caller comes from loopback. An API that was opened on purpose (`open_api`) needs no key while the store has none; it
+takes no commands. The roles:
 
-- `read`: look at everything of its own tenant, and preview schedules
-- `write`: that, and everything about jobs, runs and dead letters, but for submitting commands and changing them
-- `operator`: that too
-- `admin`: that, and figures of the whole store instead of its own tenant
+- `read`: read everything of its own tenant, and preview schedules
+- `write`: also everything about jobs, runs and dead letters, except submitting and changing commands
+- `operator`: commands too
+- `admin`: also figures of the whole store instead of its own tenant
 - `monitor`: those figures and nothing else
 
-Beyond them nobody sees another tenant's things: the tenant comes from the key and from nothing else. Each route says
-what it needs (`needs`), the router asks before the route is called, and a route that says nothing cannot be added.
+No other caller sees another tenant's data: the tenant comes from the key and from nothing else. Each route declares the
+role it needs (`needs`), the router checks it before the route is called, and a route that declares none cannot be
+added.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from duly.operations.keys import Principal
 from duly.operations.rights import ROLES, Role, holds
 from duly.rates import TokenBucket
 
-#: Whoever asks an open server.
+#: The caller of an open server.
 ANYBODY = Principal(key_id="", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None, anybody=True)
-#: Whoever has read the local key.
+#: The caller that has the local key.
 ITS_USER = Principal(key_id="local", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None)
 
-# How long a server may go on without keys after the first one was made.
+# Seconds for which a server may serve without keys after the first key was created.
 _LOOK_SECONDS = 1.0
-# What does not look like one costs the store nothing.
+# Malformed tokens are rejected without a query.
 _TOKEN = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/=-]{1,200}) *")
-_MOST_BUCKETS = 10_000
+_MAX_BUCKETS = 10_000
 
 
 class Access:
-    """One server's door."""
+    """API-key check and rate limit of one server."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Access:
 
     @property
     def known_to_be_needed(self) -> bool:
-        """Whether a key is needed, of whatever kind, as far as is known without asking the store."""
+        """Whether a key of any kind is needed, as far as is known without asking the store."""
         return self._keyed or not self._open
 
     @property
@@ -79,7 +80,7 @@ class Access:
         return self._keyed
 
     def require_keys(self) -> None:
-        """From now on only keys of the store count, whatever it says."""
+        """Accept only keys of the store from now on, even if it has none."""
         self._keyed = True
         self._local_key = None
 
@@ -88,7 +89,7 @@ class Access:
         if self._keyed or time.monotonic() < self._look_again_at:
             return self._keyed
         async with self._looking:
-            # Another may have looked while this one waited.
+            # Another request may have asked while this one waited.
             if time.monotonic() >= self._look_again_at:
                 self._keyed = await self._operations.keys.exist()
                 self._look_again_at = time.monotonic() + _LOOK_SECONDS
@@ -108,7 +109,7 @@ class Access:
         match = _TOKEN.fullmatch(given[0]) if len(given) == 1 else None
         if match is not None and self._local_key is not None and self._local_key.opens(match[1]):
             return ITS_USER
-        # Before the look for keys, which may be a second old: the first key counts from its first call on.
+        # Before `has_keys`, whose answer may be a second old: the first key is valid from its first call on.
         principal = await self._operations.keys.authenticate(match[1]) if match is not None else None
         if principal is None:
             if self._open and not await self.has_keys():
@@ -133,13 +134,13 @@ class Access:
         if bucket is None or bucket.per_second != rate:
             bucket = self._buckets[principal.key_id] = TokenBucket(rate)
         self._buckets.move_to_end(principal.key_id)
-        if len(self._buckets) > _MOST_BUCKETS:
+        if len(self._buckets) > _MAX_BUCKETS:
             self._buckets.popitem(last=False)
         if not bucket.take(1, time.monotonic_ns() // 1000):
             wait = bucket.seconds_to_next
             raise Problem(
                 429,
-                f"this API key may ask {rate:g} times a second; try again in {wait:.1f} s",
+                f"this API key may send {rate:g} requests per second; try again in {wait:.1f} s",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
 
@@ -152,7 +153,7 @@ def operations_of(request: Request) -> Operations:
 
 
 def principal_of(request: Request) -> Principal:
-    """Who asks; `Guard` has found out."""
+    """The caller; `Guard` has authenticated it."""
     principal = request.scope["duly.principal"]
     assert isinstance(principal, Principal)
     return principal
@@ -163,7 +164,7 @@ _NEEDS = "duly_needs"
 
 
 def needs(*roles: Role) -> Callable[[Endpoint], Endpoint]:
-    """What a route needs: the least role, or several where they lie side by side. None: it is for all, key or not."""
+    """Declare the role that a route needs, or several of which one is enough. None: the route needs no key."""
 
     def declare(endpoint: Endpoint) -> Endpoint:
         setattr(endpoint, _NEEDS, roles)
@@ -173,15 +174,15 @@ def needs(*roles: Role) -> Callable[[Endpoint], Endpoint]:
 
 
 def needed_by(endpoint: Callable[..., Any]) -> tuple[Role, ...]:
-    """What an endpoint has declared. One that says nothing is a mistake, told when the app is made."""
+    """The roles that an endpoint has declared. An endpoint without a declaration is an error when the app is made."""
     declared: tuple[Role, ...] | None = getattr(endpoint, _NEEDS, None)
     if declared is None:
-        raise TypeError(f"{endpoint.__qualname__} does not say who may call it: put @needs(…) above it")
+        raise TypeError(f"{endpoint.__qualname__} does not declare who may call it: put @needs(…) above it")
     return declared
 
 
 def allowed(needed: tuple[Role, ...]) -> list[Role]:
-    """All the roles that may call what needs one of these."""
+    """All roles that may call a route that needs one of these."""
     return [role for role in ROLES if any(holds(role, one) for one in needed)]
 
 

@@ -1,4 +1,4 @@
-"""Where the API listens. Without the web framework: `duly up` holds the socket and lets a child serve on it."""
+"""The address on which the API listens. No web framework here: `duly up` holds the socket and a child serves on it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def address_of(listener: socket.socket) -> str:
 
 
 async def bind_first_free(host: str, port: int, *, tries: int) -> socket.socket:
-    """Listen on the port, or on one of those after it if others have it. Raises `ConfigError` if that cannot be."""
+    """Listen on the port, or on one of the next ports if it is taken. Raises `ConfigError` if that is not possible."""
     family, address, _ = await find_address(host, port)
     for candidate in range(port, min(port + tries, 65536)):
         try:
@@ -39,7 +39,7 @@ async def bind_first_free(host: str, port: int, *, tries: int) -> socket.socket:
 
 
 class PortTaken(ConfigError):
-    """Another program listens there."""
+    """Another program listens on the port."""
 
 
 def bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
@@ -47,7 +47,7 @@ def bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
-        # At once: two programs may bind a port under SO_REUSEADDR, but only one can listen on it.
+        # Listens at once: two programs may bind a port under SO_REUSEADDR, but only one can listen on it.
         listener.listen(BACKLOG)
         listener.setblocking(False)
     except (OSError, OverflowError) as error:
@@ -61,7 +61,7 @@ def bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket
 
 
 async def find_address(host: str, port: int) -> tuple[socket.AddressFamily, str, bool]:
-    """Where to bind, and whether only this machine reaches that: a name counts so only if all it stands for does."""
+    """The address to bind, and whether it is loopback. A name is loopback only if all of its addresses are."""
     if not 0 <= port <= 65535:
         raise ConfigError(f"port must be 0 to 65535, not {port}")
     try:

@@ -1,7 +1,7 @@
-"""Reading a request's body: bounded in size, in depth and in the numbers it holds, before anything else sees it.
+"""Reading a request's body, with bounds on its size, its depth and its numbers, before any other code sees it.
 
-Nothing here takes longer than in proportion to what was sent, and what takes long gives others a turn. A body of many
-documents is read one at a time: how many there are and how large each is, is known before the next one is parsed.
+The time is at most proportional to the size of the body, and long work gives other requests a turn. A body of many
+documents is read one at a time: their number and the size of each are checked before the next one is parsed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from duly.api.problems import FieldError, Problem
 from duly.checks import MAX_DEPTH
 from duly.turns import Turns
 
-# A client that sends too much is listened to a little longer, because closing the connection while it still sends
-# would destroy the answer before it is read.
+# Bytes and seconds for which the rest of a body that is too large is still received: closing the connection while the
+# client sends would destroy the answer before it is read.
 _LINGER_BYTES = 16 * 1024 * 1024
 _LINGER_SECONDS = 5
-# A few kilobytes of gzip can stand for any number of megabytes: so much is unpacked, or counted, at a time.
+# Bytes that are unpacked, or counted, in one step: a few kilobytes of gzip can hold any number of megabytes.
 _STEP_BYTES = 256 * 1024
-# What the documents of one body may come to in memory, about: three bytes of JSON can become a list of 64.
-_MOST_HELD_BYTES = 96 * 1024 * 1024
+# Estimated memory that the documents of one body may take at most: three bytes of JSON can become a list of 64.
+_MAX_HELD_BYTES = 96 * 1024 * 1024
 _CONTAINER_BYTES, _KEY_BYTES, _VALUE_BYTES = 200, 120, 40
-# However dense it is, JSON comes to less than this many times its length.
+# Upper bound of the memory that parsed JSON takes, as a multiple of its length.
 _DENSEST = 100
 
-# A string (an unterminated one runs to the end, so that no position is looked at twice) or a bracket.
+# A string (an unterminated one runs to the end, so that no position is scanned twice) or a bracket.
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-# Up and down as signed bytes, and all that is neither.
+# Brackets as signed bytes, +1 and -1, and all bytes that are no brackets.
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(byte for byte in range(256) if byte not in b"[]{}")
 _SPACES = re.compile(r"[ \t\n\r]*")
@@ -46,14 +46,14 @@ _BLANK = re.compile(rb"\s*")
 
 
 class _Unusable:
-    """Stands in the parsed body for a number that cannot be kept, until its field is known."""
+    """Placeholder in the parsed body for a number that cannot be stored, until its field is known."""
 
     def __init__(self, message: str) -> None:
         self.message = message
 
 
 JSON = ("application/json",)
-# The first is the usual name, the others are met as well.
+# The first is the usual name; clients send the others as well.
 NDJSON = ("application/x-ndjson", "application/ndjson", "application/jsonl")
 
 
@@ -63,7 +63,7 @@ async def read_object(request: Request, *, limit: int) -> dict[str, Any]:
 
 
 async def read_optional_object(request: Request, *, limit: int) -> dict[str, Any]:
-    """The same for a call whose body may be left out: no bytes are no fields."""
+    """`read_object` for a call whose body is optional: an empty body has no fields."""
     if "content-type" not in request.headers:
         async for chunk in request.stream():
             if chunk:
@@ -74,7 +74,7 @@ async def read_optional_object(request: Request, *, limit: int) -> dict[str, Any
 
 
 class Parser:
-    """Reads JSON documents, one or many. A number that cannot be kept is refused by the field that holds it."""
+    """Reads JSON documents, one or many. A number that cannot be stored is refused by the name of its field."""
 
     def __init__(self) -> None:
         self._clean = True
@@ -83,7 +83,7 @@ class Parser:
         ).raw_decode
 
     def document(self, body: bytes) -> dict[str, Any]:
-        """The one object that these bytes are, or a `Problem`."""
+        """The one object in these bytes, or a `Problem`."""
         if _is_deep(body):
             raise _too_deep(_deep_field(body))
         try:
@@ -116,7 +116,7 @@ class Parser:
             raise _invalid("body", "is not JSON that can be read") from error
 
     def checked(self, value: object) -> dict[str, Any]:
-        """The value that was read last, if it is an object of which all can be kept."""
+        """The value that was read last, if it is an object that can be stored."""
         if not isinstance(value, dict):
             raise _invalid("body", "must be a JSON object")
         if not self._clean:
@@ -144,12 +144,12 @@ class Parser:
         return _Unusable(f"must be JSON: {text} is not")
 
 
-#: A document that can be read, or why it cannot.
+#: A document, or the problem with it.
 Read = dict[str, Any] | Problem
 
 
 async def read_array(body: bytes, *, most: int, each: int) -> list[Read]:
-    """The objects of a JSON array, at most so many and each at most so large.
+    """The objects of a JSON array: at most `most`, each of at most `each` bytes.
 
     Nothing after the first that is too many or too large is parsed, and the whole is never text at once.
     """
@@ -186,7 +186,7 @@ async def read_array(body: bytes, *, most: int, each: int) -> list[Read]:
 
 
 async def read_lines(body: bytes, *, most: int, each: int) -> list[Read]:
-    """Each line by itself: one that cannot be read, such as the last of a stream that was cut off, spoils no other."""
+    """Read each line by itself: an invalid line, such as the last of a truncated stream, does not affect the others."""
     parser, turns = Parser(), Turns()
     room = await _Room.for_all_of(body, turns)
     read: list[Read] = []
@@ -206,7 +206,7 @@ async def read_lines(body: bytes, *, most: int, each: int) -> list[Read]:
 
 
 def _lines(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where the lines are that hold anything."""
+    """Start and end of every line that is not blank."""
     start = 0
     while (start := _BLANK.match(body, start).end()) < len(body):  # type: ignore[union-attr]
         end = body.find(b"\n", start)
@@ -222,7 +222,7 @@ def check_number(jobs: int, most: int) -> None:
 
 
 class _Window:
-    """A part of a long JSON array as text: enough for the element that is read, and little more.
+    """A window of a long JSON array as text: enough for the element that is being read, and little more.
 
     What ends where the window ends may go on after it, a number for one, so it is read again with more in sight.
     """
@@ -236,7 +236,7 @@ class _Window:
         self._at = 0
 
     def _more(self) -> bool:
-        """Let go of what was read and take in as much again as an element may be."""
+        """Drop the text that was read and decode as much again as an element may have."""
         if self._taken >= len(self._body):
             return False
         chunk = self._body[self._taken : self._taken + self._each]
@@ -246,7 +246,7 @@ class _Window:
         return True
 
     def skip_spaces(self) -> bool:
-        """Whether anything follows."""
+        """Whether the array has another element."""
         while True:
             self._at = _SPACES.match(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -265,7 +265,7 @@ class _Window:
             raise json.JSONDecodeError("Extra data", "", 0)
 
     def element(self, parser: Parser) -> tuple[Any, str]:
-        """The next value and its text, with the comma or bracket after it in sight."""
+        """The next value and its text; the window includes the comma or bracket after it."""
         self.skip_spaces()
         while True:
             try:
@@ -290,29 +290,29 @@ class _Window:
 
 
 class _Room:
-    """How much memory the documents of one body take, as far as their text tells."""
+    """An estimate of the memory that the documents of one body take, from their text."""
 
     def __init__(self, *, counts: bool) -> None:
         self._counts = counts
-        self._left = _MOST_HELD_BYTES
+        self._left = _MAX_HELD_BYTES
 
     @classmethod
     async def for_all_of(cls, body: bytes, turns: Turns) -> _Room:
-        """Most bodies are short, or hold few values for their length: their documents need no look each."""
-        if len(body) * _DENSEST <= _MOST_HELD_BYTES:
+        """Whether the documents need not be estimated one by one: most bodies are short, or have few values."""
+        if len(body) * _DENSEST <= _MAX_HELD_BYTES:
             return cls(counts=False)
         held = len(body)
         for start in range(0, len(body), _STEP_BYTES):
             held += _structure_bytes(body[start : start + _STEP_BYTES])
             await turns.give()
-        return cls(counts=held > _MOST_HELD_BYTES)
+        return cls(counts=held > _MAX_HELD_BYTES)
 
     def hold(self, text: str | bytes) -> None:
         if not self._counts:
             return
         if isinstance(text, str):
             text = text.encode()
-        # What stands within strings is no structure.
+        # Characters within strings are no structure.
         self._left -= _structure_bytes(_STRINGS.sub(b"", text)) + len(text)
         if self._left < 0:
             message = "holds too many values for one body: send them in several"
@@ -399,7 +399,7 @@ class _Inflating:
 
     async def add(self, chunk: bytes, body: bytearray) -> None:
         if self._stream.eof:
-            # What follows the end is not kept: the whole is refused for it.
+            # Bytes after the end of the gzip stream are not kept: the whole body is refused for them.
             self._has_more = self._has_more or bool(chunk)
             return
         while (room := self._limit + 1 - len(body)) > 0:
@@ -407,7 +407,7 @@ class _Inflating:
             inflated = self._stream.decompress(chunk, step)
             body += inflated
             chunk = self._stream.unconsumed_tail
-            # A full step may have more behind it even where all of the chunk is used.
+            # A full step may leave output pending even if the whole chunk is consumed.
             if not chunk and len(inflated) < step:
                 return
             await self._turns.give()
@@ -430,7 +430,7 @@ async def _linger(stream: AsyncIterator[bytes]) -> None:
 
 
 def _is_deep(body: bytes) -> bool:
-    """By counting brackets: a parser that recurses would be out of stack before it could name the field."""
+    """Count brackets to find the depth: a recursive parser would exhaust the stack before it could name the field."""
     if body.count(b"[") + body.count(b"{") <= MAX_DEPTH:
         return False
     steps = _STRINGS.sub(b"", body).translate(_STEPS, _NO_BRACKETS)

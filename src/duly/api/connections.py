@@ -1,8 +1,8 @@
-"""Connections that come to an end: what clients may take their time for, what a head may hold, how many there may be.
+"""Limits on connections: time to send a request and to read its answer, size of a head, number of connections.
 
-uvicorn waits for ever for whoever has connected. Here one look a second goes over all connections and ends those whose
-client is too slow, in sending a head or a body or in reading an answer; a request pays nothing for it but two
-attributes. When there is room for no more, those that wait for nothing in particular make room for newcomers.
+uvicorn waits for ever for a client that has connected. Here, once per second, all connections are checked, and those
+whose client is too slow in sending a head or a body or in reading an answer are closed; a request pays two attributes
+for it. When the limit of connections is reached, idle ones are closed for new ones.
 """
 
 from __future__ import annotations
@@ -24,53 +24,53 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from duly.api.problems import MEDIA_TYPE, Problem
 
 log = logging.getLogger("duly.api")
-# uvicorn warns of each request that is none: whoever can connect could fill the log. Errors are told.
+# uvicorn logs a warning per invalid request, so that any client could fill the log. Only errors are logged.
 _quiet = logging.getLogger("duly.api.connections")
 _quiet.setLevel(logging.WARNING)
 _quiet.addFilter(lambda record: record.levelno != logging.WARNING)
 
-# Descriptors that connections leave alone: for PostgreSQL, files, and what is accepted but not yet looked at.
-_LEAST_KEPT_BACK = 64
-_MOST_CONNECTIONS = 4096
-# How many are accepted before the first of them is looked at.
+# File descriptors reserved at least for PostgreSQL, files, and connections that are accepted but not checked yet.
+_MIN_RESERVED = 64
+_MAX_CONNECTIONS = 4096
+# Connections that are accepted before the first of them is checked.
 ACCEPTED_AT_ONCE = 64
-# A client that is turned away is listened to a little longer: closing while it still sends would destroy the answer.
+# Seconds and bytes for which a refused client is still received: closing while it sends would destroy the answer.
 _LINGER_SECONDS = 2.0
 _LINGER_BYTES = 256 * 1024
-# A request that is answered before its body has arrived: how long the rest of it may take.
+# Seconds that the rest of a body may take after its request has been answered.
 _REST_SECONDS = 5.0
 _LOG_SECONDS = 10.0
 
-# What no header holds. The parser's own pattern refuses it too, but tries each run of spaces before it in all ways.
+# Characters that no header has. The parser's own pattern refuses them too, but backtracks over the spaces before them.
 _CONTROL = re.compile(rb"[\x00\x0b\x0c\r]")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a client may do to a connection."""
+    """The limits of one connection, and of all together."""
 
     head_seconds: float = 10.0
-    #: Between two parts of a body, and between two parts of an answer that the client takes.
+    #: Maximum time between two parts of a body, and between two parts of an answer that the client reads.
     pause_seconds: float = 30.0
-    #: After that a body or an answer must have come on at this pace on the whole.
+    #: Minimum average rate of a body or an answer after `pause_seconds`.
     least_bytes_per_second: int = 8 * 1024
     idle_seconds: float = 5.0
     head_bytes: int = 64 * 1024
     headers: int = 100
-    #: None: as many as the limit of open files has room for.
+    #: Maximum number of connections. None: as many as the limit of open files allows.
     connections: int | None = None
-    #: What all clients together may have asked for and not read.
+    #: Maximum size of all answers together that clients have requested and not read.
     unread_bytes: int = 64 * 1024 * 1024
     look_seconds: float = 1.0
 
 
 def room_for_connections() -> int:
-    """How many connections fit into the limit of open files, with a share of it kept back."""
+    """The number of connections that the limit of open files allows, with a share reserved."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
-        return _MOST_CONNECTIONS
-    kept_back = min(max(_LEAST_KEPT_BACK + ACCEPTED_AT_ONCE, files // 8), files // 2)
-    return max(1, min(_MOST_CONNECTIONS, files - kept_back))
+        return _MAX_CONNECTIONS
+    kept_back = min(max(_MIN_RESERVED + ACCEPTED_AT_ONCE, files // 8), files // 2)
+    return max(1, min(_MAX_CONNECTIONS, files - kept_back))
 
 
 class Crowd:
@@ -80,16 +80,17 @@ class Crowd:
         self.limits = limits
         self.most = limits.connections or room_for_connections()
         self.all: set[Connection] = set()
-        #: Those without a request, longest first.
+        #: Idle connections, longest idle first.
         self.waiting: OrderedDict[Connection, None] = OrderedDict()
         self.turned_away = 0
-        #: Counted from look to look, so that clients are not blamed for a time in which this process stood still.
+        #: Time counted in steps between checks, so that clients are not blamed for a time in which this process stood
+        #: still.
         self.clock = 0.0
         self._looked_at = time.monotonic()
         self._log_at = 0.0
 
     def enter(self, connection: Connection) -> bool:
-        """Whether there is room for it, if need be in the place of the one that has waited longest."""
+        """Whether the connection may stay; if the limit is reached, the longest idle one is closed for it."""
         self.all.add(connection)
         if len(self.all) > self.most:
             self.turned_away += 1
@@ -105,7 +106,7 @@ class Crowd:
         self.waiting.pop(connection, None)
 
     def look(self) -> None:
-        """End what is too slow. Called often; it looks once a second."""
+        """Close connections whose client is too slow. Called often; it checks once per second."""
         now = time.monotonic()
         if (passed := now - self._looked_at) < self.limits.look_seconds:
             return
@@ -129,7 +130,7 @@ class Crowd:
         unread = sum(connection.unread for connection in self.all)
         if unread <= self.limits.unread_bytes:
             return
-        # Those that take nothing, and of them the longest first.
+        # Connections whose client reads nothing, longest first.
         stuck = [connection for connection in self.all if connection.unread and connection.stuck_since is not None]
         for connection in sorted(stuck, key=lambda one: one.stuck_since or 0.0):
             unread -= connection.unread
@@ -139,7 +140,7 @@ class Crowd:
 
 
 class _Lines(ReceiveBuffer):
-    """What is received, from which the lines of heads (and of what may follow a body) are taken."""
+    """The receive buffer, from which the parser takes the lines of heads and trailers."""
 
     def __init__(self, limits: Limits) -> None:
         super().__init__()
@@ -188,7 +189,7 @@ def _refused(status: int, detail: str) -> h11.RemoteProtocolError:
 
 
 class Connection(H11Protocol):
-    """One client's."""
+    """The connection of one client."""
 
     conn: _Reading
     cycle: Any
@@ -202,11 +203,11 @@ class Connection(H11Protocol):
         self._received = 0
         self._heard = True
         self._heard_at = 0.0
-        # The last look: what the client was at, since when, and how much had come until then.
+        # At the last check: the client's phase, its beginning, and the bytes received until then.
         self._phase: tuple[str, int] = ("", 0)
         self._since = 0.0
         self._received_before = 0
-        # What it was sent and has not taken: how much, since when, since when not a byte of it, and the most there was.
+        # The unread part of its answer: bytes, since when, since when no byte of it was read, and the maximum.
         self.unread = 0
         self._unread_since = 0.0
         self._unread_most = 0
@@ -214,12 +215,12 @@ class Connection(H11Protocol):
         self._ends_at: float | None = None
         self._lingered = 0
 
-    # What uvicorn's protocol is told
+    # Callbacks of uvicorn's protocol
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         if not self._crowd.enter(self):
-            # It is not counted, so it cannot stay for its answer to be read.
+            # The connection is not counted, so it cannot stay until its answer is read.
             transport.write(_answer(503, "too many connections at the moment; try again"))
             transport.close()
 
@@ -248,7 +249,7 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        """For whatever cannot be read; called where the error is being handled."""
+        """Answer a request that cannot be parsed; called where the error is handled."""
         error = sys.exc_info()[1]
         if isinstance(error, h11.RemoteProtocolError):
             status = 431 if error.error_status_hint == 431 else 400
@@ -262,14 +263,14 @@ class Connection(H11Protocol):
         else:
             self.drop()
 
-    # What is done about clients
+    # Refusing and closing
 
     def _turn_away(self, status: int, detail: str) -> None:
-        """Answer and let go of it, whatever it says after that."""
+        """Answer and close the connection, whatever the client sends after that."""
         if self.transport.is_closing():
             return
         if self.cycle is not None and not self.cycle.response_complete:
-            # A request is being worked on; nothing can be said any more but that nobody listens.
+            # A request is being handled: no other answer can be sent, so the handler is told that the client is gone.
             self.cycle.disconnected = True
             self.cycle.message_event.set()
             if self.cycle.response_started:
@@ -284,12 +285,12 @@ class Connection(H11Protocol):
             self.transport.write_eof()
 
     def drop(self) -> None:
-        """End it at once; what it has not taken is let go."""
+        """Close the connection at once and drop the unread part of its answer."""
         self.transport.abort()
         self._crowd.leave(self)
 
     def look(self, now: float, step: float) -> None:
-        """End it if its client is too slow; `step` is the time since the last look."""
+        """Close the connection if its client is too slow; `step` is the time since the last check."""
         limits = self._limits
         if self._heard:
             self._heard, self._heard_at = False, now
@@ -311,7 +312,7 @@ class Connection(H11Protocol):
             else:
                 self.drop()
         elif phase == "body" and (self.flow.read_paused or self.conn.they_are_waiting_for_100_continue):
-            # It would send, if it were let.
+            # The client would send, but reading is paused.
             self._since += step
             self._heard_at = now
         elif phase == "body" and self._is_late(now):
@@ -333,7 +334,7 @@ class Connection(H11Protocol):
         return now - self._heard_at >= limits.pause_seconds or now - self._since >= allowed
 
     def _is_stuck(self, now: float) -> bool:
-        """Whether it takes its answer too slowly, or not at all."""
+        """Whether the client reads its answer too slowly, or not at all."""
         unread = self.transport.get_write_buffer_size()
         if not unread:
             self.unread, self.stuck_since = 0, None
@@ -350,7 +351,7 @@ class Connection(H11Protocol):
         limits = self._limits
         if self.stuck_since is not None and now - self.stuck_since >= limits.pause_seconds:
             return True
-        # An answer that is still being made may go on for as long as it is taken.
+        # An answer that is still being produced may go on for as long as the client reads it.
         whole = self.cycle is not None and self.cycle.response_complete
         allowed = limits.pause_seconds + self._unread_most / limits.least_bytes_per_second
         return whole and now - self._unread_since >= allowed
@@ -365,7 +366,7 @@ _REASONS = {
 
 
 def _answer(status: int, detail: str) -> bytes:
-    """By hand: what was received may have left the parser in any state."""
+    """Writes the answer without the parser, whose state is unknown after invalid input."""
     body = bytes(Problem(status, detail).response().body)
     head = (
         f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {MEDIA_TYPE}\r\n"
@@ -375,7 +376,7 @@ def _answer(status: int, detail: str) -> bytes:
 
 
 def protocol_for(crowd: Crowd) -> Callable[..., Connection]:
-    """What uvicorn makes its connections with."""
+    """The class from which uvicorn makes its connections."""
 
     def make(*arguments: Any, **options: Any) -> Connection:
         return Connection(*arguments, crowd=crowd, **options)

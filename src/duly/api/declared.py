@@ -1,8 +1,8 @@
-"""Routes that say who may call them, and are called by nobody else: the one place where roles are enforced.
+"""Routes that declare the roles that may call them: the one place where roles are enforced.
 
-The check stands before everything else that a route does with its request, so that who may not call it learns nothing
-from how it answers. What needs commands is in the body, and `operations` judges that. Whatever is only read is bounded:
-in time, and in how much of the store one tenant's questions may have.
+The check comes before anything else that a route does with its request, so that a caller without the role learns
+nothing from the answer. Whether a job runs a command is in the body, and `operations` checks that. Reads are bounded in
+time and in the share of connections that one tenant may use.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from duly.api.access import allowed, check_role, needed_by, principal_of
 from duly.store.pool import reading
 from duly.turns import turn
 
-#: In the description: the roles that may make this call.
+#: Field of the OpenAPI description with the roles that may make a call.
 ROLES_FIELD = "x-duly-roles"
 
 
 class DeclaredRoute(APIRoute):
-    """A route of the API whose endpoint has said what it needs."""
+    """A route of the API whose endpoint has declared its roles."""
 
     def __init__(self, path: str, endpoint: Callable[..., Any], **fields: Any) -> None:
         extra = {**(fields.pop("openapi_extra", None) or {}), ROLES_FIELD: allowed(needed_by(endpoint))}
@@ -47,12 +47,12 @@ class DeclaredRoute(APIRoute):
 
 
 def _takes_the_request_alone(route: APIRoute) -> bool:
-    """Whether FastAPI has nothing to work out before the endpoint is called, which is a tenth of a submit's time."""
+    """Whether the endpoint can be called without FastAPI's dependencies, which are a tenth of a submit's time."""
     return not route.dependencies and [*inspect.signature(route.endpoint).parameters] == ["request"]
 
 
 def declared_page(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
-    """A route beside the API, for which the same holds. One that needs no role is for all."""
+    """A route outside `/api/v1` with the same check. A route that needs no role is open to all."""
     if not (needed := needed_by(endpoint)):
         return Route(path, endpoint)
 

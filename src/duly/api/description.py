@@ -1,6 +1,6 @@
-"""The OpenAPI description: what FastAPI finds out from the routes, with what it cannot know.
+"""The OpenAPI description: FastAPI's own, made from the routes, with additions.
 
-The models of bodies that routes read themselves, the key, one example for every call and answer.
+The additions are the models of bodies that routes read themselves, the key, and one example for every call and answer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SECURITY = "apiKey"
 
 
 def install(app: FastAPI, access: Access) -> None:
-    """Made once, when it is first asked for; only whether a key is needed may change after that."""
+    """Made once, on the first request for it; only whether a key is needed may change after that."""
     made: dict[str, Any] = {}
 
     def openapi() -> dict[str, Any]:
@@ -49,7 +49,7 @@ def describe(app: FastAPI) -> dict[str, Any]:
     _, definitions = models_json_schema([(model, "validation") for model in _BODIES], ref_template=_TEMPLATE)
     schemas.update(definitions.get("$defs", {}))
     schemas["JobChange"] = change_schema()
-    # FastAPI's own refusals are not spoken here.
+    # FastAPI's own error documents are not used.
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     components["securitySchemes"] = {

@@ -1,12 +1,12 @@
-"""What stands before every route: who may ask, and the headers that every answer carries.
+"""The middleware before every route: hosts and origins, authentication (by `access.py`), and the security headers.
 
 While the store has no keys, Duly serves its own machine only, where pages in the user's browser can reach it too. Two
-doors are closed to them, whether a key is needed (`access.py`) or not. A page whose host name was made to resolve to
-127.0.0.1 (DNS rebinding) is told by its `Host`; a page that sends requests across sites is told by its `Origin`.
-Neither says who somebody is: a proxy sends whatever it is told to.
+attacks of such pages are refused, whether a key is needed or not. A page whose host name was made to resolve to
+127.0.0.1 (DNS rebinding) is recognised by its `Host`; a page that sends requests across sites is recognised by its
+`Origin`. Neither header authenticates a caller: a proxy sends any value.
 
-Where the store has keys neither is looked at: a browser does not send a key by itself, so a foreign page has none, and
-the names under which a server is reached are the proxy's to know. `api_hosts` narrows them for those who want that.
+Where the store has keys, neither header is checked: a browser does not send a key by itself, so a foreign page has
+none, and only the proxy knows the names under which a server is reached. The setting `api_hosts` can restrict them.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ SECURITY_HEADERS = {
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    # Otherwise another site could still load an answer as a script or an image and learn from how that goes.
+    # Otherwise another site could load an answer as a script or an image and learn from whether that succeeds.
     "Cross-Origin-Resource-Policy": "same-origin",
 }
 _SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-# What is the same for everybody, and needs no key: probes, pages, the description of the API. All else does.
+# Paths that need no key and are the same for every caller: probes, pages, the description of the API.
 _PUBLIC = frozenset({"/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"})
 _PUBLIC_FOLDER = "/static/"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -50,7 +50,7 @@ def is_loopback_host(header: str) -> bool:
     if match is None:
         return False
     host = match[1].strip("[]").removesuffix(".")
-    # The name and all below it are loopback by RFC 6761; no DNS server is asked for them.
+    # RFC 6761: localhost and all names below it are loopback; no DNS server is asked for them.
     return host == "localhost" or host.endswith(".localhost") or is_loopback_address(host)
 
 
@@ -76,7 +76,7 @@ def _is_named(headers: Headers, names: frozenset[str]) -> bool:
 
 
 class Guard:
-    """Outermost but for Starlette's own: refuses strangers, adds the headers, and is the last to catch an error."""
+    """The outermost middleware but for Starlette's own: authenticates, adds headers, and catches every other error."""
 
     def __init__(self, app: ASGIApp, access: Access, *, hosts: Collection[str] = ()) -> None:
         self._app = app
@@ -88,7 +88,7 @@ class Guard:
             await self._app(scope, receive, send)
             return
         answering = False
-        # What can be read can be asked for without its body. No route need know: it answers, and the body is dropped.
+        # HEAD works for every GET route: the route answers as to a GET, and the body is dropped here.
         headless = scope["method"] == "HEAD"
         if headless:
             scope = {**scope, "method": "GET"}
@@ -123,12 +123,12 @@ class Guard:
             await failed.response()(scope, receive, send_guarded)
 
     async def _let_in(self, scope: Scope) -> None:
-        """Raises a `Problem` for who may not ask, and notes who does."""
+        """Raise a `Problem` for a caller that is refused; else put the caller and its operations into the scope."""
         headers = Headers(scope=scope)
         path = scope["path"]
         private = path not in _PUBLIC and not path.startswith(_PUBLIC_FOLDER)
         if not self._access.known_to_have_keys:
-            # Only who would be refused is worth a look into the store: probes and pages must answer without it.
+            # The store is asked only for a caller that would be refused: probes and pages must work without it.
             refusal = _refusal(scope, headers)
             if refusal is not None and not await self._access.has_keys():
                 raise refusal

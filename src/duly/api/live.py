@@ -1,4 +1,4 @@
-"""The live page, what it polls, and the probes: everything that is served outside `/api/v1`."""
+"""The live page, its data, and the probes: everything that is served outside `/api/v1`, except `/metrics`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from duly.timing import Fuel
 
 SHOWN = 50
 UPCOMING = 3
-_LONGEST_ERROR = 500
-# However many pages are open, the store is asked about once a second; pages poll at just that pace.
+_MAX_ERROR = 500
+# Seconds for which an answer is reused: however many pages are open, the store is asked about once per second, which is
+# how often pages poll.
 _FRESH_SECONDS = 0.8
 _READY_SECONDS = 5
 
@@ -44,7 +45,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def make_routes(operations: StoreOperations) -> list[Route]:
-    """Not in the OpenAPI schema: what the page and it say to each other may change with any release."""
+    """Not in the OpenAPI description: the data of the live page may change with any release."""
     live = Live(operations)
 
     @needs()
@@ -61,7 +62,7 @@ def make_routes(operations: StoreOperations) -> list[Route]:
         except StoreUnavailable:
             raise
         except DulyError as error:
-            # It answers, but not as the store this Duly needs; to whoever probes, that is just as unready.
+            # The store answers, but is not the one that this Duly needs: for a probe that is just as unready.
             raise StoreUnavailable(str(error)) from error
         return json_response({"status": "ready"})
 
@@ -97,23 +98,23 @@ def _file(content: bytes, media_type: str) -> Endpoint:
 
 
 class Live:
-    """One look at the store, shared by all pages of a tenant that ask within the same second."""
+    """The data of the live page, shared by all pages of a tenant that ask within the same second."""
 
     def __init__(self, operations: StoreOperations) -> None:
         self._operations = operations
-        # By what may be seen. Whoever comes while one looks for the same gets what that one gets, be it an error; a
-        # tenant whose look takes long holds up no other's.
+        # By tenant and role. Requests that come while the same data is being read get the same answer or error; a slow
+        # read of one tenant delays no other tenant.
         self._looking: dict[tuple[str, bool], asyncio.Task[dict[str, Any]]] = {}
-        # Each with the moment until which it is fresh.
+        # Each answer with the monotonic time until which it is fresh.
         self._looks: dict[tuple[str, bool], tuple[float, dict[str, Any]]] = {}
 
     async def document(self, who: Principal) -> dict[str, Any]:
         kind = who.tenant, who.role == "admin"
         fresh_until, document = self._looks.get(kind, (0.0, {}))
         if time.monotonic() >= fresh_until:
-            # Shielded: one page that is closed must not take the others' look with it.
+            # Shielded: closing one page must not cancel the read for the others.
             document = await asyncio.shield(self._look_of(kind))
-        # Countdowns need the time of this answer, not that of the look.
+        # Countdowns need the time of this answer, not the time of the read.
         return {"now": time_text(self._operations.now()), **document}
 
     def _look_of(self, kind: tuple[str, bool]) -> asyncio.Task[dict[str, Any]]:
@@ -153,7 +154,7 @@ def _job(job: Job, fuel: Fuel) -> dict[str, Any]:
     try:
         moments = [one.scheduled_at for one in upcoming(job, count=UPCOMING, fuel=fuel) if not one.dropped]
     except (DulyError, ArithmeticError, TypeError, ValueError):
-        # A zone that left the time-zone data, say: one job that cannot be planned must not blind the page.
+        # One job that cannot be planned, for instance because its zone is gone, must not break the page.
         moments = [] if job.next_run_at is None else [job.next_run_at]
     return {
         "job_id": str(job.job_id),
@@ -172,7 +173,7 @@ def _job(job: Job, fuel: Fuel) -> dict[str, Any]:
 def _run(run: Run) -> dict[str, Any]:
     error = None
     if run.error is not None:
-        error = {"type": run.error.type, "message": run.error.message[:_LONGEST_ERROR]}
+        error = {"type": run.error.type, "message": run.error.message[:_MAX_ERROR]}
     return {
         "run_id": run.run_id,
         "job_id": str(run.job_id),

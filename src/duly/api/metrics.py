@@ -1,11 +1,11 @@
-"""`/metrics`: what the store and this process can tell a Prometheus, in its text format.
+"""`/metrics`: figures of the store and of this process in Prometheus' text format.
 
-Only gauges that one bounded statement answers, and this process's own figures. However many ask, the store is asked
-once a second. A label has as many values as there are queues (the deepest, and one for the rest), live schedulers and
-shards.
+The gauges come from one bounded statement; the process's own figures are added. However many clients ask, the store is
+asked once per second. The values of labels are bounded: the deepest queues (and one value for the others), live
+schedulers and shards.
 
-The figures are of the whole store, and so are the names of its queues: where there are keys, the role `monitor` is
-needed, as for the whole store's figures of `GET /stats`. A key of that role can do nothing else.
+The figures and the names of queues are of the whole store: where there are keys, the role `monitor` is needed, as for
+the whole store's figures of `GET /stats`. A key of that role can do nothing else.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from duly.api.declared import declared_page
 from duly.operations import StoreOperations
 from duly.store.stores import MAX_COUNTED, Figures
 
-#: Of the text format, which every Prometheus reads whatever else it asks for.
+#: Media type of the text format, which every Prometheus version accepts.
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-# The queues that have a line of their own.
-MOST_QUEUES = 100
+# Maximum number of queues that have a line of their own.
+MAX_QUEUES = 100
 OTHER_QUEUES = "(other queues)"
 _FRESH_SECONDS = 1.0
 
@@ -45,7 +45,7 @@ def make_routes(operations: StoreOperations) -> list[Route]:
 
 
 class Metrics(Collector):
-    """One look at the store, told to all who ask within the same second."""
+    """The figures of the store, shared by all clients that ask within the same second."""
 
     def __init__(self, operations: StoreOperations) -> None:
         self._operations = operations
@@ -53,7 +53,7 @@ class Metrics(Collector):
         self._fresh_until = 0.0
         self._figures = Figures()
         self._text = b""
-        # A queue that was seen stays, at 0: a line that vanishes is not the same as an empty queue.
+        # A queue that was seen once stays, at 0: a missing line does not mean an empty queue.
         self._queues: dict[str, int] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
@@ -72,8 +72,8 @@ class Metrics(Collector):
     def _note_queues(self, depth: dict[str, int]) -> None:
         known = dict.fromkeys(self._queues, 0) | depth
         deepest = sorted(known, key=lambda queue: (-known[queue], queue))
-        self._queues = {queue: known[queue] for queue in deepest[:MOST_QUEUES]}
-        if rest := deepest[MOST_QUEUES:]:
+        self._queues = {queue: known[queue] for queue in deepest[:MAX_QUEUES]}
+        if rest := deepest[MAX_QUEUES:]:
             others = self._queues.get(OTHER_QUEUES, 0) + sum(known[queue] for queue in rest)
             self._queues[OTHER_QUEUES] = others
 

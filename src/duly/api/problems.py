@@ -29,9 +29,10 @@ from duly.errors import (
 log = logging.getLogger("duly.api")
 
 MEDIA_TYPE = "application/problem+json"
-# Names come from the client, who may send a million of them, each a megabyte long.
-_LONGEST_NAME = 200
-MOST_ERRORS = 50
+# Characters of a field's name, and number of errors, that a document shows at most: a client may send a million names
+# of a megabyte each.
+_MAX_NAME = 200
+MAX_ERRORS = 50
 
 _TITLES = {
     400: ("bad-request", "The request cannot be read"),
@@ -52,16 +53,16 @@ _TITLES = {
     503: ("store-unavailable", "The store cannot be reached"),
 }
 
-# Where one status has several reasons, a client can tell them apart.
+# Kinds of problems that share a status, so that a client can tell them apart.
 _KINDS = {
     "cross-site": "Cross-site request refused",
     "limit-reached": "A limit of this tenant is reached",
 }
 
-# pydantic's words for a value of the wrong type, in ours.
+# Messages for pydantic's error types.
 _TYPE_MESSAGES = {
     "missing": "is required",
-    "string_type": "must be a text",
+    "string_type": "must be a string",
     "string_unicode": "must be valid Unicode",
     "int_type": "must be a whole number",
     "int_parsing": "must be a whole number",
@@ -75,14 +76,14 @@ _TYPE_MESSAGES = {
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One field of a request and what is wrong with it."""
+    """An invalid field of a request, and why it is invalid."""
 
     field: str
     message: str
 
 
 class Problem(Exception):
-    """A refusal that HTTP knows and `operations` does not: too large, wrong media type, several fields at once."""
+    """An error in HTTP's terms, including those that `operations` does not know: body too large, wrong media type, …"""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Problem(Exception):
         kind: str | None = None,
         omitted: int = 0,
     ) -> None:
-        """`omitted`: how many fields are wrong besides those in `errors`."""
+        """`omitted`: the number of invalid fields besides those in `errors`."""
         super().__init__(detail)
         self.status = status
         self.kind = kind
@@ -103,9 +104,9 @@ class Problem(Exception):
         self.headers = headers
         self.omitted = omitted
 
-    def bare(self, *, most: int = MOST_ERRORS) -> Problem:
-        """With so many of the wrong fields, and without where it was raised: what is kept by the thousand must not keep
-        all that whoever sent it has put there, nor frames and all that they hold."""
+    def bare(self, *, most: int = MAX_ERRORS) -> Problem:
+        """Keep at most `most` of the invalid fields, and no traceback: a batch keeps thousands of problems, which must
+        not keep everything that the client sent, nor stack frames."""
         self.__traceback__ = self.__cause__ = self.__context__ = None
         self.omitted += max(0, len(self.errors) - most)
         self.errors = self.errors[:most]
@@ -114,14 +115,14 @@ class Problem(Exception):
     @classmethod
     def invalid(cls, errors: Sequence[FieldError], *, omitted: int = 0) -> Problem:
         """422 for one or more fields."""
-        first = f"{errors[0].field[:_LONGEST_NAME]}: {errors[0].message}"
+        first = f"{errors[0].field[:_MAX_NAME]}: {errors[0].message}"
         others = len(errors) - 1 + omitted
         more = f" (and {others} more)" if others else ""
         return cls(422, first + more, errors=errors, omitted=omitted)
 
     @classmethod
     def of(cls, error: DulyError) -> Problem:
-        """What an error of Duly's own is in HTTP."""
+        """The problem for an error of Duly's own."""
         if isinstance(error, InvalidInput):
             return cls.invalid([FieldError(one.field, one.message) for one in (error, *error.others)])
         if isinstance(error, NotFound):
@@ -131,20 +132,20 @@ class Problem(Exception):
         if isinstance(error, Forbidden):
             return cls(403, str(error), errors=[FieldError(error.field, error.message)] if error.field else ())
         if isinstance(error, LimitReached):
-            # Not 429: that says "later", and clients obey. This limit stays until somebody removes jobs or raises it.
+            # Not 429: that means "later", and clients obey. This limit stays until jobs are removed or it is raised.
             return cls(403, str(error), kind="limit-reached")
         if isinstance(error, StoreBusy):
             return cls(503, str(error), headers={"Retry-After": "5"})
         if isinstance(error, StoreUnavailable):
-            # Its text names the database's address, which is for the log and not for the client. Nodes warn of it
-            # themselves; a page that polls would repeat it every second.
+            # The error's text names the database's address, which is for the log and not for the client. At level info:
+            # nodes warn of it themselves, and a page that polls would repeat it every second.
             log.info("%s", error)
             return cls(503, "the store cannot be reached at the moment; try again", headers={"Retry-After": "5"})
         log.error("a request failed: %s", error, exc_info=error)
         return cls(500, "the request failed for a reason on this side; the server's log says which")
 
-    def document(self, *, most: int = MOST_ERRORS) -> dict[str, Any]:
-        """With so many of the fields that are wrong; `detail` says how many there are."""
+    def document(self, *, most: int = MAX_ERRORS) -> dict[str, Any]:
+        """The document, with at most `most` of the invalid fields; `detail` says how many there are."""
         kind, title = _TITLES.get(self.status) or (str(self.status), HTTPStatus(self.status).phrase)
         if self.kind is not None:
             kind, title = self.kind, _KINDS[self.kind]
@@ -155,9 +156,9 @@ class Problem(Exception):
             "detail": self.detail,
         }
         if self.errors:
-            document["field"] = self.errors[0].field[:_LONGEST_NAME]
+            document["field"] = self.errors[0].field[:_MAX_NAME]
             document["errors"] = [
-                {"field": error.field[:_LONGEST_NAME], "message": error.message} for error in self.errors[:most]
+                {"field": error.field[:_MAX_NAME], "message": error.message} for error in self.errors[:most]
             ]
         return document
 
@@ -166,7 +167,7 @@ class Problem(Exception):
 
 
 def type_message(kind: str, message: str) -> str:
-    """What pydantic found wrong, as the rest of a sentence that begins with the field."""
+    """pydantic's message, as the rest of a sentence that begins with the field."""
     known = _TYPE_MESSAGES.get(kind)
     return known or message.removeprefix("Value error, ").replace("Input should be", "must be")
 
@@ -182,7 +183,7 @@ async def _handle_duly_error(_: Request, error: Exception) -> Response:
 
 
 async def _handle_validation(_: Request, error: Exception) -> Response:
-    """FastAPI's own checks: query parameters that are not of their type."""
+    """Answer errors of FastAPI's own checks: query parameters of the wrong type."""
     assert isinstance(error, RequestValidationError)
     return Problem.invalid(
         [
@@ -196,25 +197,25 @@ async def _handle_validation(_: Request, error: Exception) -> Response:
 
 
 async def _handle_http(request: Request, error: Exception) -> Response:
-    """What the router raises: no such path, no such method."""
+    """Answer errors of the router: no such path, no such method."""
     assert isinstance(error, HTTPException)
     detail = str(error.detail)
     headers = error.headers
     if error.status_code == 404:
         path = request.scope["path"]
-        detail = f"there is nothing at {path[:_LONGEST_NAME]}"
+        detail = f"there is nothing at {path[:_MAX_NAME]}"
         if path.endswith("/") and _routes_at(request, path.rstrip("/")):
             detail += "; leave out the slash at its end"
     elif error.status_code == 405:
-        detail = f"{request.method[:_LONGEST_NAME]} is not possible here"
+        detail = f"{request.method[:_MAX_NAME]} is not possible here"
         headers = {"Allow": ", ".join(sorted(_allowed(request)))}
     return Problem(error.status_code, detail, headers=headers).response()
 
 
 def _allowed(request: Request) -> set[str]:
-    """The methods of all routes at this path, of which the router itself names only the first's.
+    """The methods of all routes at this path; the router itself names only the first route's.
 
-    A path that is a route's own is not taken for the id that another has in its place.
+    A literal path goes before a path with a parameter in the same position.
     """
     methods = {method for route in _routes_at(request, request.scope["path"]) for method in route.methods or ()}
     return methods | {"HEAD"} if "GET" in methods else methods
@@ -228,7 +229,7 @@ def _routes_at(request: Request, path: str) -> list[Route]:
 
 
 def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
-    """`routes` are all there are: the app itself may hold them in groups."""
+    """Install the error handlers. `routes`: all routes of the app."""
     app.state.routes = [route for route in routes if isinstance(route, Route)]
     app.add_exception_handler(Problem, _handle_problem)
     app.add_exception_handler(DulyError, _handle_duly_error)

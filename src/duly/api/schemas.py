@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from duly import checks
-from duly.api.problems import MOST_ERRORS, FieldError, Problem, type_message
+from duly.api.problems import MAX_ERRORS, FieldError, Problem, type_message
 from duly.handlers import MAX_ARGUMENTS, MAX_HEADERS, METHODS
 from duly.model import (
     DEFAULT_POLICY,
@@ -646,7 +646,7 @@ def read_body(model: type[Body], document: Mapping[str, Any], *, also: Sequence[
     errors = list(also)
     # Of ten thousand unknown fields the answer names some, and says how many there are.
     unknown = [field for field in document if field not in known]
-    errors += (FieldError(field, _refused(model, field)) for field in unknown[:MOST_ERRORS])
+    errors += (FieldError(field, _refused(model, field)) for field in unknown[:MAX_ERRORS])
     if isinstance(labels := fields.get("labels"), dict) and len(labels) > checks.MAX_LABELS:
         # Not one by one: each label that is not a string would be an error of its own.
         errors.append(FieldError("labels", f"must be at most {checks.MAX_LABELS}, these are {len(labels)}"))
@@ -657,7 +657,7 @@ def read_body(model: type[Body], document: Mapping[str, Any], *, also: Sequence[
     except ValidationError as error:
         errors += _field_errors(error.errors(include_url=False, include_input=False))
     if errors or body is None:
-        raise Problem.invalid(errors, omitted=max(0, len(unknown) - MOST_ERRORS))
+        raise Problem.invalid(errors, omitted=max(0, len(unknown) - MAX_ERRORS))
     return body
 
 

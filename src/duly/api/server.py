@@ -1,4 +1,4 @@
-"""The HTTP server: the app made of its parts, and a uvicorn that lives inside an event loop of ours."""
+"""The HTTP server: the app made of its parts, and uvicorn inside an event loop that Duly runs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ except ModuleNotFoundError as missing:
         raise MissingExtra("the HTTP API", "api") from missing
     raise
 
-# A body may be this much larger than the largest payload: the other fields, and the spaces between them.
+# Bytes by which a body may exceed the largest payload: the other fields, and white space.
 BODY_HEADROOM = 64 * 1024
 _SHUTDOWN_SECONDS = 5
 
 
-# A request that finds no free connection for this long is answered with 503: its client has better things to do.
+# Seconds after which a request that gets no connection to the store is answered with 503.
 CONNECTION_SECONDS = 10.0
-# A question that the store has not answered by then is given up, cancelled there and answered with 503: all of them are
-# bounded to some ten milliseconds of an idle one.
+# Seconds after which a read is cancelled in the store and answered with 503. Every read is bounded to some ten
+# milliseconds on an idle store.
 READ_SECONDS = 2.0
 
 
@@ -67,7 +67,7 @@ def create_app(operations: StoreOperations, *, local_key: LocalKey | None = None
     app.state.body_limit = settings.payload_max_bytes + BODY_HEADROOM
     served = [*routes.make_routes(settings), *live.make_routes(operations), *metrics.make_routes(operations)]
     problems.install(app, served)
-    # As routes of the app itself: a router within it would look for each request's route twice more.
+    # As routes of the app itself: with a router inside it, each request's route would be searched for twice more.
     app.router.routes.extend(served)
     return app
 
@@ -82,15 +82,15 @@ async def serve(
     listener: socket.socket | None = None,
     limits: Limits | None = None,
 ) -> None:
-    """Serve until `stop` is set. Raises `ConfigError` before anything is served if that cannot be done here.
+    """Serve until `stop` is set. Raises `ConfigError` before anything is served if that is not possible.
 
-    `listener`: one that listens there already. Beyond loopback only with keys in the store, and then every call needs
-    one of those, whatever becomes of them later: the local key is for users of this machine. `limits`: what clients may
-    do to their connections, if not the usual.
+    `listener`: a socket that already listens there. An address other than loopback is served only if the store has
+    keys, and then every call needs one of those, even if all are revoked later: the local key is for users of this
+    machine. `limits`: limits on connections, if not the default ones.
     """
     family, address, loopback = await find_address(host, port)
     access: Access | None = getattr(app.state, "access", None)
-    # Asked at the start: a balancer's first probe comes by a public name, which is served only where there are keys.
+    # Asked at the start: a load balancer's first probe uses a public name, which is served only if there are keys.
     keyed = access is not None and await access.has_keys()
     if not loopback:
         if access is None or not keyed:
@@ -110,8 +110,9 @@ async def serve(
         log_level="warning",
         access_log=False,
         lifespan="off",
-        # Not whatever is installed. httptools takes a fifth less time for a submit (760 instead of 950 µs, measured),
-        # but with it uvicorn puts no bound on a request's head: whoever can connect could fill the memory, key or not.
+        # h11 even if httptools is installed. httptools takes a fifth less time for a submit (760 instead of 950 µs,
+        # measured), but with it uvicorn does not bound a request's head: any client could fill the memory without a
+        # key.
         http=protocol_for(crowd),  # type: ignore[arg-type]
         timeout_keep_alive=limits.idle_seconds,  # type: ignore[arg-type]
         backlog=ACCEPTED_AT_ONCE,
@@ -126,14 +127,14 @@ async def serve(
         await server.serve(sockets=[listener])
     finally:
         stopping.cancel()
-        # Also when this was cancelled, in which case uvicorn closes nothing.
+        # Needed if this task was cancelled: then uvicorn closes nothing.
         for listening in getattr(server, "servers", ()):
             listening.close()
         listener.close()
 
 
 class _Server(uvicorn.Server):
-    """Says when it accepts connections, looks after them, and leaves signals to whoever runs the event loop."""
+    """uvicorn's server, which reports when it accepts connections, checks them, and does not handle signals."""
 
     def __init__(self, config: uvicorn.Config, crowd: Crowd, accepting: Callable[[], None]) -> None:
         super().__init__(config)
@@ -147,7 +148,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
         for listener in sockets or ():
-            # uvicorn has one number for how many wait in line and how many are accepted at once.
+            # uvicorn has one number for the listen backlog and for the connections accepted at once.
             listener.listen(BACKLOG)
         self._accepting()
 

@@ -1,4 +1,4 @@
-"""Dead letters: looking at them, sending them again, forgetting them."""
+"""Reading, redriving and purging dead letters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, to_job_id
 from duly.store import dead_letters as store
 from duly.store.dead_letters import Filter, Place, Worked
 
-# One transaction's worth: long enough to be quick, short enough not to hold jobs up.
+# Dead letters per transaction: enough to be quick, few enough not to hold jobs up.
 BATCH = 500
 
 
@@ -44,8 +44,8 @@ class DeadLetterOperations:
         limit: int = 100,
         payload: bool = True,
     ) -> Page[DeadLetter]:
-        """The newest first. A page ends at `limit`, after so many bytes or so many that were looked at: it may be empty
-        and yet not the last. Without `payload` they have None there."""
+        """One page of dead letters, newest first. A page ends at `limit`, at 4 MiB, or where a statement has read its
+        maximum of rows: it may be empty and yet not the last. Without `payload` each payload is None."""
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
         after = None if cursor is None else _read_cursor(cursor)
         listed = await store.list_places(self._pool, _to_stored(wanted, self._tenant), after=after, limit=limit + 1)
@@ -68,7 +68,7 @@ class DeadLetterOperations:
         return await store.count(self._pool, _to_stored(wanted, self._tenant))
 
     async def redrive(self, run_id: str) -> None:
-        """Send one again: its attempts start anew, its idempotency key stays."""
+        """Redrive one dead letter: its run starts over with attempt 1 and keeps its idempotency key."""
         job_id, scheduled_at = _parse(run_id)
         worked = await store.redrive(
             self._pool,
@@ -84,7 +84,7 @@ class DeadLetterOperations:
             raise _missing(run_id)
 
     async def purge(self, run_id: str) -> None:
-        """Forget one for good; that its run died stays in the history."""
+        """Delete one dead letter for good. The history still records that its run died."""
         job_id, scheduled_at = _parse(run_id)
         worked = await store.purge(
             self._pool,
@@ -98,15 +98,15 @@ class DeadLetterOperations:
             raise _missing(run_id)
 
     async def redrive_all(self, wanted: DeadLetterFilter = ALL) -> AsyncIterator[Swept]:
-        """Send all that match again, oldest first, in batches; yields how far it is after each.
+        """Redrive all dead letters that match, oldest first, in batches; yields the totals after each batch.
 
-        Only those that are dead now: one that dies again while this goes on is not sent twice.
+        Only letters that are dead at the start are redriven: a run that dies again meanwhile is not redriven twice.
         """
         async for swept in self._sweep("redrive", wanted):
             yield swept
 
     async def purge_all(self, wanted: DeadLetterFilter = ALL) -> AsyncIterator[Swept]:
-        """Forget all that match, in batches; yields how far it is after each."""
+        """Delete all dead letters that match, in batches; yields the totals after each batch."""
         async for swept in self._sweep("purge", wanted):
             yield swept
 

@@ -1,7 +1,7 @@
 """Jobs that an application's code declares: submitted once, and brought up to date with the code at every deploy.
 
-A deploy meets a job at any moment of its life. So it changes it as a client's edit does (`JobOperations.rewrite`): only
-what is different, the plan only if the timing is, and nothing that a fire has decided meanwhile.
+A deploy meets a job at any moment of its life. So it changes the job as a client's edit does (`JobOperations.rewrite`):
+only fields that differ, the plan only if the timing differs, and nothing that a fire has decided meanwhile.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ class DeclareOperations:
         self._submits = submits
 
     async def declare(self, request: JobRequest) -> UUID:
-        """Make the job behind the request's dedupe_key be what the request says: new, unchanged or redefined.
+        """Create the job of the request's dedupe_key, or change it to what the request says. Returns its id.
 
-        A job that somebody paused stays paused, one that was cancelled stays cancelled.
+        A paused job stays paused, a cancelled one stays cancelled.
         """
         check_rights(request, EVERYTHING, await self._core.bounds(self._tenant))
         now = self._core.now()
         row = self._submits.prepare(request, now)
         if row.dedupe_key is None:
-            raise InvalidInput("dedupe_key", "is what a declared job is known by")
+            raise InvalidInput("dedupe_key", "is required: a declared job is identified by it")
         if row.immediate:
             raise InvalidInput("schedule", "of a declared job must be a time or recurring, not now")
 
@@ -63,7 +63,7 @@ class DeclareOperations:
             job, changed = await self._jobs.rewrite(job_id, redefined, retimes=retimes)
             if changed or (job is not None and job.status == "cancelled"):
                 return job_id
-            # Somebody has made it what the code says, by hand or as another node of this deploy.
+            # The job already is what the code says: an edit or another node of this deploy changed it.
             if job is not None and await jobs.agree(self._pool, job, fingerprint=row.fingerprint):
                 return job_id
         raise Conflict(f"job {request.name or request.handler!r} is being redefined by others; try again")

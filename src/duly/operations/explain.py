@@ -1,4 +1,4 @@
-"""Explaining: what became of an occurrence and why. The looking up is here, the judging in `verdicts`."""
+"""Explanations of what became of an occurrence and why. This file reads the records, `verdicts` judges them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from duly.store.history import Record
 from duly.timing import TOO_FAR, Fuel, jitter_offset
 
 RANGE_LIMIT = 10_000
-# Years of a job that is paused and resumed every hour; what lies further back is told as if it had not been.
-_CHANGES = 20_000
+# Changes of a job that are read at most: years of pausing and resuming every hour. Earlier ones are ignored.
+_MAX_CHANGES = 20_000
 
 
 class ExplainOperations:
@@ -35,10 +35,10 @@ class ExplainOperations:
         self._jobs = jobs
 
     async def occurrence(self, job_id: str, *, at: datetime | None = None) -> Explanation:
-        """What became of the occurrence at this time.
+        """Explain the occurrence at this time.
 
-        If the time is no occurrence, the answer says so, names the nearest ones, and explains the one before as
-        `related`. Without a time: the last expected occurrence, and the next one as `related`.
+        If there is no occurrence at this time, the answer says so, names the nearest ones, and explains the previous
+        one as `related`. Without a time: explains the last expected occurrence, and the next one as `related`.
         """
         asked = checks.check_moment("at", at)
         job = await self._jobs.get(job_id)
@@ -47,7 +47,7 @@ class ExplainOperations:
             return await self._explain_last(life, leader)
         found = life.at(asked)
         if found is None and job.policy.jitter_seconds:
-            # People know the schedule's own time, not where this job's jitter puts it.
+            # The caller may give the schedule's own time, without the job's jitter.
             found = life.at(asked + jitter_offset(job.job_id, job.policy.jitter_seconds))
         judge = await self._judge(life, leader, *([asked] if found is None else [found.scheduled_at]))
         if found is None and asked in judge.recorded:
@@ -61,7 +61,7 @@ class ExplainOperations:
         return replace(answer, related=await self._explain_one(life, leader, before))
 
     async def between(self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000) -> list[Explanation]:
-        """Every occurrence expected in [start, end], and every run beside them, oldest first, at most `limit`."""
+        """Explain every expected occurrence in [start, end] and every other run, oldest first, at most `limit`."""
         first, last = checks.check_moment("start", start), checks.check_moment("end", end)
         assert first is not None
         assert last is not None
@@ -94,7 +94,7 @@ class ExplainOperations:
         cursor: str | None = None,
         limit: int = 100,
     ) -> Page[Explanation]:
-        """`between` a page at a time, up to now if no end is given. A cursor is where the next page begins."""
+        """One page of `between`, up to now if no end is given. The cursor is the time at which the next page begins."""
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
         first = checks.check_moment("from", start)
         last = self._core.now() if end is None else checks.check_moment("to", end)
@@ -108,7 +108,7 @@ class ExplainOperations:
             except ValueError as error:
                 raise InvalidInput("cursor", INVALID_CURSOR) from error
             first = first if at is None else max(first, at)
-        if last < first:  # nothing yet, from a future moment to now
+        if last < first:  # start lies in the future and no end is given: nothing to explain yet
             await self._jobs.get(job_id)
             return Page([], None)
         found = await self.between(job_id, start=first, end=last, limit=limit + 1)
@@ -117,7 +117,7 @@ class ExplainOperations:
 
     async def _explain_last(self, life: Lifetime, leader: Leader) -> Explanation:
         job = life.job
-        # A job that has ended: its last run says more than what its schedule would go on with.
+        # The last run of an ended job says more than the occurrence that its schedule would have next.
         until = job.last_run_at if life.ended and job.last_run_at is not None else leader.now
         last = life.before(until)
         coming = None if life.ended or job.status == "cancelled" else life.after(leader.now)
@@ -135,7 +135,7 @@ class ExplainOperations:
     async def _lifetime(self, job: Job, fuel: Fuel | None = None) -> tuple[Lifetime, Leader]:
         assert job.shard is not None
         noted, leader = await asyncio.gather(
-            changes.of_job(self._pool, job_id=job.job_id, limit=_CHANGES),
+            changes.of_job(self._pool, job_id=job.job_id, limit=_MAX_CHANGES),
             cluster.leader_of(self._pool, shard=job.shard),
         )
         return Lifetime(job, noted, fuel), leader
@@ -159,12 +159,12 @@ class ExplainOperations:
 def _keyed(record: Record, job: Job) -> Record:
     try:
         return replace(record, run=with_key(record.run, job))
-    except InvalidInput:  # its zone is gone, and its key names a local time
+    except InvalidInput:  # the key names a local time, and the zone is no longer known
         return record
 
 
 def _also_cancelled(life: Lifetime, answer: Explanation) -> Explanation:
-    """What became of a cancelled job's last run is half of the answer: the other half is that no more will come."""
+    """Adds to the explanation of a cancelled job's last run that no more runs will come."""
     if life.job.status != "cancelled" or not life.stops or answer.verdict is Verdict.CANCELLED:
         return answer
     at = life.stops[-1].change.at

@@ -1,8 +1,8 @@
-"""Forecasting: how many fires are coming, so that a midnight herd is seen before it comes.
+"""Forecasts of how many fires are coming, so that a peak is seen before it comes.
 
-The work is bounded, however many jobs there are. Only those that fall due within the horizon are read; jobs that go on
-alike are one group with a count; and where even that is too much, some shards stand for all of them, because a job's
-shard is a hash of its id. What is still too much is cut off in time, and the answer says where.
+The work is bounded, however many jobs there are. Only jobs that fall due within the horizon are read; jobs with the
+same timing are one group with a count; and where even that is too much, some shards are read and scaled up, because a
+job's shard is a hash of its id. Where it is still too much, the forecast ends early and says where.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from duly.turns import Turns
 
 MAX_MINUTES = 24 * 60
 # Jobs read for one forecast: half a second of the database on an idle machine with cold pages.
-_MOST_JOBS = 100_000
-# A tenant with no more jobs than that is forecast by all of them.
-_OWN_JOBS = 20_000
-# Occurrences worked out for one forecast: about half a second of this process, in turns with others.
-_MOST_STEPS = 50_000
-_MOST_ITEMS = 20_000
+_MAX_JOBS = 100_000
+# A tenant with at most this many jobs is forecast from all of them.
+_MAX_OWN_JOBS = 20_000
+# Occurrences computed for one forecast: about half a second of this process, interleaved with other requests.
+_MAX_STEPS = 50_000
+_MAX_ITEMS = 20_000
 
 
 class ForecastOperations:
@@ -43,7 +43,7 @@ class ForecastOperations:
         self._tenant = tenant
 
     async def forecast(self, *, minutes: int = 60) -> Forecast:
-        """The fires of the coming minutes as everything is planned now; what is overdue counts for this minute."""
+        """The fires of the coming minutes as planned now. Overdue occurrences count for the current minute."""
         checks.check_integer("minutes", minutes, 1, MAX_MINUTES)
         start = self._pool.clock.now()
         until = start + timedelta(minutes=minutes)
@@ -52,14 +52,14 @@ class ForecastOperations:
         counts: Counter[tuple[datetime, str, str]] = Counter()
         moment, turns = start, Turns()
         try:
-            coming = _in_order(groups, start, min(until, complete_until or until), Fuel(EACH * _MOST_STEPS))
+            coming = _in_order(groups, start, min(until, complete_until or until), Fuel(EACH * _MAX_STEPS))
             for steps, (moment, group) in enumerate(coming, start=1):
                 counts[moment.replace(second=0, microsecond=0), group.queue, group.handler] += group.jobs
                 await turns.give()
-                if steps == _MOST_STEPS or len(counts) > _MOST_ITEMS:
+                if steps == _MAX_STEPS or len(counts) > _MAX_ITEMS:
                     raise TooCostly
         except TooCostly:
-            # They come in the order of time, so everything before this minute is counted.
+            # Occurrences come in order of time, so every minute before this one is complete.
             complete_until = moment.replace(second=0, microsecond=0)
         items = [
             Expected(minute, queue, handler, round(fires * share))
@@ -70,18 +70,18 @@ class ForecastOperations:
         return Forecast(start, until, items, share > 1, cut, complete_until if cut and complete_until else until)
 
     async def _near(self, until: datetime) -> tuple[list[Group], int, datetime | None]:
-        """The groups, how many shards they were read from, and up to where they are all there."""
+        """The groups, the number of shards they were read from, and the time up to which they are complete."""
         shards = list(range(self._shard_count))
-        own = await forecasts.near_of_tenant(self._pool, tenant=self._tenant, until=until, limit=_OWN_JOBS)
+        own = await forecasts.near_of_tenant(self._pool, tenant=self._tenant, until=until, limit=_MAX_OWN_JOBS)
         if own is not None:
-            # Others' jobs are not among what it costs, so they do not make an estimate of it.
+            # Other tenants' jobs cost nothing here, so they do not turn the forecast into an estimate.
             return own, len(shards), None
-        # The first says how full they are. The limit holds for each shard, and so for all that are read after it too.
-        first = await forecasts.near(self._pool, shards=shards[:1], tenant=self._tenant, until=until, limit=_MOST_JOBS)
-        afforded = min(len(shards), max(1, _MOST_JOBS // max(1, first.jobs_seen)))
+        # The first shard shows how many jobs a shard has. The limit holds per shard, so also for the shards read next.
+        first = await forecasts.near(self._pool, shards=shards[:1], tenant=self._tenant, until=until, limit=_MAX_JOBS)
+        afforded = min(len(shards), max(1, _MAX_JOBS // max(1, first.jobs_seen)))
         if afforded == 1:
             return first.groups, 1, first.complete_until
-        limit = 2 * _MOST_JOBS // afforded
+        limit = 2 * _MAX_JOBS // afforded
         rest = await forecasts.near(
             self._pool, shards=shards[1:afforded], tenant=self._tenant, until=until, limit=limit
         )  # fmt: skip
@@ -91,8 +91,8 @@ class ForecastOperations:
 def _in_order(
     groups: Sequence[Group], start: datetime, until: datetime, fuel: Fuel
 ) -> Iterator[tuple[datetime, Group]]:
-    """Every occurrence of every group before `until`, the earliest first. `TooCostly`: what follows the last of them
-    is more than all of them together may cost."""
+    """Every occurrence of every group before `until`, earliest first. Raises `TooCostly` when the fuel of all groups
+    together is used up."""
     order = itertools.count()
     waiting: list[tuple[datetime, int, Group, Iterator[datetime]]] = []
     for group in groups:
@@ -128,7 +128,7 @@ def _moments(group: Group, start: datetime, fuel: Fuel) -> Iterator[datetime]:
         while (left is None or left > 1) and (moment := _next(timetable, moment, fuel)) is not None:
             left = None if left is None else left - 1
             yield moment
-    except InvalidInput:  # its zone is gone, or its rule takes too long: nobody knows how it goes on
+    except InvalidInput:  # its zone is gone, or its rule takes too long: later occurrences are unknown
         if fuel.left <= 0:
             raise TooCostly from None
 

@@ -22,11 +22,12 @@ from duly.store.jobs import ChangedJob
 from duly.store.pool import Querier
 from duly.timing import forget_zones, plan_resume
 
-# A name that could mean more jobs than these means none. Whoever looks for one has all the time it takes.
-_MOST_FOUND = 5
-_LOOKED_AT_TO_FIND = 200_000
-# A page that would be empty though it is not the last is looked for further on, so many times in all.
-_LOOKS = 5
+# Jobs that a search by a person's text returns at most, and rows that each of its statements reads at most. A search
+# reads to the end: a person who looks for one job waits as long as it takes.
+_MAX_FOUND = 5
+_MAX_ROWS_TO_FIND = 200_000
+# Statements that one page may take at most, when the first ones find no job and yet do not reach the end.
+_MAX_LOOKS = 5
 
 
 class JobOperations:
@@ -59,10 +60,10 @@ class JobOperations:
             }
         wanted = jobs.Wanted(self._tenant, name=text)
         while True:
-            listed = await jobs.list_ids(self._pool, wanted, limit=_MOST_FOUND, looked_at=_LOOKED_AT_TO_FIND)
+            listed = await jobs.list_ids(self._pool, wanted, limit=_MAX_FOUND, looked_at=_MAX_ROWS_TO_FIND)
             found |= {job.job_id: job for job in await jobs.page(self._pool, listed.job_ids, tenant=self._tenant)}
-            if listed.stop is None or len(found) >= _MOST_FOUND:
-                return sorted(found.values(), key=lambda job: job.job_id, reverse=True)[:_MOST_FOUND]
+            if listed.stop is None or len(found) >= _MAX_FOUND:
+                return sorted(found.values(), key=lambda job: job.job_id, reverse=True)[:_MAX_FOUND]
             wanted = replace(wanted, before=listed.stop)
 
     async def page(
@@ -76,8 +77,8 @@ class JobOperations:
         limit: int = 100,
         payload: bool = True,
     ) -> Page[Job]:
-        """Newest first. A page ends at `limit`, after so many bytes or so many jobs that were looked at: it may be
-        empty and yet not the last. Without `payload` the jobs have None there."""
+        """One page of jobs, newest first. A page ends at `limit`, at 4 MiB, or where a statement has read its maximum
+        of rows: it may be empty and yet not the last. Without `payload` the payload of each job is None."""
         if status is not None and status not in ("active", "paused", "completed", "cancelled"):
             raise InvalidInput("status", f"must be active, paused, completed or cancelled, not {status[:40]!r}")
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
@@ -89,7 +90,7 @@ class JobOperations:
             checks.check_labels(label)
         wanted = jobs.Wanted(self._tenant, status, queue, name, dict(label) if label else None, before)
         listed = await jobs.list_ids(self._pool, wanted, limit=limit + 1)
-        for _ in range(_LOOKS - 1):
+        for _ in range(_MAX_LOOKS - 1):
             if listed.job_ids or listed.stop is None:
                 break
             listed = await jobs.list_ids(self._pool, replace(wanted, before=listed.stop), limit=limit + 1)
@@ -115,15 +116,15 @@ class JobOperations:
         expected_version: int | None = None,
         rights: Rights = EVERYTHING,
     ) -> Job:
-        """Set the fields in `changes`; any that a client may set, by their names in the job itself.
+        """Set the fields in `changes`, by their names in the job.
 
         A change of the timing (schedule, zone, bounds, DST rules, jitter) plans anew from the next future occurrence;
-        `revising` says what becomes of what was overdue. An interval keeps its anchor unless start_at changes. Runs
+        `revising` says how overdue occurrences are recorded. An interval keeps its anchor unless start_at changes. Runs
         that wait in the queue follow the job's queue and priority. A paused job stays paused. With
-        `expected_version`, a job that somebody else has changed since is a conflict. The job keeps its dedupe_key
-        together with the content it was submitted with, so that sending the same submit again still finds it. Of a job
-        that runs a command nothing is changed without the right to submit one: its payload, queue and keys say what it
-        does and where, as its arguments do. The same holds for what the tenant is bound to.
+        `expected_version`, a job that was changed since is a conflict. The job keeps its dedupe_key together with the
+        content it was submitted with, so that sending the same submit again still finds it. A job that runs a command
+        cannot be changed without the right to submit commands: its payload, queue and keys decide what it does and
+        where, as its arguments do. The tenant's bounds apply in the same way.
         """
         bounds = await self._core.bounds(self._tenant)
 
@@ -151,18 +152,18 @@ class JobOperations:
         *,
         retimes: Callable[[Job], bool],
     ) -> tuple[Job | None, bool]:
-        """Let the job become what `revised` makes of it now, and say whether that is anything else than it was.
+        """Replace the job by the row that `revised` makes of it. Returns the job, or None if there is none, and whether
+        it changed.
 
-        Nobody changes it, and if it is planned anew nobody fires it, between the look and the write: else there is
-        another look. No job: there is none of this id. `revised` answers None where there is nothing to change;
-        `retimes` says whether it may plan anew.
+        If the job is changed between the read and the write, or fired although the change plans anew, both are
+        repeated. `revised` returns None if there is nothing to change; `retimes` says whether it may plan anew.
         """
 
         async def write(within: Querier) -> tuple[Job | None, Job | None, ChangedJob | None]:
             job = await jobs.get(within, job_id=job_id, tenant=self._tenant)
             now = self._pool.clock.now()
             if job is not None and retimes(job):
-                # Planned by the job as it is without what was fired ahead of its time.
+                # Taken back first: the new plan is made from the job without its occurrence that was fired ahead.
                 await jobs.retract(within, job_id=job_id, tenant=self._tenant)
                 job = await jobs.get(within, job_id=job_id, tenant=self._tenant)
                 now = await self._plan_from(within, job_id)
@@ -179,19 +180,20 @@ class JobOperations:
                 if (job.queue, job.priority) != (changed.queue, changed.priority):
                     await jobs.follow(self._pool, job_id=job_id)
                 return changed, True
-            # Somebody changed it between the look and the write: look again.
+            # The job was changed between the read and the write: read it again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
 
     async def _plan_from(self, store: Querier, job_id: UUID) -> datetime:
-        """Now; where the database's clock has gone back, not before what the job has dealt with by the later time."""
+        """Now; or, if the database's clock was set back, the latest time up to which the job's occurrences are
+        recorded."""
         now = self._pool.clock.now()
         return max(now, await jobs.dealt_with_until(store, job_id=job_id) or now)
 
     async def pause(self, job_id: str, *, reason: str | None = None) -> Job:
-        """No more fires until resumed. Pausing a paused job changes nothing."""
+        """Stop a job from firing until it is resumed. Pausing a paused job changes nothing."""
         job = await self.get(job_id)
         if job.status == "paused":
-            # One that a leader parked would go on by itself; now it stays.
+            # A job that Duly parked would resume by itself; now it stays paused.
             return await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason) or job
         paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)
         if paused is None:
@@ -199,7 +201,7 @@ class JobOperations:
         return paused
 
     async def resume(self, job_id: str) -> Job:
-        """From the next future occurrence on; what fell into the pause is not made up for."""
+        """Fire a paused job again, from its next future occurrence on. Occurrences during the pause are not run."""
         for _ in range(10):
             job = await self.get(job_id)
             if job.status == "active":
@@ -212,14 +214,14 @@ class JobOperations:
             )
             if resumed is not None:
                 return resumed
-            # Somebody changed it between the look and the write: look again.
+            # The job was changed between the read and the write: read it again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
 
     def _planned_resume(self, job: Job, now: datetime) -> datetime:
         try:
             return self._resume_at(job, now)
         except InvalidInput:
-            # Perhaps its zone has come back since this process looked for it.
+            # The time-zone data may have the job's zone again since this process last read it.
             forget_zones()
         try:
             return self._resume_at(job, now)
@@ -235,10 +237,10 @@ class JobOperations:
         return next_run_at
 
     async def trigger(self, job_id: str) -> Run:
-        """One extra run now; the schedule does not move. Returns that run.
+        """Start one extra run now and return it; the schedule does not move.
 
-        Unless the job's overlap is `parallel`, it waits for a run that is unfinished: it was asked for by hand, so it
-        is not skipped, and two do not run at once.
+        Unless the job's overlap is `parallel`, the run waits for an unfinished one: a run requested by hand is not
+        skipped, and two do not execute at once.
         """
         job = await self.get(job_id)
         for _ in range(10):
@@ -255,18 +257,18 @@ class JobOperations:
                 raise Conflict(f"job {job_id} cannot be triggered: {job.policy.max_queued} of its runs wait already")
             if fired.scheduled_at is not None:
                 return await self._runs.get(make_run_id(job.job_id, fired.scheduled_at))
-            # The very microsecond was taken: the next one is not.
+            # Another run has this microsecond as its scheduled_at: try the next one.
         raise Conflict(f"job {job_id} could not be triggered; try again")
 
     def _occurrence_now(self, job: Job) -> datetime | None:
-        """The occurrence of this very moment: overdue ones before it may stand between it and its fire."""
+        """The occurrence due at this moment, which may not have fired yet because overdue ones come first."""
         try:
             return timetable_of(job).next(self._pool.clock.now() - timedelta(milliseconds=1))
         except InvalidInput:  # its zone is gone: nothing of it fires
             return None
 
     async def cancel(self, job_id: str, *, running: bool = False) -> Job:
-        """No more fires, waiting runs cancelled; with `running` those under way are told to stop as well."""
+        """Stop a job for good and cancel its waiting runs; with `running`, executing runs are told to stop as well."""
         job = await self.get(job_id)
         if not await jobs.cancel(self._pool, job_id=job.job_id, tenant=self._tenant, running=running):
             job = await self.get(job_id)

@@ -1,11 +1,11 @@
-"""API keys: made, listed, revoked, and told from wrong ones at the price of few statements.
+"""API keys: creating, listing and revoking them, and authenticating callers with few statements.
 
-A key is `duly_<id>_<secret>`: the id finds its row, the secret is 256 random bits and a checksum, so that a slip of the
-hand is refused without asking the store. The store has the SHA-256 of the whole.
+A key is `duly_<id>_<secret>`: the id finds its row, the secret is 256 random bits and a checksum, so that a mistyped
+key is refused without asking the store. The store has the SHA-256 of the whole key.
 
-`authenticate` asks the store about a key every two seconds at most: so long a revoked key still works in a process
-that has just seen it. Keys that are not known yet wait for one another: one statement asks about all that came
-meanwhile, and statements keep a distance. So a flood of wrong keys costs the store 50 small statements a second.
+`authenticate` asks the store about a key at most every two seconds: a revoked key works for that long in a process that
+has just seen it. Unknown keys are looked up in batches: one statement asks about all that came meanwhile, and
+statements are 20 ms apart. So a flood of wrong keys costs the store 50 small statements per second.
 """
 
 from __future__ import annotations
@@ -39,28 +39,29 @@ _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 # 62 ** 43 is the first power of 62 above 2 ** 256, and 62 ** 6 the first above 2 ** 32.
 _SECRET_DIGITS, _CHECK_DIGITS, _ID_DIGITS = 43, 6, 12
 _KEY = re.compile(rf"duly_([0-9a-z]{{{_ID_DIGITS}}})_[0-9A-Za-z]{{{_SECRET_DIGITS + _CHECK_DIGITS}}}", re.ASCII)
-_LONGEST_LIFE = timedelta(days=3650)
+_MAX_LIFE = timedelta(days=3650)
 
-# How long an answer is believed, and how many of them are kept: wrong keys cannot push good ones out.
+# Seconds for which an answer is believed, and the maximum number of answers that are kept. Wrong keys are kept apart,
+# so they cannot push good ones out.
 _BELIEVED_SECONDS = 2.0
-_MOST_GOOD, _MOST_WRONG = 20_000, 2_000
-# Between two statements about unknown keys, and how many keys one asks about.
+_MAX_GOOD, _MAX_WRONG = 20_000, 2_000
+# Seconds between two statements about unknown keys, and the maximum number of keys per statement.
 _DISTANCE_SECONDS = 0.02
-_ASKED_AT_ONCE = 1_000
-# A key's last use is written down when the one before is older than this.
+_MAX_KEYS_ASKED = 1_000
+# Seconds after which a key's recorded last use is updated.
 _FRESH_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever holds a key: the tenant that it belongs to and what it allows."""
+    """An authenticated caller: the tenant of its key, and the rights that the key gives."""
 
     key_id: str
     tenant: str
     role: Role
     requests_per_second: float | None
     anybody: bool = False
-    """Nobody has shown a key: the server was opened to all."""
+    """The caller has shown no key: the server was opened to all."""
 
     @property
     def rights(self) -> Rights:
@@ -69,7 +70,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key as it may be shown: everything but the secret."""
+    """A key without its secret."""
 
     key_id: str
     name: str | None
@@ -88,7 +89,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class CreatedKey:
-    """A new key. `text` is the key itself, and this is the only time that anybody sees it."""
+    """A new key. `text` is the key itself; it is not stored and cannot be shown again."""
 
     text: str
     key: Key
@@ -110,7 +111,7 @@ class KeyOperations:
         name: str | None = None,
         expires_in: timedelta | None = None,
     ) -> CreatedKey:
-        """Without a tenant: of the default one. A key that watches the whole store is of none."""
+        """Create a key, of the default tenant if none is given. A key of the role `monitor` belongs to no tenant."""
         if role not in ROLES:
             raise InvalidInput("role", f"must be one of {', '.join(ROLES)}, not {str(role)[:40]!r}")
         if role == "monitor":
@@ -121,8 +122,8 @@ class KeyOperations:
             tenant = checks.check_text("tenant", DEFAULT_TENANT if tenant is None else tenant, longest=100)
         if name is not None:
             checks.check_text("name", name, longest=200)
-        if expires_in is not None and not timedelta() < expires_in <= _LONGEST_LIFE:
-            raise InvalidInput("expires", f"must be between 1 second and {_LONGEST_LIFE.days} days")
+        if expires_in is not None and not timedelta() < expires_in <= _MAX_LIFE:
+            raise InvalidInput("expires", f"must be between 1 second and {_MAX_LIFE.days} days")
         key_id, text = _new_key()
         stored = await keys.create(
             self._pool,
@@ -136,46 +137,46 @@ class KeyOperations:
         return CreatedKey(text, _to_key(stored))
 
     async def all(self, *, tenant: str | None = None) -> list[Key]:
-        """Newest first; revoked and expired ones too."""
+        """All keys, or those of one tenant, newest first, including revoked and expired ones."""
         if tenant is not None:
             checks.check_text("tenant", tenant, longest=100)
         return [_to_key(stored) for stored in await keys.list_keys(self._pool, tenant=tenant)]
 
     async def revoke(self, key_id: str, *, tenant: str | None = None) -> Key:
-        """By its id, or by the whole key. Revoking it again changes nothing.
+        """Revoke a key, given by its id or as a whole. Revoking it again changes nothing.
 
-        Processes that have just seen the key believe in it for two more seconds.
+        Processes that have just seen the key accept it for two more seconds.
         """
         match = _KEY.fullmatch(key_id)
         asked = match[1] if match is not None else key_id.removeprefix("duly_")
         known = re.fullmatch(rf"[0-9a-z]{{{_ID_DIGITS}}}", asked)
         stored = await keys.revoke(self._pool, key_id=asked, tenant=tenant) if known else None
         if stored is None:
-            # What was given may be a secret, or most of one.
+            # The argument may be a secret or a part of one, so no more of it is shown.
             raise NotFound(f"there is no key with the id {asked[:_ID_DIGITS]!r}; see: duly key list")
         return _to_key(stored)
 
     async def authenticate(self, text: str) -> Principal | None:
-        """Whose key this is; None if it is no key, or none any more."""
+        """The holder of this key; None if the key is invalid, revoked or expired."""
         match = _KEY.fullmatch(text)
         if match is None or not _is_whole(text):
             return None
         return await self._ring.look_up(match[1], _digest(text))
 
     async def exist(self) -> bool:
-        """Whether any key was ever made. Revoked ones count, so that revoking the last one opens nothing."""
+        """Whether any key was ever created. Revoked keys count, so that revoking the last key opens nothing."""
         if not self._keys_known:
             self._keys_known = await keys.any_keys(self._pool)
         return self._keys_known
 
 
 class _Ring:
-    """What this process knows about keys, by the hash of the whole key."""
+    """Answers about keys that this process remembers, by the hash of the whole key."""
 
     def __init__(self, store: Querier, settings: Settings) -> None:
         self._store = store
         self._default_rate = settings.requests_per_second
-        # Each with the moment until which it is believed.
+        # Each answer with the monotonic time until which it is believed.
         self._good: OrderedDict[bytes, tuple[float, Principal]] = OrderedDict()
         self._wrong: OrderedDict[bytes, float] = OrderedDict()
         self._asked: dict[bytes, tuple[str, asyncio.Future[Principal | None]]] = {}
@@ -192,22 +193,22 @@ class _Ring:
             asked = self._asked[digest] = key_id, asyncio.get_running_loop().create_future()
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_until_none_is_left())
-        # One caller that goes away must not take the answer from the others.
+        # A caller that is cancelled must not cancel the answer for the others.
         return await asyncio.shield(asked[1])
 
     async def _ask_until_none_is_left(self) -> None:
         try:
             while self._asked:
-                batch = dict(list(self._asked.items())[:_ASKED_AT_ONCE])
-                # Counted from before the question: whatever is revoked after it is not in the answer.
+                batch = dict(list(self._asked.items())[:_MAX_KEYS_ASKED])
+                # From before the statement is sent: a revocation after that may not be in its answer.
                 until = time.monotonic() + _BELIEVED_SECONDS
                 try:
                     await self._ask(batch, until)
-                except Exception as error:  # noqa: BLE001 - it belongs to those who wait for the answer
+                except Exception as error:  # noqa: BLE001 - the callers that wait for the answer handle it
                     for _, answer in batch.values():
                         if not answer.done():
                             answer.set_exception(error)
-                            # Those who asked may all have gone.
+                            # All callers may have been cancelled: asyncio would log the exception as never retrieved.
                             answer.exception()
                 finally:
                     for digest, (_, answer) in batch.items():
@@ -246,11 +247,11 @@ class _Ring:
         self._wrong.pop(digest, None)
         if principal is not None:
             self._good[digest] = until, principal
-            if len(self._good) > _MOST_GOOD:
+            if len(self._good) > _MAX_GOOD:
                 self._good.popitem(last=False)
         else:
             self._wrong[digest] = until
-            if len(self._wrong) > _MOST_WRONG:
+            if len(self._wrong) > _MAX_WRONG:
                 self._wrong.popitem(last=False)
 
 

@@ -81,8 +81,8 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
 def redefine(job: Job, request: JobRequest, row: NewJob, *, now: datetime) -> ChangedJob | None:
     """The row that the code's declaration makes of `job`; None if it is that already.
 
-    `row` is the request as a new job: every field is checked, and in the form in which it is stored. Unlike an edit,
-    the code may give a job that is over more to do, and may allow it fewer runs than it has had.
+    `row` is the request as a new job: every field is checked and in its stored form. Unlike an edit, a declaration may
+    plan a job anew that has ended, and may allow it fewer runs than it has had.
     """
     wanted = {field: getattr(request, field) for field in (*_PLAIN, *_TIMING)} | {
         "name": row.name,

@@ -1,4 +1,4 @@
-"""Runs: looking at them, live or ended, and cancelling one."""
+"""Reading runs, live or ended, and cancelling one."""
 
 from __future__ import annotations
 
@@ -42,24 +42,24 @@ class RunOperations:
         return Page(items, items[-1].scheduled_at.isoformat() if more else None)
 
     async def get(self, run_id: str) -> Run:
-        """One run with everything that was tried, live or ended."""
+        """One run, live or ended, with all of its attempts."""
         parsed = parse_run_id(run_id)
         job = None if parsed is None else await jobs.get(self._pool, job_id=parsed[0], tenant=self._tenant)
         if parsed is not None and job is not None:
-            for _ in range(3):  # a run on its way from one place to another is in neither for one look
+            for _ in range(3):  # a statement may see a moving run neither where it was nor where it goes
                 run = await history.get_run(self._pool, job_id=parsed[0], scheduled_at=parsed[1])
                 if run is not None:
                     return with_key(run, job)
         raise NotFound(f"there is no run {run_id[:100]!r}")
 
     async def recent(self, *, limit: int = 50) -> list[Run]:
-        """What ended last, over all jobs."""
+        """The runs of all jobs that ended last."""
         return await history.recent_runs(
             self._pool, tenant=self._tenant, limit=checks.check_integer("limit", limit, 1, 500)
         )
 
     async def cancel(self, run_id: str) -> Run:
-        """A run that waits ends here; one that is running is told to stop, and ends as its handler does."""
+        """Cancel a run. A waiting run ends at once; an executing one is told to stop, and ends as its handler does."""
         run = await self.get(run_id)
         for _ in range(10):
             if run.status in ENDED_STATES:
@@ -70,7 +70,7 @@ class RunOperations:
             run = await self.get(run_id)
             if became is not None:
                 return run
-            # It was claimed, retried or ended in between: look again.
+            # The run was claimed, retried or ended meanwhile: read it again.
         raise Conflict(f"run {run_id} could not be cancelled; try again")
 
 

@@ -1,7 +1,7 @@
 """What became of one occurrence and why: one verdict, one sentence, and the facts behind it.
 
-Pure: what is recorded, the job's lifetime and the time in, an `Explanation` out. What is recorded decides first; only
-where nothing is does the job's lifetime say why. So every expected occurrence has exactly one verdict.
+No I/O: the records, the job's lifetime and the time in, an `Explanation` out. Records decide first; only where there is
+no record does the job's lifetime say why. So every expected occurrence has exactly one verdict.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from duly.formats import exact_span
 from duly.model import ErrorInfo, Run
 from duly.visible import CONTROLS
 
-_LONGEST_ERROR = 160
+_MAX_ERROR = 160
 # Error messages are other people's text: no line breaks, nothing that steers a terminal.
 _CONTROL = re.compile(rf"[{CONTROLS}\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
@@ -49,5 +49,5 @@ def outcome(run: Run) -> str:
 def _error(error: ErrorInfo | None) -> str:
     if error is None:
         return ""
-    text = " ".join(_CONTROL.sub(" ", f"{error.type}: {error.message}"[: 4 * _LONGEST_ERROR]).split())
-    return ": " + (text if len(text) <= _LONGEST_ERROR else text[: _LONGEST_ERROR - 1] + "…")
+    text = " ".join(_CONTROL.sub(" ", f"{error.type}: {error.message}"[: 4 * _MAX_ERROR]).split())
+    return ": " + (text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…")

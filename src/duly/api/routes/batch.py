@@ -1,8 +1,8 @@
-"""Bulk submit: thousands of jobs in one request, as a JSON array or one JSON object a line.
+"""Bulk submit: thousands of jobs in one request, as a JSON array or one JSON object per line.
 
-The body is read whole before anything is stored: a connection that breaks while it is sent leaves nothing behind.
-Models are not on this path. Most jobs of a batch use few fields, and reading those by hand costs a third of what a
-model costs; whatever is unusual goes the models' way, which also words all refusals.
+The whole body is read before anything is stored: a connection that breaks while sending leaves nothing behind. The
+models are not on this path. Most jobs of a batch use few fields, and reading those by hand costs a third of a model;
+unusual jobs are read by the models, which also word all refusals.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ from duly.operations import Refused
 from duly.turns import Turns, turn
 
 MAX_JOBS = 10_000
-_MOST_NAMED = 50
-# An answer names a few wrong fields of each of the first jobs that are wrong, and of all others the first.
-_MOST_WITH_ERRORS = 100
-_MOST_ERRORS_EACH = 3
-# Of one tenant at once; whoever comes after that waits for its turn. Bodies that arrive take their size in memory, and
-# those that are worked on several times that. One that is stored takes a connection: half of all may be taken by what
-# the tenant reads, and one must be left for others.
-_MOST_ARRIVING = 4
-_MOST_WORKED_ON = 2
-_MOST_STORED = 1
+_MAX_NAMED = 50
+# An answer names up to 3 invalid fields for each of the first 100 invalid jobs, and one for each other job.
+_MAX_WITH_ERRORS = 100
+_MAX_ERRORS_EACH = 3
+# Requests of one tenant in each phase at the same time; the next ones wait. An arriving body takes its size in memory,
+# one that is being read several times that. A batch that is being stored takes a connection: the tenant's reads may
+# take half of all, and one must be left for others.
+_MAX_ARRIVING = 4
+_MAX_READ = 2
+_MAX_STORED = 1
 
 
 def make_router(*, batch_limit: int) -> APIRouter:
     router = new_router("jobs")
-    arriving, worked_on, stored = _Places(_MOST_ARRIVING), _Places(_MOST_WORKED_ON), _Places(_MOST_STORED)
+    arriving, worked_on, stored = _Slots(_MAX_ARRIVING), _Slots(_MAX_READ), _Slots(_MAX_STORED)
 
     @needs("write")
     async def submit_batch(request: Request) -> Response:
@@ -93,11 +93,11 @@ def make_router(*, batch_limit: int) -> APIRouter:
         operation_id="submit_jobs",
         summary=f"Submit up to {MAX_JOBS:,} jobs",
         description=(
-            "A JSON array, or NDJSON: one job a line. Every job has its own answer, in order; with `atomic=true` all "
+            "A JSON array, or NDJSON: one job per line. Every job has its own answer, in order; with `atomic=true` all "
             "are stored or none. A batch past a limit of the tenant is refused as a whole. The body is read whole "
             "before anything is stored: a connection that breaks while it is sent leaves nothing behind."
         ),
-        responses=answers(200, "What became of each", BatchResult, 409, 413, 415),
+        responses=answers(200, "The outcome of each job", BatchResult, 409, 413, 415),
         openapi_extra={
             "parameters": [
                 flag("atomic", "all or nothing: if one is wrong, nothing is stored and the answer is a problem"),
@@ -114,7 +114,7 @@ def make_router(*, batch_limit: int) -> APIRouter:
                         }
                     },
                     "application/x-ndjson": {
-                        "schema": {"type": "string", "description": "one JobBody a line", "format": "duly-ndjson"}
+                        "schema": {"type": "string", "description": "one JobBody per line", "format": "duly-ndjson"}
                     },
                 },
             },
@@ -123,8 +123,8 @@ def make_router(*, batch_limit: int) -> APIRouter:
     return router
 
 
-class _Places:
-    """So many for each tenant at once."""
+class _Slots:
+    """At most `most` requests of each tenant at the same time."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -159,7 +159,7 @@ async def _to_requests(read: Sequence[Read]) -> tuple[list[JobRequest], dict[int
                 request = body.to_request(dedupe_key=body.dedupe_key)
             requests.append(request)
         except Problem as problem:
-            refused[index] = problem.bare(most=_MOST_NAMED if len(refused) < _MOST_WITH_ERRORS else 1)
+            refused[index] = problem.bare(most=_MAX_NAMED if len(refused) < _MAX_WITH_ERRORS else 1)
     return requests, refused
 
 
@@ -181,7 +181,7 @@ _PLAIN: dict[str, Callable[[Any], bool]] = {
 
 
 def _quickly(document: dict[str, Any]) -> JobRequest | None:
-    """The request, if nothing about it is unusual."""
+    """The request, if all of its fields are of the plain kinds; else None."""
     if "name" not in document or "handler" not in document:
         return None
     fields: dict[str, Any] = {}
@@ -212,12 +212,12 @@ def _problem(error: DulyError) -> Problem:
 
 
 def _whole(refused: dict[int, Problem]) -> Problem:
-    """The refusal of a whole batch: it names every job that is wrong, or as many as anybody reads."""
+    """The refusal of a whole batch: it names the invalid jobs, at most 50."""
     first = next(iter(refused.values()))
     errors = [
         FieldError(f"jobs[{index}].{error.field}", error.message)
-        for index, problem in list(refused.items())[:_MOST_NAMED]
-        for error in problem.errors[:_MOST_NAMED]
+        for index, problem in list(refused.items())[:_MAX_NAMED]
+        for error in problem.errors[:_MAX_NAMED]
     ]
     omitted = sum(len(problem.errors) + problem.omitted for problem in refused.values()) - len(errors)
     problem = Problem.invalid(errors, omitted=omitted)
@@ -232,12 +232,12 @@ async def _answer(submitted: Sequence[SubmittedId | DulyError], refused: dict[in
     for index in range(len(submitted) + len(refused)):
         one = refused.get(index) or next(others)
         if isinstance(one, SubmittedId):
-            # An id and a number need no encoder, and there are thousands.
+            # Written without an encoder: there are thousands of these, each an id and a number.
             items.append(f'{{"status":{201 if one.created else 200},"job_id":"{one.job_id}"}}')
         else:
             wrong += 1
             problem = one if isinstance(one, Problem) else _problem(one)
-            document = problem.document(most=_MOST_ERRORS_EACH if wrong <= _MOST_WITH_ERRORS else 1)
+            document = problem.document(most=_MAX_ERRORS_EACH if wrong <= _MAX_WITH_ERRORS else 1)
             items.append(json_response({"status": problem.status, "error": document}).body.decode())  # type: ignore[union-attr]
         await turns.give()
     return Response('{"items":[' + ",".join(items) + "]}", media_type="application/json")

@@ -1,4 +1,4 @@
-"""The cluster, figures, what is to come, and schedules that are only looked at."""
+"""The cluster, its figures, forecasts, and previews of schedules."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ router = new_router()
 
 @router.get(
     "/forecast",
-    summary="How many fires are coming",
-    description="By minute, queue and handler, as all is planned now. What is overdue counts for this minute.",
+    summary="Forecast how many fires are coming",
+    description="By minute, queue and handler, as planned now. Overdue occurrences count for the current minute.",
     tags=["schedules"],
     dependencies=[only("minutes")],
     responses=answers(200, "The forecast", ForecastDocument),
@@ -46,8 +46,8 @@ async def forecast(
 
 @router.post(
     "/schedules/preview",
-    summary="The next occurrences of a schedule, without saving it",
-    description="What DST drops is there too, with the note that says so, and does not count towards `count`.",
+    summary="Preview the next occurrences of a schedule",
+    description="Nothing is stored. Occurrences that DST drops are listed, marked, and do not count towards `count`.",
     tags=["schedules"],
     dependencies=[only()],
     responses=answers(200, "The schedule as Duly reads it", PreviewDocument, 413, 415),
@@ -64,21 +64,21 @@ async def preview_schedule(request: Request, operations: Operations = OPERATIONS
 
 @router.get(
     "/cluster",
-    summary="Nodes, shards and their leaders, workers",
+    summary="Show nodes, shards and their leaders",
     tags=["cluster"],
     dependencies=[only()],
     responses=answers(200, "The cluster", ClusterDocument),
 )
 @needs("read")
 async def get_cluster(who: Principal = CALLER, operations: Operations = OPERATIONS) -> Response:
-    # Who else there is, is for whoever runs the store.
+    # Other tenants are named to admins only.
     named = None if who.rights.whole_store else who.tenant
     return json_response(cluster_document(await operations.cluster.status(), tenant=named))
 
 
 @router.get(
     "/stats",
-    summary="Counters for people",
+    summary="Show counts of jobs and runs",
     description="Of the whole store for the roles `admin` and `monitor`, else of the key's own tenant.",
     tags=["cluster"],
     dependencies=[only()],

@@ -1,4 +1,4 @@
-"""What all routes share: who asks, which parameters there are, and how a call is described."""
+"""Shared by all routes: the caller, parameters, and the description of a call."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from duly.errors import InvalidInput
 from duly.operations import Operations, Principal
 
 PREFIX = "/api/v1"
-# Every call may end so: no key, not allowed, asked too often, asked by a foreign name, no store.
+# Problems of every call: no key, not allowed, wrong host, invalid parameter, too many requests, no store.
 _ALWAYS = (401, 403, 421, 422, 429, 503)
 _PROBLEMS = {
     401: "No API key was given, or it is unknown or revoked",
     403: "The key's role does not allow this, or a limit of the tenant is reached",
-    404: "There is no such thing, or not for this tenant",
-    409: "It contradicts what is stored",
-    412: "It was changed since the ETag in If-Match was read",
+    404: "Not found, or not of this tenant",
+    409: "Conflict with what is stored",
+    412: "The job was changed since the ETag in If-Match was read",
     413: "The body is too large",
-    415: "The body is not of a media type that is read here",
-    421: "Not a host that is served here",
-    422: "Something in the request is wrong; `field` names it",
-    429: "This key asks too often; Retry-After says when to try again",
+    415: "The media type of the body is not supported",
+    421: "This host name is not served",
+    422: "A part of the request is invalid; `field` names it",
+    429: "Too many requests with this key; Retry-After says when to try again",
     503: "The store cannot be reached at the moment",
 }
-# What an answer may say besides its body.
+# Headers of an answer, by status.
 _HEADERS = {
     401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
     429: {"Retry-After": {"schema": {"type": "string"}}},
@@ -48,7 +48,7 @@ async def _operations(request: Request) -> Operations:
     return operations_of(request)
 
 
-#: A route's parameter: the caller. That it may call is known by then.
+#: A route's parameter: the caller, whose role has been checked.
 CALLER: Any = Depends(_caller)
 #: A route's parameter: the operations of the caller's tenant, which nothing else in the request chooses.
 OPERATIONS: Any = Depends(_operations)
@@ -73,7 +73,7 @@ def answers(
     *problems: int,
     headers: dict[str, str] | None = None,
 ) -> dict[int | str, dict[str, Any]]:
-    """All that a call may answer: one success and its problems, those that every call has among them."""
+    """All answers of a call: one success, its own problems, and those of every call."""
     success: dict[str, Any] = {"description": description}
     if model is not None:
         success["model"] = model
@@ -96,13 +96,13 @@ def answers(
 
 
 def request_body(name: str, *, required: bool = True, media_type: str = "application/json") -> dict[str, Any]:
-    """For calls that read their body themselves, bounded: what FastAPI would else find out from the types."""
+    """Describes the body of a call that reads it itself, with bounds; else FastAPI would describe it from the types."""
     content = {media_type: {"schema": {"$ref": f"#/components/schemas/{name}"}}}
     return {"requestBody": {"required": required, "content": content}}
 
 
 def refuse_others(request: Request, known: Iterable[str] = (), *, repeated: str | None = None) -> None:
-    """A misspelt filter would silently match everything, so a parameter that means nothing is refused."""
+    """Refuse unknown parameters: a misspelt filter would silently match everything."""
     for name in request.query_params:
         if name not in known and name != repeated:
             raise InvalidInput(name, "is not a parameter of this call")
@@ -118,15 +118,15 @@ def only(*known: str, repeated: str | None = None) -> Any:
 
 
 def cursor_of(what: str) -> Any:
-    """Opaque to clients: what a list gave, and nothing made by hand."""
+    """A cursor parameter. Cursors are opaque: clients send the one that the previous page gave."""
     return Query(
-        description="next_cursor of the page before",
+        description="next_cursor of the previous page",
         json_schema_extra={"format": f"duly-{what}-cursor", "minLength": 1},
     )
 
 
-#: Lists leave out what is each item's largest part.
-WithPayload = Annotated[bool, Query(description="whether each item has its payload; a single one always does")]
+#: Lists leave out the payloads, usually the largest part of an item, unless they are asked for.
+WithPayload = Annotated[bool, Query(description="whether items have their payload")]
 
 
 def read_flag(request: Request, name: str) -> bool:
@@ -136,12 +136,12 @@ def read_flag(request: Request, name: str) -> bool:
     return text == "true"
 
 
-#: For the calls that submit: theirs is a parameter of the call, not a field of the job.
+#: A parameter of the calls that submit, not a field of a job.
 ALLOW_UNKNOWN_HANDLER = "allow_unknown_handler"
 
 
 def flag(name: str, description: str) -> dict[str, Any]:
-    """A parameter of a call that reads its request itself, as OpenAPI has it."""
+    """The OpenAPI description of a flag, for a call that reads its request itself."""
     return {
         "name": name,
         "in": "query",
@@ -151,7 +151,8 @@ def flag(name: str, description: str) -> dict[str, Any]:
 
 
 ALLOWS_UNKNOWN_HANDLER = flag(
-    ALLOW_UNKNOWN_HANDLER, "take a job whose task no worker has yet; else it is refused, as it may be misspelt"
+    ALLOW_UNKNOWN_HANDLER,
+    "accept a job whose task no worker has yet; else it is refused as possibly misspelt",
 )
 
 
@@ -161,6 +162,6 @@ def read_moment(field: str, text: str | None) -> datetime | None:
     try:
         return checks.check_moment(field, datetime.fromisoformat(text))
     except ValueError as error:
-        # What an address calls a space was meant as a plus.
+        # In a query a + means a space: the client meant a plus sign.
         told = "; write + as %2B in an address" if " " in text else ""
         raise InvalidInput(field, f"must be a time such as 2026-03-08T09:30:00Z{told}") from error

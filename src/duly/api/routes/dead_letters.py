@@ -1,4 +1,4 @@
-"""Dead letters: look, send again, forget."""
+"""Dead letters: list, show, count, redrive, purge."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from duly.model import DeadLetterFilter, Swept
 from duly.operations import Operations
 from duly.turns import Turns, turn
 
-# How many one call sends again or forgets: some seconds' worth. Whoever has more calls again.
+# Maximum number of dead letters that one call redrives or purges: a few seconds' work. Clients call again for more.
 SWEEP_LIMIT = 10_000
 _FILTERS = ("job_id", "name", "queue", "handler", "error_type", "since", "until")
 JobId = Annotated[str | None, Query(json_schema_extra={"format": "uuid"})]
@@ -93,13 +93,13 @@ async def list_dead_letters(
 
 @router.post(
     "/dead-letters/redrive",
-    summary="Send all that match again",
+    summary="Redrive all dead letters that match",
     description=(
-        f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Their "
-        "attempts start anew, their idempotency keys stay. Give a filter, or `all: true`."
+        f"Oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Runs "
+        "start over with attempt 1 and keep their idempotency keys. Give a filter, or `all: true`."
     ),
     dependencies=[only()],
-    responses=answers(200, "How many", RedriveDocument, 404, 413, 415),
+    responses=answers(200, "The number of redriven runs", RedriveDocument, 404, 413, 415),
     openapi_extra=request_body("DeadLetterFilterBody"),
 )
 @needs("write")
@@ -109,7 +109,7 @@ async def redrive_dead_letters(request: Request, operations: Operations = OPERAT
     wanted = DeadLetterFilter(**{name: getattr(body, name) for name in _FILTERS})
     swept = Swept(0, 0)
     more = False
-    # Each step is a transaction of its own, so that nothing is left open where this ends.
+    # Each batch is a transaction of its own, so that nothing is left open where the loop ends.
     async for swept in operations.dead_letters.redrive_all(wanted):
         if more := swept.done >= SWEEP_LIMIT:
             break
@@ -118,20 +118,20 @@ async def redrive_dead_letters(request: Request, operations: Operations = OPERAT
 
 @router.delete(
     "/dead-letters",
-    summary="Forget all that match for good",
+    summary="Purge all dead letters that match",
     description=(
-        f"The oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Give a "
-        "filter, or `all=true`. That their runs died stays in the history."
+        f"Oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Give a "
+        "filter, or `all=true`. The history still records that their runs died."
     ),
     dependencies=[only(*_FILTERS, "all")],
-    responses=answers(200, "How many", PurgeDocument, 404),
+    responses=answers(200, "The number of purged letters", PurgeDocument, 404),
 )
 @needs("write")
 async def purge_dead_letters(
     request: Request,
     operations: Operations = OPERATIONS,
     wanted: DeadLetterFilter = FILTER,
-    all_: Annotated[bool, Query(alias="all", description="where no filter narrows them down")] = False,
+    all_: Annotated[bool, Query(alias="all", description="required if no filter is given")] = False,
 ) -> Response:
     _refuse_all_by_accident(all_, any(name in request.query_params for name in _FILTERS))
     swept = Swept(0, 0)
@@ -166,9 +166,9 @@ async def get_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> R
 
 @router.post(
     "/dead-letters/{run_id}/redrive",
-    summary="Send one again",
+    summary="Redrive a dead letter",
     dependencies=[only()],
-    responses=answers(200, "The run, which is live again", RunDocument, 404, 409),
+    responses=answers(200, "The run, live again", RunDocument, 404, 409),
 )
 @needs("write")
 async def redrive_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
@@ -178,11 +178,11 @@ async def redrive_dead_letter(run_id: str, operations: Operations = OPERATIONS) 
 
 @router.delete(
     "/dead-letters/{run_id}",
-    summary="Forget one for good",
-    description="That its run died stays in the history.",
+    summary="Purge a dead letter",
+    description="The history still records that its run died.",
     status_code=204,
     dependencies=[only()],
-    responses=answers(204, "It is gone", None, 404),
+    responses=answers(204, "The dead letter is deleted", None, 404),
 )
 @needs("write")
 async def purge_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
@@ -191,6 +191,6 @@ async def purge_dead_letter(run_id: str, operations: Operations = OPERATIONS) ->
 
 
 def _refuse_all_by_accident(every: bool, narrowed: bool) -> None:
-    """A filter that was forgotten or misread must not mean all of them."""
+    """Refuse a call without a filter, which could be a mistake, unless all are asked for explicitly."""
     if not every and not narrowed:
         raise InvalidInput("all", f"must be true, or give a filter: one of {', '.join(_FILTERS)}")

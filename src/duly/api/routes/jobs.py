@@ -1,4 +1,4 @@
-"""Jobs: submit, look, change, cancel, and what becomes of their occurrences."""
+"""Jobs: submit, list, show, change, cancel, and explain their occurrences."""
 
 from __future__ import annotations
 
@@ -63,39 +63,39 @@ from duly.turns import Turns, turn
 from duly.visible import CONTROLS
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
-_LONGEST_KEY = 200
-_MOST_TAGS = 100
+_MAX_KEY = 200
+_MAX_TAGS = 100
 _ETAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,9})\1\s*')
 
-# Of a tag, whatever a client or a cache on the way may have made of it.
+# Accepts strong, weak and unquoted ETags.
 _IF_MATCH = r'^(\*|(W/)?("[0-9]{1,9}"|[0-9]{1,9}))$'
 _LABEL = rf"^[^{CONTROLS}=]{{1,63}}=[^{CONTROLS}]{{0,255}}$"
 
 Text = Annotated[str | None, Query(json_schema_extra=text_rules(200))]
 PAGES = (
-    "A page ends at `limit` items, at about 4 MiB, or where too many were looked at that do not match: it may have "
-    "fewer items than asked for, or none. `next_cursor` is null on the last page, and on no other."
+    "A page ends at `limit` items, at about 4 MiB, or after reading too many items that do not match: it may have "
+    "fewer items than asked for, or none. `next_cursor` is null on the last page only."
 )
 Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": PAGE_LIMIT})]
 
 router = new_router("jobs")
 
 
-# Nothing but the request, so that FastAPI has nothing to work out: this is the call that is made most.
+# Takes the request alone, so that FastAPI resolves no dependencies: this is the most frequent call.
 
 
 @needs("write")
 async def submit_job(request: Request) -> Response:
-    """The body is a job as section 2 of the specification has it; only `name` and `handler` are required."""
+    """The body is a job as in section 2 of the specification; only `name` and `handler` are required."""
     principal = principal_of(request)
     refuse_others(request, (ALLOW_UNKNOWN_HANDLER,))
     allow_unknown_handler = read_flag(request, ALLOW_UNKNOWN_HANDLER)
     body = read_job(await read_object(request, limit=body_limit(request)))
     header = _idempotency_key(request)
     if header is not None and body.dedupe_key not in (None, header):
-        raise InvalidInput(IDEMPOTENCY_KEY, "must not differ from dedupe_key: they mean the same")
+        raise InvalidInput(IDEMPOTENCY_KEY, "must not differ from dedupe_key: both have the same meaning")
     if body.schedule is not None:
-        await turn()  # whatever it is, it is read and planned in one piece
+        await turn()  # a schedule is parsed and planned without giving others a turn
     try:
         job, created = await operations_of(request).submit(
             body.to_request(dedupe_key=body.dedupe_key if header is None else header),
@@ -108,8 +108,8 @@ async def submit_job(request: Request) -> Response:
     return _answer(job, status=201 if created else 200, headers={"Location": f"{PREFIX}/jobs/{job.job_id}"})
 
 
-located = {"Location": "where the job is", "ETag": "its version, for If-Match"}
-known = answers(200, "Its dedupe_key was known, with the same content", JobDocument, headers=located)
+located = {"Location": "address of the job", "ETag": "its version, for If-Match"}
+known = answers(200, "A job with this dedupe_key and the same content exists", JobDocument, headers=located)
 router.add_api_route(
     "/jobs",
     submit_job,
@@ -118,7 +118,7 @@ router.add_api_route(
     description="The body is a job; only `name` and `handler` are required. A command needs the role `operator`.",
     status_code=201,
     responses={
-        **answers(201, "The job is registered", JobDocument, 409, 413, 415, headers=located),
+        **answers(201, "The new job", JobDocument, 409, 413, 415, headers=located),
         200: known[200],
     },
     openapi_extra={
@@ -130,7 +130,7 @@ router.add_api_route(
                 "schema": {
                     "type": "string",
                     "minLength": 1,
-                    "maxLength": _LONGEST_KEY,
+                    "maxLength": _MAX_KEY,
                     "pattern": "^[!-~]([ -~]*[!-~])?$",
                 },
             },
@@ -224,9 +224,9 @@ async def list_job_runs(
 
 @router.get(
     "/jobs/{job_id}/upcoming",
-    summary="A job's next occurrences",
+    summary="List a job's next occurrences",
     dependencies=[only("count")],
-    responses=answers(200, "They; none for a job that is paused or has ended", OccurrenceList, 404, 409),
+    responses=answers(200, "The next occurrences; empty if the job is paused or has ended", OccurrenceList, 404, 409),
 )
 @needs("read")
 async def list_upcoming(
@@ -239,21 +239,20 @@ async def list_upcoming(
     except InvalidInput as error:
         if error.field == "count":
             raise
-        # Its zone has left the time-zone data: nothing is wrong with this request.
+        # The time-zone data no longer has the job's zone: the request itself is valid.
         raise Conflict(f"job {job_id} cannot be planned at the moment: {error}") from error
     return json_response({"items": [occurrence_document(one) for one in found], "next_cursor": None})
 
 
 @router.get(
     "/jobs/{job_id}/explain",
-    summary="What became of one occurrence, or of all in a range, and why",
+    summary="Explain one occurrence, or all in a range",
     description=(
-        "Without `from`: of the one at `at`, or of the last one that was expected. With `from`: a list of every "
-        "occurrence from then to `to`, and every run beside them, oldest first. `to` and `cursor` are for that, "
-        "and `at` is not."
+        "Without `from`: explains the occurrence at `at`, or the last expected one. With `from`: lists every "
+        "occurrence from then to `to`, and every other run, oldest first. `to` and `cursor` are for a range only."
     ),
     dependencies=[only("at", "from", "to", "cursor", "limit")],
-    responses=answers(200, "The answer; with `from` a page of them", ExplanationAnswer, 404),
+    responses=answers(200, "The explanation; with `from` a page of explanations", ExplanationAnswer, 404),
 )
 @needs("read")
 async def explain_occurrence(
@@ -262,10 +261,10 @@ async def explain_occurrence(
     operations: Operations = OPERATIONS,
     at: Annotated[
         str | None,
-        Query(description="absent: the last expected one; not with `from`", json_schema_extra=MOMENT_RULES),
+        Query(description="default: the last expected occurrence; not with `from`", json_schema_extra=MOMENT_RULES),
     ] = None,
     from_: Annotated[str | None, Query(alias="from", json_schema_extra=MOMENT_RULES)] = None,
-    to: Annotated[str | None, Query(description="absent: now", json_schema_extra=MOMENT_RULES)] = None,
+    to: Annotated[str | None, Query(description="default: now", json_schema_extra=MOMENT_RULES)] = None,
     cursor: Annotated[str | None, cursor_of("run")] = None,
     limit: Limit = 100,
 ) -> Response:
@@ -274,10 +273,10 @@ async def explain_occurrence(
     if start is None:
         for field in ("to", "cursor"):
             if field in request.query_params:
-                raise InvalidInput(field, "is for a range and needs from")
+                raise InvalidInput(field, "is for a range only: give from as well")
         return json_response(explanation_document(await operations.explain.occurrence(job_id, at=moment)))
     if moment is not None:
-        raise InvalidInput("at", "is one occurrence and cannot be given together with from")
+        raise InvalidInput("at", "cannot be given together with from")
     page = await operations.explain.page(job_id, start=start, end=end, cursor=_read_moment_cursor(cursor), limit=limit)
     items = [explanation_document(one) for one in page.items]
     return json_response({"items": items, "next_cursor": _in_address(page.next_cursor)})
@@ -287,8 +286,8 @@ async def explain_occurrence(
     "/jobs/{job_id}",
     summary="Change a job",
     description=(
-        "Fields that are left out stay. A changed schedule is planned anew. A job that runs a command is changed "
-        "by the role `operator` only."
+        "Fields that are left out keep their values. A changed schedule is planned anew. Only the role `operator` may "
+        "change a job that runs a command."
     ),
     dependencies=[only()],
     responses=answers(
@@ -307,7 +306,7 @@ async def explain_occurrence(
             {
                 "name": "If-Match",
                 "in": "header",
-                "description": "an ETag: change the job only if nobody else has since",
+                "description": "an ETag: change the job only if it has not changed since",
                 "schema": {"type": "string", "pattern": _IF_MATCH},
             }
         ],
@@ -331,7 +330,7 @@ async def change_job(
         return _answer(changed)
     except Conflict:
         if versions is not None:
-            # Somebody may have been faster since the look.
+            # The job may have been changed since it was read.
             _check_version(await operations.jobs.get(job_id), versions)
         raise
 
@@ -339,7 +338,7 @@ async def change_job(
 @router.delete(
     "/jobs/{job_id}",
     summary="Cancel a job",
-    description="No more fires; waiting runs are cancelled. Running ones go on unless `running=cancel` stops them.",
+    description="The job never fires again; waiting runs are cancelled. Executing runs go on unless `running=cancel`.",
     dependencies=[only("running")],
     responses=answers(200, "The job, cancelled", JobDocument, 404, 409),
 )
@@ -347,7 +346,7 @@ async def change_job(
 async def cancel_job(
     job_id: str,
     operations: Operations = OPERATIONS,
-    running: Annotated[Literal["keep", "cancel"], Query(description="what becomes of running ones")] = "keep",
+    running: Annotated[Literal["keep", "cancel"], Query(description="what executing runs do")] = "keep",
 ) -> Response:
     return _answer(await operations.jobs.cancel(job_id, running=running == "cancel"))
 
@@ -355,7 +354,7 @@ async def cancel_job(
 @router.post(
     "/jobs/{job_id}/pause",
     summary="Pause a job",
-    description="No more fires until it is resumed. Pausing a paused job changes nothing.",
+    description="The job does not fire until it is resumed. Pausing a paused job changes nothing.",
     dependencies=[only()],
     responses=answers(200, "The job", JobDocument, 404, 409, 413, 415),
     openapi_extra=request_body("PauseBody", required=False),
@@ -371,7 +370,7 @@ async def pause_job(job_id: str, request: Request, operations: Operations = OPER
 @router.post(
     "/jobs/{job_id}/resume",
     summary="Resume a job",
-    description="From the next future occurrence on; what fell into the pause is not made up for.",
+    description="The job fires again from its next future occurrence on. Occurrences during the pause are not run.",
     dependencies=[only()],
     responses=answers(200, "The job", JobDocument, 404, 409),
 )
@@ -382,10 +381,10 @@ async def resume_job(job_id: str, operations: Operations = OPERATIONS) -> Respon
 
 @router.post(
     "/jobs/{job_id}/trigger",
-    summary="Fire one extra run now",
+    summary="Start one extra run now",
     status_code=201,
     dependencies=[only()],
-    responses=answers(201, "The run", RunDocument, 404, 409, headers={"Location": "where the run is"}),
+    responses=answers(201, "The run", RunDocument, 404, 409, headers={"Location": "address of the run"}),
 )
 @needs("write")
 async def trigger_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
@@ -398,14 +397,14 @@ def _answer(job: Job, *, status: int = 200, headers: Mapping[str, str] | None = 
 
 
 def _read_if_match(request: Request) -> list[str] | None:
-    """The versions that the job may have; None: any. A cache on the way may have made a tag weak; it means the same."""
+    """The versions that the job may have; None: any. A cache may have made a tag weak; it means the same here."""
     if "if-match" not in request.headers:
         return None
     given = ",".join(request.headers.getlist("if-match"))
     if given.strip() == "*":
         return None
-    tags = [_ETAG.fullmatch(part) for part in given.split(",", _MOST_TAGS)]
-    if len(tags) > _MOST_TAGS or any(tag is None for tag in tags):
+    tags = [_ETAG.fullmatch(part) for part in given.split(",", _MAX_TAGS)]
+    if len(tags) > _MAX_TAGS or any(tag is None for tag in tags):
         raise InvalidInput("If-Match", 'must be an ETag of this job, such as "3"')
     return [tag[2] for tag in tags if tag is not None]
 
@@ -415,7 +414,7 @@ def _check_version(job: Job, versions: list[str]) -> None:
         raise Problem(
             412,
             f"job {job.job_id} was changed since: its ETag is now {job.version}",
-            errors=[FieldError("If-Match", "is not the job's ETag any more: read it again")],
+            errors=[FieldError("If-Match", "is no longer the job's ETag: read the job again")],
             headers={"ETag": f'"{job.version}"'},
         )
 
@@ -427,11 +426,11 @@ def _idempotency_key(request: Request) -> str | None:
     if len(given) > 1:
         raise InvalidInput(IDEMPOTENCY_KEY, "must be given once")
     try:
-        # Servers hand headers on as Latin-1; clients that use more than ASCII mean UTF-8.
+        # Servers pass headers on as Latin-1; clients that send more than ASCII mean UTF-8.
         key = given[0].encode("latin-1").decode()
     except UnicodeDecodeError as error:
         raise InvalidInput(IDEMPOTENCY_KEY, "must be ASCII or UTF-8") from error
-    return checks.check_text(IDEMPOTENCY_KEY, key, longest=_LONGEST_KEY)
+    return checks.check_text(IDEMPOTENCY_KEY, key, longest=_MAX_KEY)
 
 
 def _read_labels(texts: list[str]) -> dict[str, str]:
@@ -448,7 +447,7 @@ def _read_labels(texts: list[str]) -> dict[str, str]:
 
 
 def _in_address(cursor: str | None) -> str | None:
-    """With `Z` it can be put into an address as it is; a `+` there would mean a space."""
+    """The cursor with `Z`, which needs no quoting in an address; a `+` there would mean a space."""
     return None if cursor is None else cursor.replace("+00:00", "Z")
 
 

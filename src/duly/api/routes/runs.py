@@ -1,4 +1,4 @@
-"""Single runs."""
+"""Runs: show, cancel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def get_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
 @router.post(
     "/runs/{run_id}/cancel",
     summary="Cancel a run",
-    description="One that waits ends at once; one that is running is told to stop within a second.",
+    description="A waiting run ends at once; an executing one is told to stop within a second.",
     dependencies=[only()],
     responses=answers(200, "The run", RunDocument, 404, 409),
 )
