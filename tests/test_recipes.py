@@ -20,7 +20,9 @@ from duly import checks
 from duly.api import examples
 from duly.api.documents import job_document
 from duly.api.schemas import JobBody, JobDocument, ListedJob
+from duly.app import Duly
 from duly.cli.commands.submit import submit
+from duly.client import Client
 from duly.client.documents import read_job
 from duly.handlers import KINDS
 from duly.model import (
@@ -148,6 +150,17 @@ class TestJobColumn:
         assert name in JobBody.model_fields
         assert name in JobDocument.model_fields
         assert name in options(submit)
+
+    def test_the_sdk_takes_the_typed_options(self) -> None:
+        taken: list[tuple[Any, Any]] = [
+            (Duly.task, PolicyOptions),
+            (Duly.cron, CronOptions),
+            (Duly.request, JobOptions),
+        ]
+        taken += [(method, JobOptions) for method in (Duly.submit, Duly.submit_sync, Client.submit)]
+        for method, typed in taken:
+            keywords = list(inspect.signature(method).parameters.values())[-1]
+            assert keywords.annotation == f"Unpack[{typed.__name__}]", f"{method.__qualname__} takes other options"
 
     def test_options_have_the_types_of_the_request(self) -> None:
         typed, asked = get_type_hints(JobOptions), get_type_hints(JobRequest)

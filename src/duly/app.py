@@ -40,7 +40,7 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 #: The handler of a job: a task, its name, or a target: an object that names an HTTP endpoint or a command.
 Callee = str | Callable[..., Any] | Mapping[str, Any]
-#: How an app gets at its store; closed with the connections of the event loop that needed it.
+#: Opens an app's store. The context is closed with the connections of the event loop that needed it.
 Opening = Callable[["Duly"], AbstractAsyncContextManager["StoreOperations"]]
 # The SDK is for the tenant of those who open the store themselves; other tenants use the API.
 _TENANT = DEFAULT_TENANT
