@@ -11,7 +11,7 @@ import pytest
 from duly.api import server
 from duly.api.server import create_app
 from duly.config import load_settings
-from duly.operations import StoreOperations, submitting
+from duly.operations import StoreOperations, submits
 from duly.store import tenants
 from duly.store.pool import Pool
 from harness.waiting import eventually
@@ -46,7 +46,7 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
         async with client_of("a") as of_a, client_of("b") as of_b:
             # As long as it takes: whoever has to wait for a has not been served before that ends.
             monkeypatch.setattr(tenants, "LOCKED_SECONDS", 60.0)
-            monkeypatch.setattr(submitting, "TURN_SECONDS", 60.0)
+            monkeypatch.setattr(submits, "TURN_SECONDS", 60.0)
             await stranger.execute("begin")
             await stranger.execute("select duly.submit('noop', tenant => 'a')")
             waiting = [asyncio.create_task(of_a.post(JOBS, json=JOB)) for _ in range(6)]
@@ -61,7 +61,7 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
 
             # Who waits for too long is told so, and so is whose turn does not come: that one never had a connection.
             monkeypatch.setattr(tenants, "LOCKED_SECONDS", 0.5)
-            monkeypatch.setattr(submitting, "TURN_SECONDS", 0.6)
+            monkeypatch.setattr(submits, "TURN_SECONDS", 0.6)
             await stranger.execute("begin")
             await stranger.execute("select duly.submit('noop', tenant => 'a')")
             async with asyncio.timeout(30):

@@ -21,6 +21,8 @@ from duly.api.server import create_app, serve
 from duly.config import load_settings
 from duly.errors import ConfigError, StoreMismatch
 from duly.operations import Operations, StoreOperations
+from duly.operations.cluster import ClusterOperations
+from duly.operations.jobs import JobOperations
 from duly.operations.runs import RunOperations
 from duly.store.pool import Pool
 
@@ -149,7 +151,7 @@ async def test_readyz_is_503_when_the_store_answers_but_is_not_ours(
     async def mismatch(self: Operations) -> bool:
         raise StoreMismatch("the store is newer")
 
-    monkeypatch.setattr(Operations, "ready", mismatch)
+    monkeypatch.setattr(ClusterOperations, "ready", mismatch)
     assert (await client.get("/readyz")).status_code == 503
 
 
@@ -161,7 +163,7 @@ async def test_a_failure_on_our_side_is_a_500_that_tells_no_internals(
         async def fail(self: Operations, *_: object, failure: Exception = failure, **__: object) -> None:
             raise failure
 
-        monkeypatch.setattr(Operations, "list_jobs", fail)
+        monkeypatch.setattr(JobOperations, "page", fail)
         with caplog.at_level(logging.ERROR):
             response = await client.get(JOBS)
         assert response.status_code == 500

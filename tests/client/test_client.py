@@ -429,7 +429,7 @@ async def test_every_route_of_the_api_has_a_call(store_operations: StoreOperatio
     of_jobs = ("get_job", "change", "cancel", "pause", "resume", "trigger", "upcoming", "explain", "runs_page")
     of_runs = ("get_run", "cancel_run", "get_dead_letter", "redrive", "purge")
     wanted = DeadLetterFilter(name="x")
-    others = ("jobs_page", "dead_letters_page", "forecast", "cluster", "stats")
+    others = ("jobs_page", "dead_letters_page", "count_dead_letters", "forecast", "cluster", "stats")
     made: list[calls.Call[Any]] = [
         *(getattr(calls, name)("{job_id}") for name in of_jobs),
         *(getattr(calls, name)("{run_id}") for name in of_runs),
