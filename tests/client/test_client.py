@@ -416,9 +416,11 @@ def test_every_call_is_a_method_of_both_clients() -> None:
         if inspect.isfunction(value) and not name.startswith("_") and value.__module__ == calls.__name__
     }
     assert len(public) > 25
+    # Parts of `redrive_all` and `purge_all`, sent through `call` alone.
+    steps = {"those_now", "redrive_some", "purge_some"}
     for client in (Client, AsyncClient):
-        assert {name for name in public if not hasattr(client, name)} == set()
-        for name in public:
+        assert {name for name in public if not hasattr(client, name)} == steps
+        for name in public - steps:
             assert getattr(client, name).__doc__
 
 
