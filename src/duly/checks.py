@@ -2,7 +2,7 @@
 
 The rules of plain fields are in `duly.model` (`JOB_RULES`, `POLICY_RULES`) and applied by `check_field`; payload,
 labels, times and schedules have functions of their own here. Targets are checked in `duly.handlers`, and
-`operations.submitting.prepare` makes the row to store.
+`operations.preparing.prepare` makes the row to store.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "bounds-of-nobody",
         "what a tenant is bound to is not looked at when jobs come in",
-        "operations/submitting.py",
+        "operations/preparing.py",
         "if bounds is not None:",
         "if False:",
         (f"{_BOUNDS}test_what_is_out_of_bounds_is_refused_by_its_field",),

@@ -17,7 +17,7 @@ from duly.config import Settings
 from duly.errors import Conflict, DataRefused, StoreUnavailable
 from duly.model import DEFAULT_TENANT, JobRequest, Policy, SubmittedId
 from duly.operations import Operations, StoreOperations
-from duly.operations.submitting import Preparing
+from duly.operations.preparing import Preparing
 from duly.store import copying, ids, jobs
 from duly.store.jobs import NewJob
 from duly.store.pool import LARGE, Pool

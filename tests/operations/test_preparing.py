@@ -14,7 +14,7 @@ from duly.config import Settings
 from duly.errors import InvalidInput
 from duly.model import DEFAULT_POLICY, JobRequest, Policy
 from duly.model.policy import _policy_with
-from duly.operations.submitting import Preparing, prepare
+from duly.operations.preparing import Preparing, prepare
 from duly.store.ids import new_job_ids, shard_of
 
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)

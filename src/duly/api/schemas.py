@@ -41,7 +41,7 @@ from duly.model import (
     policy_with,
 )
 from duly.operations import previewing
-from duly.operations.submitting import problems_of
+from duly.operations.preparing import problems_of
 from duly.states import RunState
 from duly.visible import CONTROLS
 

@@ -5,7 +5,7 @@ and nothing here speaks HTTP or terminal.
 returns takes one: no caller can forget it. Each file holds one part. Read in this order:
 
 1. `core`: what all parts share. `rights`: what a role allows, and what a tenant is bound to.
-2. `submits` (storing new jobs) over `submitting` (checking and planning them, without I/O); `caller_transaction`
+2. `submits` (storing new jobs) over `preparing` (checking and planning them, without I/O); `caller_transaction`
    submits on a connection of the caller's, and `sql_submits` plans jobs that came in through SQL.
 3. `jobs` over `revising` (what a change makes of a job, without I/O); `declare` for jobs that code declares; `runs`;
    `dead_letters`.

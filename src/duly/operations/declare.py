@@ -13,10 +13,10 @@ from duly.errors import Conflict, InvalidInput
 from duly.model import Job, JobRequest
 from duly.operations.core import Core
 from duly.operations.jobs import JobOperations
+from duly.operations.preparing import check_rights
 from duly.operations.revising import redefine
 from duly.operations.rights import EVERYTHING
 from duly.operations.submits import SubmitOperations
-from duly.operations.submitting import check_rights
 from duly.store import jobs
 from duly.store.jobs import ChangedJob
 

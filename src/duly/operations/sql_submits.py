@@ -8,7 +8,7 @@ import logging
 from duly.config import Settings
 from duly.errors import InvalidInput
 from duly.model import Job, JobRequest
-from duly.operations.submitting import prepare
+from duly.operations.preparing import prepare
 from duly.store.sql_submits import PlannedSubmit
 
 log = logging.getLogger("duly.maintenance")

@@ -26,8 +26,8 @@ from duly.errors import (
 )
 from duly.model import JobRequest, Submitted, SubmittedId
 from duly.operations.core import Core
+from duly.operations.preparing import Preparing, check_rights, prepare, problems_of
 from duly.operations.rights import EVERYTHING, Rights
-from duly.operations.submitting import Preparing, check_rights, prepare, problems_of
 from duly.store import cluster, copying, ids, jobs, tenants
 from duly.store.jobs import NewJob
 from duly.store.pool import Querier
