@@ -297,13 +297,14 @@ def test_ctrl_c_reaches_the_user_and_not_the_server(home: Path, user: Callable[.
     patient = user(
         home,
         """
-import pathlib, sys
+import pathlib, sys, time
 from duly.store import embedded
 
 server = embedded.start(pathlib.Path(sys.argv[1]))
 try:
     print(server.url, flush=True)
-    sys.stdin.readline()
+    while True:  # a signal that comes right before a blocking read would be noticed only after it
+        time.sleep(0.05)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 sys.stdin.readline()
