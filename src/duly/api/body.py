@@ -224,7 +224,7 @@ def check_number(jobs: int, most: int) -> None:
 class _Window:
     """A window of a long JSON array as text: enough for the element that is being read, and little more.
 
-    What ends where the window ends may go on after it, a number for one, so it is read again with more in sight.
+    A value that ends where the window ends (a number, say) may go on after it, so it is read again with more text.
     """
 
     def __init__(self, body: bytes, each: int) -> None:

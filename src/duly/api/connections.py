@@ -179,7 +179,7 @@ class _Reading(h11.Connection):
             if self._receive_buffer.may_say_its_length_twice:
                 names = [name for name, _ in event.headers]
                 if b"transfer-encoding" in names and b"content-length" in names:
-                    # Who stands between may go by the other: what follows would be a request to one of the two only.
+                    # A proxy may go by the other header: the next bytes would be a request to only one of the two.
                     raise _refused(400, "a request has Content-Length or Transfer-Encoding, not both")
         return event
 

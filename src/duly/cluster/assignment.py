@@ -1,4 +1,4 @@
-"""Which node should lead which shard: a pure function that every node computes alike.
+"""Assigns each shard the node that should lead it, by a pure function that every node computes alike.
 
 Rendezvous hashing with a bounded load: each shard goes to the live node with the highest score for it that may still
 take one. The load is even to within one shard, and a node that joins or leaves moves little more than its own share.

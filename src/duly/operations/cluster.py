@@ -17,7 +17,7 @@ class ClusterOperations:
         self._pool = core.pool
 
     async def status(self) -> ClusterStatus:
-        """Who is there, who leads which shard under which epoch, what waits, and how late firing is."""
+        """The nodes, the leader and epoch of each shard, the counts of jobs and runs, and the lag of firing."""
         nodes, shards, counts = await asyncio.gather(
             cluster.node_statuses(self._pool), cluster.shard_statuses(self._pool), stores.counts(self._pool)
         )
@@ -30,7 +30,7 @@ class ClusterOperations:
         return await stores.counts(self._pool)
 
     async def figures(self) -> stores.Figures:
-        """What a monitoring system watches, of the whole store."""
+        """The figures of the whole store for a monitoring system."""
         return await stores.figures(self._pool)
 
     async def ready(self) -> bool:

@@ -1,7 +1,7 @@
-"""A job over time: which schedule was in force when, when the job was stopped, and so what was expected of it.
+"""A job over time: the schedules in force, the times when it was stopped, and so the occurrences that were expected.
 
-Pure: the job as it is now and the log of its changes in, expected occurrences out. The log keeps, with every change of
-the schedule, what it was before; so the past is read backwards from the present.
+No I/O: the current job and the log of its changes in, expected occurrences out. Every change of the schedule in the log
+keeps the schedule before it, so the past is read backwards from the present.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _BEGINNING, _END = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=
 
 @dataclass(frozen=True)
 class Stretch:
-    """After `since`, up to and including `until`, one definition was in force. `ended_by` is the change at `until`."""
+    """The time after `since`, up to and including `until`, with one definition. `ended_by` is the change at `until`."""
 
     since: datetime
     until: datetime
@@ -37,9 +37,9 @@ class Stretch:
 
     @cached_property
     def timetable(self) -> Timetable | None:
-        """Read when it is asked for: a job may have had thousands of definitions.
+        """The timetable, parsed on first use because a job may have had thousands of definitions.
 
-        None: it cannot be read any more, for instance because its zone is gone.
+        None: the definition cannot be read any more, for instance because its zone is gone.
         """
         try:
             self.fuel.burn(10)
@@ -50,14 +50,14 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """After `change`, up to and including `until`, the job fired nothing. None: it still does not."""
+    """The time after `change`, up to and including `until`, when the job did not fire. None: it is still stopped."""
 
     change: Change
     until: datetime | None
 
 
 class Lifetime:
-    """All questions about one job share one `fuel`. Where it runs out, the result ends early and `cut` is set."""
+    """One job over time. All questions share one `fuel`; when it runs out, a result ends early and `cut` is set."""
 
     def __init__(self, job: Job, changes: Sequence[Change], fuel: Fuel | None = None) -> None:
         self.job = job
@@ -69,7 +69,7 @@ class Lifetime:
 
     @property
     def ended(self) -> bool:
-        """Nothing more is planned, and nobody stopped it."""
+        """Whether nothing more is planned although the job is not stopped."""
         return self.job.next_run_at is None and (not self.stops or self.stops[-1].until is not None)
 
     def stretch_at(self, moment: datetime) -> Stretch:
@@ -82,7 +82,7 @@ class Lifetime:
         return None
 
     def change_after(self, moment: datetime) -> Change | None:
-        """The first change from `moment` on that took what was planned away from the scheduler."""
+        """The first change from `moment` on that took the planned occurrence away from the scheduler."""
         return next((one for one in self.changes if one.at >= moment and _unplans(one)), None)
 
     def rezoned_after(self, moment: datetime) -> Change | None:
@@ -90,7 +90,7 @@ class Lifetime:
         return next((one for one in self.changes if one.what == "rezoned" and one.at >= moment), None)
 
     def occurs_at(self, stretch: Stretch, moment: datetime) -> bool:
-        """Whether a stretch's schedule has an occurrence then, whatever was in force."""
+        """Whether a stretch's schedule has an occurrence at `moment`, even if it was not in force then."""
         try:
             return stretch.timetable is not None and stretch.timetable.occurs_at(moment, self.fuel)
         except TooCostly:
@@ -101,7 +101,7 @@ class Lifetime:
         return next(self.expected(moment, moment), None)
 
     def expected(self, first: datetime, last: datetime) -> Iterator[Occurrence]:
-        """What was expected in [first, last], oldest first, dropped ones included."""
+        """The occurrences expected in [first, last], oldest first, including dropped ones."""
         own = self._own_times(first, last)
         for stretch in self.stretches:
             for occurrence in self._walk(stretch, first, last):
@@ -116,7 +116,7 @@ class Lifetime:
         return next(self.expected(moment + _MICROSECOND, _END), None)
 
     def before(self, moment: datetime) -> Occurrence | None:
-        """The newest one at or before `moment`."""
+        """The newest expected occurrence at or before `moment`."""
         found = self._own_times(_BEGINNING, moment)[-1:]
         for stretch in reversed(self.stretches):
             after, until = self._begin(stretch), min(moment, stretch.until)
@@ -147,13 +147,13 @@ class Lifetime:
             return None
 
     def _begin(self, stretch: Stretch) -> datetime:
-        """A one-off may be submitted for a time that is past already; nothing else occurs before the job is there."""
+        """The time after which occurrences count. Only a one-off may be submitted for a time before its job existed."""
         if stretch.definition.kind == "once" and stretch is self.stretches[0]:
             return _BEGINNING
         return max(stretch.since, self.job.created_at)
 
     def _own_times(self, first: datetime, last: datetime) -> list[Occurrence]:
-        """Times of a one-off that its text does not tell: `now`, or where a resume put it."""
+        """The times of a one-off that its schedule's text does not give: `now`, or the time that a resume set."""
         if self.job.kind != "once":
             return []
         zone = _zone(self.job.timezone)
@@ -164,12 +164,12 @@ class Lifetime:
 
 
 def read_time(text: str) -> datetime:
-    """A time as the database writes it into JSON."""
+    """Reads a time in the database's JSON format."""
     return datetime.fromisoformat(text).astimezone(UTC)
 
 
 def local_time(moment: datetime, timezone: str) -> datetime:
-    """In the job's zone; in UTC where that zone is gone."""
+    """The moment in the job's zone, or in UTC if that zone is gone."""
     return moment.astimezone(_zone(timezone))
 
 
@@ -182,9 +182,9 @@ def _zone(timezone: str) -> ZoneInfo:
 
 def _unplans(change: Change) -> bool:
     if change.what in ("changed", "redefined"):
-        # Most leave the timing, and so the plan, alone. (The code's did not while they kept no old values.)
+        # Most changes keep the timing, and so the plan. (Redefinitions that kept no old values always planned anew.)
         return "before" in change.detail or "old" not in change.detail
-    # New time-zone data moves a plan and takes none away.
+    # New time-zone data moves a planned occurrence and does not remove it.
     return change.what not in (*_STARTS, "rezoned")
 
 
@@ -198,7 +198,7 @@ def _stops(job: Job, changes: Sequence[Change]) -> list[Stop]:
             stops.append(Stop(change, None))
         elif change.what in _STARTS and open_stop is not None:
             stops[-1] = Stop(open_stop.change, change.at)
-    # A job that was stopped or started before there was a log: its row tells how it stands, and since when at most.
+    # Stops and starts from before there was a log: the job's row has its status, and the latest time it can date from.
     stopped = job.status in ("paused", "cancelled")
     is_open = bool(stops) and stops[-1].until is None
     if stopped and not is_open:
@@ -222,7 +222,7 @@ def _stretches(job: Job, changes: Sequence[Change], fuel: Fuel) -> list[Stretch]
 
 
 def _before(definition: Definition, change: Change) -> Definition:
-    """The definition in force until `change`, from the one in force after it."""
+    """The definition in force until `change`; `definition` is in force after it."""
     kept = change.detail.get("before")
     if not isinstance(kept, dict):
         return definition
@@ -230,7 +230,7 @@ def _before(definition: Definition, change: Change) -> Definition:
     for name in ("start_at", "end_at"):
         if name in kept:
             own[name] = None if kept[name] is None else read_time(kept[name])
-    # The store keeps of a policy only what differs from the defaults.
+    # The store keeps only those fields of a policy that differ from the defaults.
     policy = {
         name: getattr(DEFAULT_POLICY, name) if kept[name] is None else kept[name]
         for name in ("dst_gap", "dst_fold", "jitter_seconds")
@@ -240,7 +240,7 @@ def _before(definition: Definition, change: Change) -> Definition:
 
 
 def _newest(timetable: Timetable, after: datetime, until: datetime, fuel: Fuel) -> Occurrence | None:
-    """The newest occurrence in (after, until], by halving the time in which it can lie."""
+    """The newest occurrence in (after, until], found by a binary search over the time."""
     found = timetable.next(after, fuel)
     newest = after
     if found is not None and found <= until:
@@ -251,10 +251,10 @@ def _newest(timetable: Timetable, after: datetime, until: datetime, fuel: Fuel) 
             if found is not None and found <= until:
                 newest = found
             else:
-                # Nothing lies in (middle, until].
+                # No occurrence lies in (middle, until].
                 high = middle
         newest -= _MICROSECOND
-    # Behind it only dropped ones can follow.
+    # Only dropped occurrences can follow the newest one that fires.
     last = None
     for occurrence in timetable.walk(newest, fuel):
         if occurrence.scheduled_at > until:

@@ -1,4 +1,4 @@
-"""Checking and planning a new job. No I/O: a request in, a row out, or the fields that are wrong."""
+"""Checks and plans a new job. No I/O: a request in, a row or the wrong fields out."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from duly.timing import load_zone
 
 
 def check_rights(request: JobRequest, rights: Rights, bounds: Bounds | None) -> None:
-    """Refuse what whoever asks may not submit, or nobody of that tenant."""
+    """Refuses a job that the caller's rights or the tenant's bounds do not allow."""
     rights.check_handler(request.handler)
     if bounds is not None:
         bounds.check(request.handler, request.queue)
 
 
 class _Shape(NamedTuple):
-    """What was found out for one job and holds for every other that asks for the same."""
+    """The checked and planned fields that all jobs of one shape share."""
 
     default_name: str
     first: datetime | None
@@ -39,7 +39,7 @@ class _Shape(NamedTuple):
 
 
 def _shared(kind: type) -> Callable[[JobRequest], tuple[Any, ...]]:
-    """Reads the fields of a kind that the jobs of a shape share and that are stored as they are."""
+    """A reader of the fields of one type that all jobs of a shape share and that are stored unchanged."""
     return attrgetter(*(name for name, rule in JOB_RULES.items() if rule.kind is kind and name in _SHAPE_FIELDS))
 
 
@@ -48,7 +48,7 @@ _shared_strings, _shared_numbers = _shared(str), _shared(int)
 
 
 class Preparing:
-    """Prepares the jobs of one call. What they have in common is checked and planned once: most of the cost."""
+    """Prepares the jobs of one call. Their shape is checked and planned once, because that is most of the cost."""
 
     def __init__(self, now: datetime, *, tenant: str, settings: Settings, shard_count: int) -> None:
         self._now = now
@@ -57,22 +57,22 @@ class Preparing:
         self._shard_count = shard_count
         self._payload_max_bytes = settings.payload_max_bytes
         self._shapes: dict[tuple[object, ...], _Shape] = {}
-        # By identity, and kept, so that the identity stays theirs.
+        # By identity. Each policy is kept, so that no other object can get its identity.
         self._policies: dict[int, tuple[Policy, str | None]] = {}
 
     def prepare(self, job_id: UUID, request: JobRequest) -> NewJob:
-        """What `prepare` says, by a shorter way where there is one."""
+        """Returns the row of the function `prepare`, at less cost if the job's shape is known."""
         shard = ids.shard_of(job_id, self._shard_count)
         try:
             key = self._shape_key(request)
             shape = None if key is None else self._shapes.get(key)
         except (AttributeError, TypeError, ValueError, OverflowError):
-            # What cannot even be compared or written is wrong, and `prepare` says what it is.
+            # A value that cannot be compared or written is wrong, and `prepare` names its field.
             key = shape = None
         if shape is not None:
             return self._shaped(job_id, shard, request, shape)
         row = prepare(job_id, request, self._now, tenant=self._tenant, settings=self._settings, shard=shard)
-        # Jitter is a job's own, and so is the time that follows from it.
+        # Jitter differs from job to job, and so does the first time that results from it.
         is_own = request.policy.jitter_seconds and not row.immediate and not isinstance(request.schedule, datetime)
         if key is not None and not is_own:
             default_name = request.handler if isinstance(request.handler, str) else row.name
@@ -80,7 +80,7 @@ class Preparing:
         return row
 
     def _shaped(self, job_id: UUID, shard: int, request: JobRequest, shape: _Shape) -> NewJob:
-        """The fields that are this job's own, in the order of `prepare`."""
+        """Checks the job's own fields, in the order of the function `prepare`, and adds the fields of its shape."""
         default_name, first, canonical, common, labels = shape
         name = default_name if request.name is None else checks.check_text("name", request.name, longest=200)
         payload = checks.payload_text(request.payload, limit=self._payload_max_bytes)
@@ -99,10 +99,10 @@ class Preparing:
         return NewJob._make(own + common)
 
     def _shape_key(self, request: JobRequest) -> tuple[object, ...] | None:
-        """Jobs with equal keys differ only in fields of their own. None: a rare kind, which is prepared by itself.
+        """The key of a job's shape. None: the job is of a rare kind and is prepared by itself.
 
-        Equal must mean the same. `True` is equal to 1, and the two moments of a repeated hour are equal to each other:
-        such values have no key.
+        Jobs with equal keys must have the same shape. `True` equals 1, and the two moments of a repeated hour equal
+        each other, so jobs with such values have no key.
         """
         schedule = request.schedule
         when: object = schedule
@@ -130,9 +130,9 @@ class Preparing:
 def problems_of(
     request: JobRequest, *, now: datetime, payload_max_bytes: int | None = None, known: str | None = None
 ) -> list[InvalidInput]:
-    """Every field that is wrong, each judged by itself. Only asked where something is: it does the work again.
+    """The errors of all wrong fields, each checked by itself. Only for a refused job: all checks are done again.
 
-    `known` is a field that is known to be wrong: a schedule that took too long is not worked out once more.
+    `known` is a field already known to be wrong: a schedule that took too long is not worked out once more.
     """
     found: dict[str, InvalidInput] = {}
 
@@ -168,7 +168,7 @@ def problems_of(
     if len(bounds) == 2 and None not in bounds.values() and bounds["end_at"] <= bounds["start_at"]:
         found.setdefault("end_at", InvalidInput("end_at", "must be after start_at"))
         bounds = {}
-    # The schedule, with what of its surroundings is right.
+    # The schedule is checked with its correct bounds, zone and policy fields; defaults replace the wrong ones.
     timing = replace(
         request,
         timezone=request.timezone if zoned else "UTC",
@@ -182,7 +182,7 @@ def problems_of(
 
 
 def prepare(job_id: UUID, request: JobRequest, now: datetime, *, tenant: str, settings: Settings, shard: int) -> NewJob:
-    """Check every field and plan the first occurrence."""
+    """Checks every field, plans the first occurrence and returns the row."""
     handler = request.handler
     target = None
     if isinstance(handler, Mapping):

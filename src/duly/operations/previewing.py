@@ -1,4 +1,4 @@
-"""What a schedule comes to, before anything is stored: no job, no database."""
+"""Previews the occurrences of a schedule, without a job and without a database."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from duly.model import DstFold, DstGap, Preview
 from duly.timing import Fuel, Timetable, anchor_of, parse_schedule
 
 MAX_COUNT = 1000
-# A one-off is shown whenever it is, also when that is before `after`.
+# A one-off is shown even if its time is before `after`.
 _LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
 
 
@@ -25,10 +25,10 @@ def preview(
     after: datetime | None = None,
     count: int = 10,
 ) -> Preview:
-    """The next `count` occurrences strictly after `after` (default: now), as a job made at that moment would have them.
+    """The next `count` occurrences strictly after `after` (default: now), for a job created at that moment.
 
-    What DST drops does not count towards `count`: the next real occurrence is always among them. Where working out more
-    of them takes too long, the list ends early and its last one says so.
+    Occurrences that DST drops do not count towards `count`, so the next real occurrence is always in the list. If
+    computing more takes too long, the list ends early and the note of its last occurrence says so.
     """
     after = checks.check_moment("after", after) or datetime.now(UTC)
     start_at = checks.check_moment("start_at", start_at)
@@ -37,7 +37,7 @@ def preview(
         raise InvalidInput("end_at", "must be after start_at")
     checks.check_integer("count", count, 1, MAX_COUNT)
     checks.check_text("timezone", timezone, longest=100)
-    # One question, from reading the text to the last of the list.
+    # Parsing the text and computing the list share one fuel: they are one question.
     fuel = Fuel.for_list(count)
     parsed = parse_schedule(
         schedule,

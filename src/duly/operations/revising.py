@@ -1,15 +1,15 @@
-"""Working out what a job is to be when a client changes some of its fields, or when the code that declares it says
-something else than before. No I/O: a job and changes in, a row out.
+"""Computes the new row of a job when a client edits some of its fields, or when the code declares it differently than
+before. No I/O: a job and changes in, a row out.
 
-Only a change of the timing plans anew. What was overdue at that moment is given up and recorded as missed, with the
-reason `changed` and how many they were. The missed policy was made for the old schedule; applying it to what an edit
-makes overdue would be a burst that nobody asked for, and so would letting the new schedule begin before the edit.
-Occurrences are fired ahead of their time, so none is overdue unless nobody was there to fire it. A one-off has simply
-been moved; nothing of it is missed.
+Only a change of the timing plans anew. Occurrences overdue at that moment are given up and recorded as missed, with the
+reason `changed` and their number. The missed policy was made for the old schedule: applying it to occurrences that an
+edit makes overdue would cause a burst that nobody asked for, and so would a new schedule that begins before the edit.
+Occurrences are fired ahead of their time, so none is overdue unless no scheduler was there to fire it. A one-off is
+only moved; it misses no occurrence.
 
-The plan goes on with the first occurrence after now, and never at or before one that has fired. Where only the jitter
-changes, the occurrence that comes next stays the same one and merely moves: it is neither lost, if its new time has
-passed, nor run again.
+The plan goes on with the first occurrence after now, and never at or before an occurrence that has fired. If only the
+jitter changes, the next occurrence stays the same and is only moved: if its new time has passed, it is not lost, and it
+does not run twice.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _PLAIN = ("payload", *(name for name, rule in JOB_RULES.items() if not rule.timi
 _TIMING = tuple(name for name, rule in JOB_RULES.items() if rule.timing)
 _TIMING_POLICY = tuple(name for name, rule in POLICY_RULES.items() if rule.timing)
 CHANGEABLE = frozenset({*_PLAIN, *_TIMING, *POLICY_FIELDS})
-# How far is counted what an edit gives up, where that takes a walk.
+# Number of given-up occurrences that an edit has fuel to count, if counting takes a walk.
 _MOST_LOST = 2_000
 _NONE = timedelta(0)
 
 
 def touches_timing(changes: Mapping[str, Any]) -> bool:
-    """Whether these may plan anew: then what was fired ahead of its time is taken back first."""
+    """Whether the changes may plan anew: then an occurrence that was fired ahead of its time is taken back first."""
     return not changes.keys().isdisjoint((*_TIMING, *_TIMING_POLICY))
 
 
@@ -51,7 +51,7 @@ class _Timing:
 
 
 def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_bytes: int) -> ChangedJob | None:
-    """The row that `changes` make of `job`; None if they change nothing. The first wrong field is refused by name."""
+    """The row of `job` after `changes`; None if they change nothing. An error names the first wrong field."""
     for field in changes:
         if field not in CHANGEABLE:
             raise InvalidInput(str(field)[:100], "is not a field that can be changed")
@@ -67,7 +67,7 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
     if moved:
         timing = _retime(job, wanted, policy, now)
         wanted["schedule"] = timing.schedule
-        # Another spelling of the same thing is no change.
+        # Another spelling of the same schedule is no change.
         moved = _moves(job, wanted)
     else:
         given = {field: wanted[field] if field in changes else None for field in ("start_at", "end_at", "max_runs")}
@@ -79,10 +79,10 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
 
 
 def redefine(job: Job, request: JobRequest, row: NewJob, *, now: datetime) -> ChangedJob | None:
-    """The row that the code's declaration makes of `job`; None if it is that already.
+    """The row of `job` after the code's declaration; None if the declaration changes nothing.
 
     `row` is the request as a new job: every field is checked and in its stored form. Unlike an edit, a declaration may
-    plan a job anew that has ended, and may allow it fewer runs than it has had.
+    plan an ended job anew, and may set max_runs to fewer runs than the job has had.
     """
     wanted = {field: getattr(request, field) for field in (*_PLAIN, *_TIMING)} | {
         "name": row.name,
@@ -105,7 +105,7 @@ def redefine(job: Job, request: JobRequest, row: NewJob, *, now: datetime) -> Ch
     old = _old_values(job, wanted)
     handler = row.handler if row.target is None else json.loads(row.target)
     if handler != job.handler:
-        # A target's own fields may be secret: its kind is enough here.
+        # The fields of a target may be secret: its type is enough here.
         old["handler"] = job.handler if isinstance(job.handler, str) else job.handler.get("type")
     if not old:
         return None
@@ -114,7 +114,7 @@ def redefine(job: Job, request: JobRequest, row: NewJob, *, now: datetime) -> Ch
 
 
 def _check_secrets(job: Job, changes: Mapping[str, Any], policy: Policy) -> None:
-    """What is secret is not shown because somebody changes that it is, and not lost because it was shown as `***`."""
+    """Refuses an edit that would reveal a secret by shortening secret_fields, or replace a secret by its `***`."""
     if "payload" in changes:
         checks.check_secrets(changes["payload"], policy)
     elif any(not covers(path, policy.secret_fields) for path in job.policy.secret_fields):
@@ -129,7 +129,7 @@ def _moves(job: Job, wanted: Mapping[str, Any]) -> bool:
 
 
 def _old_values(job: Job, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """What the fields that change have been until now."""
+    """The old values of the fields that change."""
     policy = wanted["policy"]
     old = {field: getattr(job, field) for field in (*_PLAIN, *_TIMING) if wanted[field] != getattr(job, field)}
     if "payload" in old:
@@ -179,9 +179,9 @@ def _changed(
 
 
 def _checked(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field as it is to be, each changed one checked against its rule."""
+    """The wanted value of every field; changed fields are checked against their rules."""
     wanted = {field: changes.get(field, getattr(job, field)) for field in (*_PLAIN, *_TIMING)}
-    checks.check_text("name", wanted["name"], longest=200)  # a request may leave it out, a job has one
+    checks.check_text("name", wanted["name"], longest=200)  # a request may leave the name out, a job may not
     checks.check_own_fields({name: value for name, value in wanted.items() if name in changes or type(value) is str})
     for field in ("start_at", "end_at"):
         wanted[field] = checks.check_moment(field, wanted[field])
@@ -218,8 +218,8 @@ def _retime(job: Job, wanted: Mapping[str, Any], policy: Policy, now: datetime, 
     if plan.kind == "once":
         assert plan.first is not None
         if over and fired is not None and plan.first <= fired:
-            return _Timing("once", plan.canonical, None)  # it has run
-        # As at submit, a time that has passed means at once.
+            return _Timing("once", plan.canonical, None)  # the one-off has run
+        # As at submit, a one-off whose time has passed runs at once.
         return _Timing("once", plan.canonical, plan.first if fired is None or plan.first > fired else now, lost)
     definition = Definition(plan.kind, plan.canonical, timezone, start_at, end_at, job.created_at, policy)
     timetable = definition.timetable(job.job_id)
@@ -242,20 +242,20 @@ def _same_but_jitter(job: Job, plan: checks.Plan, wanted: Mapping[str, Any], pol
 
 
 def _overdue(job: Job, now: datetime) -> tuple[datetime, datetime, int]:
-    """First, last and number of the occurrences that the old timing had up to now and that have not fired."""
+    """The first, the last and the number of the old timing's occurrences up to now that have not fired."""
     assert job.next_run_at is not None
     first = last = moment = job.next_run_at
     count = 0
     nothing_runs = Policy(missed_window="SKIP")
     try:
         timetable = timetable_of(job)
-    except InvalidInput:  # its zone is gone: this one occurrence is all that is known
+    except InvalidInput:  # its zone is gone: only the planned occurrence is known
         return first, last, 1
     fuel = Fuel.for_list(_MOST_LOST)
     while True:
         try:
             plan = plan_fire(timetable, expected=moment, now=now, policy=nothing_runs, misfire_grace=_NONE, fuel=fuel)
-        except TooCostly:  # so many are known of, at least
+        except TooCostly:  # the count is a lower bound then
             return first, last, max(count, 1)
         count += sum(drop.count for drop in plan.drops) + len(plan.runs)
         last = max([last, *(drop.last for drop in plan.drops), *(at for at, _ in plan.runs)])

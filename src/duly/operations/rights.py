@@ -1,9 +1,9 @@
-"""What a role allows, and what a tenant is bound to. No I/O: whoever asks gives what is known, and is told.
+"""The rights of a role and the bounds of a tenant. No I/O.
 
-Roles are of keys. `read` looks. `write` also changes jobs, runs and dead letters, and may trigger, pause and end a
-command that an operator has submitted, but brings none in and changes none. `operator` may: a command has the rights
-of the worker that runs it, which is more than a tenant has. `admin` belongs to whoever runs the store. `monitor` is
-outside all tenants: it reads figures of the whole store, and nothing that belongs to anybody.
+Every key has a role. `read` only reads. `write` also changes jobs, runs and dead letters, and may trigger, pause and
+end a command that an operator has submitted, but may not submit or change one. `operator` may: a command has the rights
+of the worker that runs it, which exceed those of a tenant. `admin` is for the people who run the store. `monitor`
+is outside all tenants: it reads figures of the whole store, and no tenant's data.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from duly.errors import Forbidden
 Role = Literal["read", "write", "operator", "admin", "monitor"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
-#: What a key of the role `monitor` has in place of a tenant: nothing that is stored can have it.
+#: The tenant of a key of the role `monitor`: no stored object can belong to it.
 NO_TENANT = ""
 
-# The roles that each has in it.
+# The roles that each role includes.
 _HOLDS: dict[Role, frozenset[Role]] = {
     "read": frozenset({"read"}),
     "write": frozenset({"read", "write"}),
@@ -36,18 +36,18 @@ def holds(role: Role, needed: Role) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """What whoever asks may do beyond changing what is there. By default all: so may who can open the store itself."""
+    """A caller's rights beyond changing stored objects. All by default: a program that opens the store has them."""
 
     commands: bool = True
-    """Submit commands, and change jobs that run one."""
+    """Whether the caller may submit commands and change jobs that run one."""
     whole_store: bool = True
-    """Be told what others have: which tasks there are."""
+    """Whether the caller may see other tenants' data, such as the names of all tasks."""
     anybody: bool = False
-    """Nobody has shown a key."""
+    """Whether the caller showed no key."""
 
     @classmethod
     def of(cls, role: Role, *, anybody: bool = False) -> Rights:
-        """`anybody`: of an API that was opened to all, and so takes no commands."""
+        """The rights of a role. `anybody`: the API was opened to all, and therefore takes no commands."""
         commands = holds(role, "operator") and not anybody
         return cls(commands=commands, whole_store=role == "admin", anybody=anybody)
 
@@ -62,15 +62,15 @@ EVERYTHING = Rights()
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a tenant is bound to, whatever the role of its keys. None: any. `duly.check_bounds` is the same for SQL.
+    """The bounds of a tenant, for every role of its keys. None: any. `duly.check_bounds` is the same for SQL.
 
-    What brings a job in or changes one is judged. Jobs that are there when the bounds become narrower go on, and may be
-    triggered, resumed and redriven, as commands may by those who could not submit them.
+    Only submits and changes of jobs are checked. Jobs that exist when the bounds become narrower go on, and may be
+    triggered, resumed and redriven, just as callers without the right to submit commands may do with commands.
     """
 
     tenant: str
     tasks: tuple[str, ...] | None = None
-    """Names of tasks; one that ends in * stands for all that begin so."""
+    """Names of tasks; a name that ends in * stands for all names with that beginning."""
     queues: tuple[str, ...] | None = None
     commands: bool | None = None
 

@@ -1,4 +1,4 @@
-"""Checking and planning jobs that came in through SQL, by the rules of every other submit."""
+"""Checks and plans jobs that were submitted by SQL, by the rules of every other submit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("duly.maintenance")
 
 
 def plan_sql_submit(job: Job, settings: Settings) -> PlannedSubmit:
-    """As if it had been submitted at the moment when SQL stored it: what was due since then is late, not lost."""
+    """Plans the job as of the moment when SQL stored it: occurrences due since then are late, not lost."""
     assert job.shard is not None
     fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(JobRequest)}
     fields["name"] = job.name or None
@@ -28,7 +28,7 @@ def plan_sql_submit(job: Job, settings: Settings) -> PlannedSubmit:
     except InvalidInput as error:
         return PlannedSubmit(job.job_id, job.version, reason=f"refused when it was to be planned: {error}"[:500])
     except Exception as error:
-        # A fault of ours, and one job's all the same: the others are planned.
+        # A fault of Duly itself fails only this job: the other jobs are planned.
         log.exception("job %s that came in through SQL cannot be planned", job.job_id)
         reason = f"could not be planned: {type(error).__name__}: {error}"
         return PlannedSubmit(job.job_id, job.version, reason=reason[:500])

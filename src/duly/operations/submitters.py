@@ -1,4 +1,4 @@
-"""Who may submit by SQL: roles of PostgreSQL's, each bound to one tenant. See docs/sql.md."""
+"""PostgreSQL roles that may submit by SQL, each bound to one tenant. See docs/sql.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from duly.operations.core import Core
 from duly.store import submitters
 from duly.store.submitters import Submitter
 
-# PostgreSQL cuts longer names, and then it would be another role's.
+# PostgreSQL cuts longer names, and the cut name may be another role's.
 _LONGEST_NAME = 63
 
 
@@ -19,7 +19,7 @@ class SubmitterOperations:
         self._pool = core.pool
 
     async def add(self, role: str, *, tenant: str, commands: bool = False) -> None:
-        """Let a role submit for this tenant, by `duly.submit` and in no other way. Again: what it may do is changed."""
+        """Lets a role submit for this tenant, by `duly.submit` only. A second call replaces tenant and `commands`."""
         _check_role(role)
         checks.check_text("tenant", tenant, longest=100)
         try:

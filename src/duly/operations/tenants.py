@@ -1,4 +1,4 @@
-"""Tenants: how many jobs and requests, and which tasks and queues. One without a row has what the settings say."""
+"""Tenants: limits of jobs and requests, allowed tasks and queues. A tenant without a row has the settings' defaults."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from duly.operations.core import Core
 from duly.store import tenants
 from duly.store.tenants import StoredTenant
 
-# They are looked through for every job of the tenant that comes in.
+# Bounded because every submit of the tenant searches the list.
 _MOST_NAMES = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """What a tenant may have and do, the settings' defaults included. None: no limit, or any."""
+    """The limits and bounds of a tenant, including the settings' defaults. None: no limit, or any."""
 
     tenant: str
     max_jobs: int | None
@@ -28,7 +28,7 @@ class Tenant:
     tasks: tuple[str, ...] | None
     queues: tuple[str, ...] | None
     commands: bool
-    """Whether it may submit commands, if the role of its keys allows that."""
+    """Whether the tenant may submit commands, if the role of its keys allows that."""
     created_at: datetime
     updated_at: datetime
 
@@ -50,10 +50,10 @@ class TenantOperations:
         queues: Collection[str] | EllipsisType | None = ...,
         commands: bool | EllipsisType = ...,
     ) -> Tenant:
-        """Set what a tenant may have and do. None: as the settings say, or any. What is not given stays as it is.
+        """Sets limits and bounds of a tenant. None: the settings' default, or any. Omitted arguments change nothing.
 
-        `tasks`, `queues`: those that it may submit to, and no other; a name that ends in * stands for all that begin
-        so. Other processes follow within two seconds.
+        `tasks`, `queues`: the only ones that the tenant may submit to; a name that ends in * stands for all names with
+        that beginning. Other processes follow within two seconds.
         """
         checks.check_text("tenant", tenant, longest=100)
         if max_jobs is not None and max_jobs is not ...:
@@ -68,7 +68,7 @@ class TenantOperations:
         stored = await tenants.set_tenant(self._pool, tenant, changes)
         self._core.forget(tenant)
         if stored.max_jobs is not None:
-            # What it has already is counted now, and not by its next submit: with ten million jobs that takes a while.
+            # The tenant's jobs are counted now and not by its next submit: for ten million jobs that takes a while.
             await tenants.room(self._pool, tenant=tenant, wanted=0, default_max=None)
         return self._to_tenant(stored)
 
@@ -78,7 +78,7 @@ class TenantOperations:
         raise NotFound(f"nothing was set for a tenant {tenant[:100]!r}; see: duly tenant list")
 
     async def all(self) -> list[Tenant]:
-        """Tenants that have limits of their own."""
+        """The tenants that have limits of their own."""
         return [self._to_tenant(stored) for stored in await tenants.list_tenants(self._pool)]
 
     def _to_tenant(self, stored: StoredTenant) -> Tenant:
@@ -96,7 +96,7 @@ class TenantOperations:
 
 
 def _names(field: str, names: Collection[str]) -> list[str]:
-    """Each once, in their order."""
+    """The checked names without repetitions, in their order."""
     if not names:
         raise InvalidInput(field, "must name at least one")
     for name in names:

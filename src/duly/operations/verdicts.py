@@ -1,7 +1,7 @@
-"""What became of one occurrence and why: one verdict, one sentence, and the facts behind it.
+"""Explains the fate of one occurrence: one verdict, one sentence, and the facts behind it.
 
-No I/O: the records, the job's lifetime and the time in, an `Explanation` out. Records decide first; only where there is
-no record does the job's lifetime say why. So every expected occurrence has exactly one verdict.
+No I/O: the records, the job's lifetime and the time in, an `Explanation` out. Records decide first; the job's lifetime
+decides only if there is no record. So every expected occurrence has exactly one verdict.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from duly.store.cluster import Leader
 from duly.store.history import Deferred, Record
 
 _MICROSECOND = timedelta(microseconds=1)
-# Nobody calls a second late; beyond it the sentence says so.
+# Up to this delay an occurrence counts as on time; beyond it the sentence calls it late.
 _ON_TIME = timedelta(seconds=1)
 
 
@@ -36,12 +36,12 @@ _RULES = {
     "paused": "the job was paused before it ran",
     "cancelled": "the job was cancelled before it ran",
 }
-# Rules of the second kind: not the missed policy's, but something that was done to the job.
+# The rules above that come from an operation on the job and not from its missed policy.
 _UNDONE = {"changed": Verdict.CHANGED, "paused": Verdict.PAUSED, "cancelled": Verdict.CANCELLED}
 
 
 class Judge:
-    """Everything that is known of one job's occurrences in the time asked about."""
+    """Judges one job's occurrences in a range of time, by everything that is known about them."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class Judge:
         )
 
     def not_an_occurrence(self, moment: datetime) -> Explanation:
-        """For a time at which nothing was expected, with the occurrences around it."""
+        """Explains a time at which no occurrence was expected, with the occurrences around it."""
         job, life = self._job, self._life
         here = Occurrence(moment, local_time(moment, job.timezone))
         before, after = life.before(moment), life.after(moment)
@@ -230,14 +230,14 @@ class Judge:
         return self._say(occurrence, _STOPPED[change.what], sentence, facts)
 
     def _of_plan(self, occurrence: Occurrence) -> Explanation | None:
-        """Still to come, or overdue: the job stands at it or before it."""
+        """Explains an occurrence that is yet to come or overdue: the job has not moved past it."""
         moment, planned = occurrence.scheduled_at, self._job.next_run_at
         if planned is None or moment < planned:
             return None
         timetable = self._life.stretches[-1].timetable
         if self._job.max_runs is not None and timetable is not None:
             room = max(0, self._job.max_runs - self._job.run_count)
-            # Occurrences are judged in their order: each count goes on from the one before.
+            # Occurrences are judged in their order, so each count continues the previous count.
             upto, count = self._counted or (planned - _MICROSECOND, 0)
             if upto > moment:
                 upto, count = planned - _MICROSECOND, 0
@@ -270,11 +270,11 @@ class Judge:
         return self._say(occurrence, Verdict.OVERDUE, f"Overdue by {exact_span(late)}: {why}.", facts)
 
     def _untold(self, occurrence: Occurrence, why: str, facts: dict[str, Any] | None = None) -> Explanation:
-        """Nothing is recorded, and the question behind it costs more than any may."""
+        """The verdict UNRECORDED, for a question that costs too much fuel; `why` names the question."""
         return self._say(occurrence, Verdict.UNRECORDED, f"Nothing is recorded, and {why}.", facts or {})
 
     def _of_change(self, occurrence: Occurrence) -> Explanation | None:
-        """Not fired before something else happened to the job."""
+        """Explains an occurrence that did not fire before the job was changed, stopped or ended."""
         moment = occurrence.scheduled_at
         change = self._life.change_after(moment)
         if change is None:
@@ -291,7 +291,7 @@ class Judge:
         return self._of_overdue_change(occurrence, change)
 
     def _of_rezoning(self, occurrence: Occurrence) -> Explanation | None:
-        """An occurrence by the zone's rules as they are now, of a time before anybody knew of them."""
+        """Explains an occurrence by the current time-zone data, at a time before that data was in force."""
         change = self._life.rezoned_after(occurrence.scheduled_at)
         if change is None:
             return None
@@ -343,7 +343,7 @@ class Judge:
     ) -> Explanation:
         stretch = self._life.stretch_at(occurrence.scheduled_at)
         if stretch.ended_by is not None and verdict is not Verdict.NOT_CREATED:
-            # What anyone sees in the job today is not what was in force then.
+            # The job's current schedule is not the schedule that was in force then.
             facts = {"schedule_then": str(stretch.definition), "changed_at": stretch.until, **facts}
         if occurrence.note is not None and verdict is not Verdict.DST_DROPPED:
             sentence += f" DST: {occurrence.note}."
@@ -357,7 +357,7 @@ def _is_range(run: Run) -> bool:
 
 
 def _range(run: Run) -> tuple[datetime, datetime]:
-    """The first and last of the missed occurrences that one record stands for."""
+    """The first and the last missed occurrence that the record of `run` stands for."""
     note = run.note or {}
     first, last = note.get("first"), note.get("last")
     return (

@@ -1,4 +1,4 @@
-"""Times, lengths and outcomes in words, for sentences that people read."""
+"""Words for times and outcomes, for sentences that people read."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from duly.model import ErrorInfo, Run
 from duly.visible import CONTROLS
 
 _MAX_ERROR = 160
-# Error messages are other people's text: no line breaks, nothing that steers a terminal.
+# Error messages are foreign text: line breaks and characters that control a terminal are removed.
 _CONTROL = re.compile(rf"[{CONTROLS}\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
 
 def clock(moment: datetime) -> str:
-    """To the second, in UTC; finer only where it is finer."""
+    """The moment in UTC, to the second; with milliseconds only if it has a fraction of a second."""
     utc = moment.astimezone(UTC).replace(tzinfo=None)
     return utc.isoformat(" ", "milliseconds" if utc.microsecond else "seconds") + "Z"
 
 
 def outcome(run: Run) -> str:
-    """What became of a run, as the second half of a sentence."""
+    """The outcome of a run, as the second half of a sentence."""
     nth = f"attempt {run.attempt}"
     where = f" on {run.worker}" if run.worker else ""
     if run.status == "succeeded":

@@ -20,7 +20,7 @@ Place = tuple[datetime, UUID, datetime]
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters of a tenant; None: any."""
+    """The conditions for dead letters of a tenant; None: any value."""
 
     tenant: str
     job_id: UUID | None = None
