@@ -160,16 +160,18 @@ class Duly:
         known = self.tasks.get(handler) if isinstance(handler, str) else None
         policy = known.policy if known else DEFAULT_POLICY
         own: dict[str, Any] = {"queue": known.queue, "priority": known.priority} if known else {}
-        changes: dict[str, Any] = {}
-        for name, value in options.items():
-            (changes if name in POLICY_FIELDS else own)[name] = value
-        if unknown := own.keys() - JOB_RULES.keys():
-            raise InvalidInput(min(unknown), "is not a field of a job")
+        if options:
+            changes = {name: value for name, value in options.items() if name in POLICY_FIELDS}
+            if changes:
+                policy = policy_with(policy, changes)
+            own.update((name, value) for name, value in options.items() if name not in POLICY_FIELDS)
+            if unknown := own.keys() - JOB_RULES.keys():
+                raise InvalidInput(min(unknown), "is not a field of a job")
         return JobRequest(
             handler=handler,
             payload={} if payload is None else payload,
             schedule=run_at if run_at is not None else schedule,
-            policy=policy_with(policy, changes) if changes else policy,
+            policy=policy,
             **own,
         )
 
