@@ -407,7 +407,7 @@ MUTANTS = (
         "timed-out-counts",
         "what a handler says after its time was up is its result",
         "worker/executor.py",
-        "execution.stop in (Stop.TIMEOUT, Stop.LEASE_LOST)",
+        "execution.stop is Stop.TIMEOUT or execution.stop is Stop.LEASE_LOST",
         "execution.stop is Stop.LEASE_LOST",
         ("worker/test_stops.py",),
     ),

@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from duly.model import DEFAULT_KEY_TEMPLATE
 from duly.timing import render_key
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class Host(Protocol):
 class Execution:
     """A run being executed. Made for every run, so it is slots and few methods."""
 
-    __slots__ = ("abandoned", "deadline", "host", "mask", "recorded", "run", "started_us", "stop", "task")
+    __slots__ = ("abandoned", "deadline", "host", "ledger_key", "mask", "recorded", "run", "started_us", "stop", "task")
 
     def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
         self.run = run
@@ -63,6 +62,8 @@ class Execution:
         self.abandoned = False
         #: The handler's own transaction (`ctx.transaction()`) has recorded the success.
         self.recorded = False
+        #: The idempotency key, if the job has a template of its own. History's primary key covers the default key.
+        self.ledger_key: str | None = None
         #: Hides the job's secrets in results, errors, outputs and progress notes.
         self.mask: Mask | None = None
         self.task: asyncio.Task[None] | None = None
@@ -77,14 +78,6 @@ class Execution:
             scheduled_at=run.scheduled_at,
             timezone=run.timezone,
         )
-
-    @property
-    def ledger_key(self) -> str | None:
-        """The idempotency key, if the job has a template of its own. History's primary key covers the default key."""
-        run = self.run
-        if run.policy_text is None or run.policy.idempotency_key_template == DEFAULT_KEY_TEMPLATE:
-            return None
-        return self.idempotency_key
 
     def ensure_held(self) -> None:
         """Raises `NotHeld` if the lease has ended. Called right before the handler is, and again after any wait."""

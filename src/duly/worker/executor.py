@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -15,7 +14,17 @@ from uuid import UUID
 from duly.clock import Clock
 from duly.errors import MAX_DELAY_SECONDS, InvalidInput, Permanent, Snooze, StoreUnavailable, Unable
 from duly.masking import make_mask, payload_secrets, target_secrets
-from duly.model import DEFAULT_POLICY, Buried, ClaimedRun, Recorded, Requeued, Succeeded, policy_from_stored, to_micros
+from duly.model import (
+    DEFAULT_KEY_TEMPLATE,
+    DEFAULT_POLICY,
+    Buried,
+    ClaimedRun,
+    Recorded,
+    Requeued,
+    Succeeded,
+    policy_from_stored,
+    to_micros,
+)
 from duly.states import RunFlag
 from duly.worker.blocking import Blocking
 from duly.worker.drivers import Drivers
@@ -46,16 +55,6 @@ _ELSEWHERE_SECONDS = 0.5
 
 #: Asks whether a run has already completed with this idempotency key.
 Ledger = Callable[[ClaimedRun, str], Awaitable[bool]]
-
-
-@dataclass(slots=True)
-class _Returned:
-    result: Any
-
-
-@dataclass(slots=True)
-class _Raised:
-    error: BaseException
 
 
 class Executor:
@@ -149,39 +148,42 @@ class Executor:
             self._end(execution, self._stopped(execution, asyncio.CancelledError()))
 
     async def _execute(self, execution: Execution) -> None:
+        outcome: Outcome | None
         try:
             execution.started_us = self._clock.now_us()
-            ended: _Returned | _Raised = _Returned(await self._call(execution))
+            outcome = self._returned(execution, await self._call(execution))
         except GeneratorExit as error:
             if not _is_running(execution):
                 raise  # the event loop has been closed: nothing drives this coroutine any more
-            ended = _Raised(error)
+            outcome = self._raised(execution, error)
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything: sys.exit() fails its run, not the worker
-            ended = _Raised(error)
+            outcome = self._raised(execution, error)
         if not execution.abandoned:
-            self._end(execution, self._outcome(execution, ended))
+            self._end(execution, outcome)
 
-    def _outcome(self, execution: Execution, ended: _Returned | _Raised) -> Outcome | None:
-        """The outcome, None if the lease is lost. `isinstance_of` looks at the class alone: an error may lie."""
-        match ended:
-            case _Returned() if execution.stop in (Stop.TIMEOUT, Stop.LEASE_LOST):
-                # The handler went on after its stop: its result no longer counts.
-                return self._stopped(execution, asyncio.CancelledError())
-            case _Returned(result):
-                return self._succeeded(execution, result)
-            case _Raised(error) if isinstance_of(error, asyncio.CancelledError):
-                return self._stopped(execution, error)
-            case _Raised(error) if isinstance_of(error, NotHeld):
-                return None
-            case _Raised(error) if isinstance_of(error, Snooze):
-                return self._snoozed(execution, error)
-            case _Raised(error) if isinstance_of(error, Unable):
-                return self._unable(execution, error)
-            case _Raised(error) if isinstance_of(error, _AlreadyDone):
-                now_us = self._clock.now_us()
-                return Succeeded(execution.run, now_us, now_us, None, int(RunFlag.DEDUPLICATED))
-            case _Raised(error):
-                return self._failed(execution, error)
+    def _returned(self, execution: Execution, result: Any) -> Outcome | None:
+        """The outcome of a handler that returned."""
+        if execution.stop is Stop.TIMEOUT or execution.stop is Stop.LEASE_LOST:
+            # The handler went on after its stop: its result no longer counts.
+            return self._stopped(execution, asyncio.CancelledError())
+        assert execution.started_us is not None
+        text = None if result is None else result_text(result, execution.mask)
+        return Succeeded(execution.run, execution.started_us, self._clock.now_us(), text, 0, execution.ledger_key)
+
+    def _raised(self, execution: Execution, error: BaseException) -> Outcome | None:
+        """The outcome of a handler that raised. `isinstance_of` looks at the class alone: an error may lie."""
+        if isinstance_of(error, asyncio.CancelledError):
+            return self._stopped(execution, error)
+        if isinstance_of(error, NotHeld):
+            return None
+        if isinstance_of(error, Snooze):
+            return self._snoozed(execution, error)
+        if isinstance_of(error, Unable):
+            return self._unable(execution, error)
+        if isinstance_of(error, _AlreadyDone):
+            now_us = self._clock.now_us()
+            return Succeeded(execution.run, now_us, now_us, None, int(RunFlag.DEDUPLICATED))
+        return self._failed(execution, error)
 
     def _end(self, execution: Execution, outcome: Outcome | None) -> None:
         run = execution.run
@@ -209,9 +211,11 @@ class Executor:
                 raise Unable(f"this worker does not call {run.handler} targets")
         if run.policy_text is not None:
             _check_policy(run)
+            if run.policy.idempotency_key_template != DEFAULT_KEY_TEMPLATE:
+                execution.ledger_key = execution.idempotency_key
         execution.deadline = self._time() + _timeout(run)
-        if self._ledger is not None and (key := execution.ledger_key) is not None:
-            await self._check_ledger(run, key)
+        if self._ledger is not None and execution.ledger_key is not None:
+            await self._check_ledger(run, execution.ledger_key)
         execution.ensure_held()
         if target is not None:
             called = json.loads(run.target or "{}")
@@ -246,13 +250,6 @@ class Executor:
             raise Unable(f"the ledger cannot be asked: {error}") from error
         if done:
             raise _AlreadyDone
-
-    def _succeeded(self, execution: Execution, result: Any) -> Outcome:
-        assert execution.started_us is not None
-        text = None if result is None else result_text(result, execution.mask)
-        return Succeeded(
-            execution.run, execution.started_us, self._clock.now_us(), text, key=execution.ledger_key
-        )  # fmt: skip
 
     def _snoozed(self, execution: Execution, signal: Snooze) -> Outcome:
         try:
