@@ -128,7 +128,7 @@ async def test_filters_by_time(pool: Pool, operations: Operations, cut: str) -> 
 async def test_many_are_redriven_in_batches_and_none_twice(
     pool: Pool, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("duly.operations.dead_letters.BATCH", 10)
+    monkeypatch.setattr("duly.operations.dead_letters.MAX_BATCH", 10)
     for _ in range(35):
         await operations.submit(JobRequest("report"), allow_unknown_handler=True)
     await bury(pool, (await take(pool)).runs)

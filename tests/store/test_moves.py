@@ -1,7 +1,7 @@
-"""The table of legal moves (`duly.states`) beside what statements do to real rows, and beside the torture's own table.
+"""Compares the table of legal moves (`duly.states`) with the torture's own table, and with the moves of real rows.
 
 Every statement that writes runs, claims or history is executed here under the torture's audit triggers. The checker
-replays the audit, and the moves it finds are exactly those that the table has.
+replays the audit and must find exactly the moves of the table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from duly.operations import Operations, StoreOperations
 from duly.states import BORN, LEGAL_MOVES, RunFlag
 from duly.store import dead_letters, maintenance, runs
 from duly.store import jobs as jobs_store
-from duly.store.dead_letters import Filter
+from duly.store.dead_letters import Batch, Filter
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import Served
@@ -46,7 +46,7 @@ MINUTELY = {"kind": "cron", "schedule": "* * * * *"}
 
 
 def test_the_torture_has_the_same_table() -> None:
-    """Two tables that were written apart: the checker shares no code with the product."""
+    """The two tables were written independently: the checker shares no code with the product."""
     ours: dict[str | None, frozenset[str]] = {state.value: frozenset(after) for state, after in LEGAL_MOVES.items()}
     assert ours | {None: frozenset(BORN)} == torture_moves.LEGAL
 
@@ -66,7 +66,7 @@ async def pool(injector: Injector, database_url: str) -> AsyncIterator[Pool]:
 
 
 class Life:
-    """Runs in every turn that their lives can take."""
+    """Takes runs through every turn that the life of a run can take."""
 
     def __init__(self, pool: Pool, operations: Operations, injector: Injector) -> None:
         self.pool = pool
@@ -74,7 +74,7 @@ class Life:
         self.injector = injector
         self.scheduler = FrozenScheduler(pool, ahead=AHEAD, per_second=1)
         self.now = START
-        # Transactions of the test's own, in which it breaks what the product has to mend.
+        # Transactions in which the test itself breaks something that the product has to repair.
         self.breakages: set[int] = set()
 
     async def later(self, seconds: float) -> None:
@@ -106,9 +106,7 @@ class Life:
 
     async def redrive(self, job: NewJob) -> None:
         wanted = Filter("default", job_id=job.job_id)
-        worked = await dead_letters.redrive(
-            self.pool, wanted, scheduled_at=None, until=self.now + HOUR, after=None, limit=10
-        )
+        worked = await dead_letters.redrive(self.pool, wanted, Batch(self.now + HOUR, limit=10))
         assert worked.done == 1
 
     async def end(self, run: ClaimedRun) -> None:
@@ -124,7 +122,7 @@ class Life:
     # The turns
 
     async def attempts(self) -> None:
-        """Claimed, retried, snoozed, completed, buried, redriven."""
+        """A run is claimed, retried, snoozed, buried, redriven and completed."""
         job = (await put_now(self.pool, 1, queue="attempts"))[0]
         await self.requeue(await self.take(job), "retrying")
         await self.requeue(await self.take(job), "queued")
@@ -143,7 +141,7 @@ class Life:
             await self.end(claim.runs[0])
 
     async def cancelled(self) -> None:
-        """As it waits for a worker, a retry or its turn, and while it runs."""
+        """A run is cancelled while it waits for a worker or a retry, and while it runs (with its job, or by itself)."""
         for state in ("queued", "retrying", "running", "asked"):
             job = (await put_now(self.pool, 1, queue=state))[0]
             if state == "retrying":
@@ -162,7 +160,7 @@ class Life:
                 await self.bury(run, "cancelled")
 
     async def lines(self) -> None:
-        """Runs behind one another: by the schedule, by hand, redriven; and what is skipped where they may not wait."""
+        """Scheduled, triggered and redriven runs wait in a line; a job whose runs may not wait skips one."""
         job = await self.recurring(queue="line", policy=QUEUE)
         await self.fire()
         first = await self.take(job)
@@ -183,7 +181,7 @@ class Life:
         await jobs_store.cancel(self.pool, job_id=skipping.job_id, tenant="default", running=False)
 
     async def late(self) -> None:
-        """Missed, put off, released in turn, and given up with their job."""
+        """Late occurrences are missed, deferred, released in turn, and given up with their job."""
         skip = await self.recurring(queue="late", policy='{"missed_window": "SKIP"}')
         await self.fire(3 * MINUTE)
         await jobs_store.cancel(self.pool, job_id=skip.job_id, tenant="default", running=False)
@@ -197,7 +195,7 @@ class Life:
         await jobs_store.cancel(self.pool, job_id=every.job_id, tenant="default", running=False)
 
     async def changed(self) -> None:
-        """Taken back before its time, and moved to another queue."""
+        """A run is withdrawn before its time, and a run is moved to another queue."""
         job = await self.recurring(queue="ahead")
         self.now += MINUTE - AHEAD / 2
         await self.scheduler.step(self.now)
@@ -211,7 +209,7 @@ class Life:
             await jobs_store.cancel(self.pool, job_id=one.job_id, tenant="default", running=False)
 
     async def rescued(self) -> None:
-        """Taken back from workers that are gone: together, one by one, and not at all."""
+        """Runs of lost workers are rescued: together, one by one, or given up."""
         await put_now(self.pool, 2, queue="lost", policy='{"max_retries": 0}')
         await put_now(self.pool, 1, queue="lost")
         await self.claim(["lost"], lease=1)
@@ -220,7 +218,7 @@ class Life:
         await put_now(self.pool, 2, queue="refused")
         await self.claim(["refused"], lease=1)
         await self.later(2)
-        # All together, the claim by itself, and each of its two runs.
+        # Rescue is refused four times: for all claims together, for the claim by itself, and for each of its two runs.
         self.injector.strike("maintenance/rescue", "22023", times=4)
         self.injector.strike("maintenance/give_up", "22023")
         assert len((await maintenance.rescue(self.pool)).given_up) == 2
@@ -230,7 +228,7 @@ class Life:
         await maintenance.rescue(self.pool)
 
     async def repaired(self) -> None:
-        """A run that is nowhere, because somebody deleted its claim."""
+        """A run is restored that no table holds, because somebody deleted its claim."""
         for policy in (None, '{"overlap": "parallel"}'):
             job = await self.recurring(queue="nowhere", policy=policy)
             await self.fire()

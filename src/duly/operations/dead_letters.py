@@ -20,12 +20,10 @@ from duly.model import (
 )
 from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, to_job_id
 from duly.store import dead_letters as store
-from duly.store.dead_letters import Filter, Place, Worked
+from duly.store.dead_letters import Batch, Filter, Place, Worked
 
 # Dead letters per transaction: enough to be quick, few enough not to hold jobs up.
-BATCH = 500
-
-
+MAX_BATCH = 500
 ALL = DeadLetterFilter()
 
 
@@ -70,14 +68,8 @@ class DeadLetterOperations:
     async def redrive(self, run_id: str) -> None:
         """Redrive one dead letter: its run starts over with attempt 1 and keeps its idempotency key."""
         job_id, scheduled_at = _parse(run_id)
-        worked = await store.redrive(
-            self._pool,
-            Filter(self._tenant, job_id),
-            scheduled_at=scheduled_at,
-            until=checks.LAST_MOMENT,
-            after=None,
-            limit=2,
-        )
+        one = Batch(checks.LAST_MOMENT, limit=2, scheduled_at=scheduled_at)
+        worked = await store.redrive(self._pool, Filter(self._tenant, job_id), one)
         if worked.refused:
             raise Conflict(f"run {run_id} cannot be redriven: its job is cancelled or gone")
         if not worked.done:
@@ -86,14 +78,8 @@ class DeadLetterOperations:
     async def purge(self, run_id: str) -> None:
         """Delete one dead letter for good. The history still records that its run died."""
         job_id, scheduled_at = _parse(run_id)
-        worked = await store.purge(
-            self._pool,
-            Filter(self._tenant, job_id),
-            scheduled_at=scheduled_at,
-            until=checks.LAST_MOMENT,
-            after=None,
-            limit=2,
-        )
+        one = Batch(checks.LAST_MOMENT, limit=2, scheduled_at=scheduled_at)
+        worked = await store.purge(self._pool, Filter(self._tenant, job_id), one)
         if not worked.done:
             raise _missing(run_id)
 
@@ -118,9 +104,7 @@ class DeadLetterOperations:
         done = refused = 0
         after: Place | None = None
         while True:
-            worked: Worked = await work(
-                self._pool, stored, scheduled_at=None, until=until, after=after, limit=BATCH
-            )  # fmt: skip
+            worked: Worked = await work(self._pool, stored, Batch(until, MAX_BATCH, after))
             done += worked.done
             refused += worked.refused
             yield Swept(done, refused)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from duly.model import Attempt, DeadLetter, ErrorInfo
@@ -18,8 +18,7 @@ from duly.store.reading import Reading
 Place = tuple[datetime, UUID, datetime]
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(NamedTuple):
     """The conditions for dead letters of a tenant; None: any value."""
 
     tenant: str
@@ -31,10 +30,15 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
 
-    def arguments(self) -> tuple[Any, ...]:
-        return (
-            self.tenant, self.job_id, self.name, self.queue, self.handler, self.error_type, self.since, self.until,
-        )  # fmt: skip
+
+class Batch(NamedTuple):
+    """Up to `limit` matching letters, oldest first, from those buried by `until` and after the letter at `after`."""
+
+    until: datetime
+    limit: int
+    after: Place | None = None
+    scheduled_at: datetime | None = None
+    """The one run of the filter's job that is meant; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +60,7 @@ class Listed:
 
 async def list_places(store: Querier, wanted: Filter, *, after: Place | None, limit: int) -> Listed:
     """The positions of one page and of one letter more. The page may end early, after a maximum of letters read."""
-    arguments = (*wanted.arguments(), *(after or (None, None, None)), limit, jobs.MAX_ROWS_READ)
+    arguments = (*wanted, *(after or (None, None, None)), limit, jobs.MAX_ROWS_READ)
     rows = [] if wanted.job_id is None else await store.fetch("dead_letters/list_places_of_job", *arguments)
     if wanted.job_id is None or rows[0]["crowded"]:
         rows = await store.fetch("dead_letters/list_places", *arguments)
@@ -81,23 +85,15 @@ async def get(store: Querier, *, tenant: str, job_id: UUID, scheduled_at: dateti
 
 
 async def count(store: Querier, wanted: Filter) -> int:
-    row = await store.row("dead_letters/count", *wanted.arguments())
+    row = await store.row("dead_letters/count", *wanted)
     return int(row["letters"]) if row else 0
 
 
-async def redrive(
-    store: Querier,
-    wanted: Filter,
-    *,
-    scheduled_at: datetime | None,
-    until: datetime,
-    after: Place | None,
-    limit: int,
-) -> Worked:
+async def redrive(store: Querier, wanted: Filter, batch: Batch) -> Worked:
     """Queues one batch again, all or nothing. Letters of cancelled or deleted jobs are refused and stay."""
 
     async def send(within: Querier) -> Worked:
-        picked = await _pick(within, wanted, scheduled_at, until, after, limit)
+        picked = await _pick(within, wanted, batch)
         if not picked:
             return Worked(0, 0, None)
         there = await jobs.lock(within, job_ids=[job_id for _, job_id, _ in picked], tenant=wanted.tenant)
@@ -108,44 +104,29 @@ async def redrive(
             await within.fetch("dead_letters/let_go", job_ids, moments)
             await within.fetch("dead_letters/redrive", job_ids, moments)
             await jobs.put_in_order(within, job_ids=sorted(set(job_ids)))
-        return Worked(len(able), len(picked) - len(able), picked[-1] if len(picked) == limit else None)
+        return Worked(len(able), len(picked) - len(able), picked[-1] if len(picked) == batch.limit else None)
 
     return await store.together(send)
 
 
-async def purge(
-    store: Querier,
-    wanted: Filter,
-    *,
-    scheduled_at: datetime | None,
-    until: datetime,
-    after: Place | None,
-    limit: int,
-) -> Worked:
+async def purge(store: Querier, wanted: Filter, batch: Batch) -> Worked:
+    """Deletes one batch, all or nothing."""
+
     async def forget(within: Querier) -> Worked:
-        picked = await _pick(within, wanted, scheduled_at, until, after, limit)
+        picked = await _pick(within, wanted, batch)
         if not picked:
             return Worked(0, 0, None)
-        row = await within.row(
-            "dead_letters/purge", [job_id for _, job_id, _ in picked], [moment for _, _, moment in picked]
-        )
+        job_ids, moments = [job_id for _, job_id, _ in picked], [moment for _, _, moment in picked]
+        row = await within.row("dead_letters/purge", job_ids, moments)
         assert row is not None
-        return Worked(row["purged"], 0, picked[-1] if len(picked) == limit else None)
+        return Worked(row["purged"], 0, picked[-1] if len(picked) == batch.limit else None)
 
     return await store.together(forget)
 
 
-async def _pick(
-    within: Querier,
-    wanted: Filter,
-    scheduled_at: datetime | None,
-    until: datetime,
-    after: Place | None,
-    limit: int,
-) -> Sequence[Place]:
-    rows = await within.fetch(
-        "dead_letters/pick", *wanted.arguments(), scheduled_at, until, limit, *(after or (None, None, None))
-    )
+async def _pick(within: Querier, wanted: Filter, batch: Batch) -> Sequence[Place]:
+    after = batch.after or (None, None, None)
+    rows = await within.fetch("dead_letters/pick", *wanted, batch.scheduled_at, batch.until, batch.limit, *after)
     return [(row["buried_at"], row["job_id"], row["scheduled_at"]) for row in rows]
 
 
