@@ -5,50 +5,36 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Any
 
-import typer
-
-from duly.cli.options import read_labels
+from duly.cli.options import Command, make_option, read_labels, with_options
 from duly.errors import InvalidInput
 from duly.model import JOB_RULES, POLICY_RULES, Rule
 
-Command = TypeVar("Command", bound=Callable[..., None])
 _RULES = JOB_RULES | POLICY_RULES
 _TYPES: dict[type, Any] = {int: int, float: float, tuple: list[str], Mapping: list[str]}
 _METAVARS: dict[type, str] = {int: "N", float: "SECONDS", datetime: "TIME", tuple: "PATH", Mapping: "K=V"}
 
 
 def with_job_options(*, before: str) -> Callable[[Command], Command]:
-    """Replace a command's `**fields` by an option for each field of a job, in front of its option `before`."""
-
-    def add(command: Command) -> Command:
-        signature = inspect.signature(command, eval_str=True)
-        parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        place = [one.name for one in parameters].index(before)
-        parameters[place:place] = [_parameter(rule) for rule in _RULES.values()]
-        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return command
-
-    return add
+    """Replaces a command's `**fields` by an option for each field of a job, in front of its option `before`."""
+    return with_options([_option(rule) for rule in _RULES.values()], before=before)
 
 
-def _parameter(rule: Rule) -> inspect.Parameter:
+def _option(rule: Rule) -> inspect.Parameter:
     text = rule.help_text.replace("`", "")
     if rule.choices:
         text += f": {', '.join(rule.choices[:-1])} or {rule.choices[-1]}"
     several = rule.kind in (tuple, Mapping)
-    names = [f"--{rule.name.removesuffix('s').replace('_', '-')}"] if several else []
     panel = "When" if rule.timing or rule.name == "max_runs" else "Policy" if rule.name in POLICY_RULES else None
-    option = typer.Option(
-        *names,
+    return make_option(
+        rule.name,
+        _TYPES.get(rule.kind, str),
+        *([f"--{rule.name.removesuffix('s').replace('_', '-')}"] if several else []),
         help=f"{text}; repeat for several." if several else f"{text}.",
         metavar=_METAVARS.get(rule.kind),
         rich_help_panel=panel,
     )
-    kind: Any = _TYPES.get(rule.kind, str) | None
-    annotation: Any = Annotated[kind, option]
-    return inspect.Parameter(rule.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
 
 def read_job_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+Command = TypeVar("Command", bound=Callable[..., None])
 JobArgument = Annotated[str, typer.Argument(help="A job's id, the beginning of it, or its name.", metavar="JOB")]
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
@@ -71,6 +73,26 @@ OpenOption = Annotated[
         "a proxy on it lets through, may then do everything but submit commands. Excludes --allow-commands.",
     ),
 ]
+
+
+def with_options(options: Sequence[inspect.Parameter], *, before: str) -> Callable[[Command], Command]:
+    """Replaces a command's parameter `**…` by these options, in front of its option `before`."""
+
+    def add(command: Command) -> Command:
+        signature = inspect.signature(command, eval_str=True)
+        parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        place = [one.name for one in parameters].index(before)
+        parameters[place:place] = options
+        command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return command
+
+    return add
+
+
+def make_option(name: str, kind: Any, *names: str, **attributes: Any) -> inspect.Parameter:
+    """An option for `with_options`, with the keywords of `typer.Option`. An option that is not given is None."""
+    annotation: Any = Annotated[kind | None, typer.Option(*names, **attributes)]
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
 
 
 def read_labels(pairs: Sequence[str]) -> dict[str, str]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from duly.cli.backend import read_pages
-from duly.cli.options import JsonLinesOption, JsonOption, LimitOption, RunArgument
+from duly.cli.options import JsonLinesOption, JsonOption, LimitOption, RunArgument, make_option, with_options
 from duly.cli.output import (
     away,
     examples,
@@ -34,13 +34,15 @@ if TYPE_CHECKING:
 OptionalRun = Annotated[
     str | None, typer.Argument(help="Id of one run. Default: all dead letters that match the options.", metavar="[RUN]")
 ]
-JobOption = Annotated[str | None, typer.Option("--job", help="Only runs of this job: its id or name.", metavar="JOB")]
-NameOption = Annotated[str | None, typer.Option(help="Only runs of jobs with this name.")]
-QueueOption = Annotated[str | None, typer.Option(help="Only runs of this queue.")]
-HandlerOption = Annotated[str | None, typer.Option(help="Only runs of this task; or http, or command.")]
-ErrorTypeOption = Annotated[str | None, typer.Option(help="Only runs with this type of error.", metavar="TYPE")]
-SinceOption = Annotated[str | None, typer.Option(help="Only buried at this time or later.", metavar="TIME")]
-UntilOption = Annotated[str | None, typer.Option(help="Only buried before this time.", metavar="TIME")]
+FILTER = [
+    make_option("job", str, help="Only runs of this job: its id or name.", metavar="JOB"),
+    make_option("name", str, help="Only runs of jobs with this name."),
+    make_option("queue", str, help="Only runs of this queue."),
+    make_option("handler", str, help="Only runs of this task; or http, or command."),
+    make_option("error_type", str, help="Only runs with this type of error.", metavar="TYPE"),
+    make_option("since", str, help="Only buried at this time or later.", metavar="TIME"),
+    make_option("until", str, help="Only buried before this time.", metavar="TIME"),
+]
 AllOption = Annotated[bool, typer.Option("--all", help="All dead letters, if no option restricts them.")]
 
 group = typer.Typer(
@@ -61,22 +63,14 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
+@with_options(FILTER, before="limit")
 def list_(
-    context: typer.Context,
-    job: JobOption = None,
-    name: NameOption = None,
-    queue: QueueOption = None,
-    handler: HandlerOption = None,
-    error_type: ErrorTypeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
-    limit: LimitOption = 100,
-    as_json: JsonLinesOption = False,
+    context: typer.Context, limit: LimitOption = 100, as_json: JsonLinesOption = False, **options: str | None
 ) -> None:
     """List dead letters, newest first."""
 
     async def look(operations: Backend) -> tuple[list[DeadLetter], bool, datetime]:
-        wanted = await _filter(operations, job, name, queue, handler, error_type, since, until)
+        wanted = await _filter(operations, options)
         found, more = await read_pages(limit, operations.dead_letters.page, wanted, payload=as_json)
         return found, more, operations.now()
 
@@ -133,56 +127,46 @@ def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) 
 
 
 @group.command()
+@with_options(FILTER, before="every")
 def redrive(
     context: typer.Context,
     run: OptionalRun = None,
-    job: JobOption = None,
-    name: NameOption = None,
-    queue: QueueOption = None,
-    handler: HandlerOption = None,
-    error_type: ErrorTypeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
     every: AllOption = False,
     as_json: JsonOption = False,
+    **options: str | None,
 ) -> None:
     """Run dead letters again: one, or all that match the options.
 
     Their attempts are counted from 1 again; the idempotency key stays the same.
     """
-    _sweep(context, "redrive", run, (job, name, queue, handler, error_type, since, until), every, as_json, yes=True)
+    _sweep(context, "redrive", run, options, every, as_json, yes=True)
 
 
 @group.command()
+@with_options(FILTER, before="every")
 def purge(
     context: typer.Context,
     run: OptionalRun = None,
-    job: JobOption = None,
-    name: NameOption = None,
-    queue: QueueOption = None,
-    handler: HandlerOption = None,
-    error_type: ErrorTypeOption = None,
-    since: SinceOption = None,
-    until: UntilOption = None,
     every: AllOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonOption = False,
+    **options: str | None,
 ) -> None:
     """Delete dead letters for good. The history still says that their runs failed."""
-    _sweep(context, "purge", run, (job, name, queue, handler, error_type, since, until), every, as_json, yes=yes)
+    _sweep(context, "purge", run, options, every, as_json, yes=yes)
 
 
 def _sweep(
     context: typer.Context,
     what: str,
     run: str | None,
-    options: tuple[str | None, ...],
+    options: Mapping[str, str | None],
     every: bool,
     as_json: bool,
     *,
     yes: bool,
 ) -> None:
-    narrowed = any(option is not None for option in options)
+    narrowed = any(option is not None for option in options.values())
     if run is not None and (narrowed or every):
         raise typer.BadParameter("give either one run or options, not both")
     if run is None and not narrowed and not every:
@@ -195,10 +179,10 @@ def _sweep(
         return 1, 0
 
     async def count(operations: Backend) -> int:
-        return await operations.dead_letters.count(await _filter(operations, *options))
+        return await operations.dead_letters.count(await _filter(operations, options))
 
     async def many(operations: Backend) -> tuple[int, int]:
-        wanted, letters = await _filter(operations, *options), operations.dead_letters
+        wanted, letters = await _filter(operations, options), operations.dead_letters
         sweeping: AsyncIterator[Swept] = letters.redrive_all(wanted) if what == "redrive" else letters.purge_all(wanted)
         done = refused = 0
         async for swept in sweeping:
@@ -219,25 +203,12 @@ def _sweep(
         say(f"{refused} were refused: their jobs are cancelled or deleted", err=True)
 
 
-async def _filter(
-    operations: Backend,
-    job: str | None,
-    name: str | None,
-    queue: str | None,
-    handler: str | None,
-    error_type: str | None,
-    since: str | None,
-    until: str | None,
-) -> DeadLetterFilter:
+async def _filter(operations: Backend, options: Mapping[str, str | None]) -> DeadLetterFilter:
     from duly.checks import read_moment
     from duly.model import DeadLetterFilter
 
-    return DeadLetterFilter(
-        job_id=None if job is None else str((await operations.jobs.find(job)).job_id),
-        name=name,
-        queue=queue,
-        handler=handler,
-        error_type=error_type,
-        since=None if since is None else read_moment("since", since),
-        until=None if until is None else read_moment("until", until),
-    )
+    fields: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if "job" in fields:
+        fields["job_id"] = str((await operations.jobs.find(fields.pop("job"))).job_id)
+    fields.update((name, read_moment(name, fields[name])) for name in ("since", "until") if name in fields)
+    return DeadLetterFilter(**fields)
