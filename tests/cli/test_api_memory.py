@@ -22,7 +22,7 @@ MOST_MEGABYTES = 400
 _FILL = """
 insert into duly.jobs (job_id, created_at, updated_at, last_run_at, shard, priority, status, kind, tenant, name, queue,
     handler, schedule, timezone, payload)
-select duly.new_token(), now(), now(), now(), 0, 5, 'ended', 'once', 'default', 'large', 'default', 'noop', 'now',
+select duly.new_job_id(now()), now(), now(), now(), 0, 5, 'ended', 'once', 'default', 'large', 'default', 'noop', 'now',
     'UTC', to_jsonb(repeat('x', 262000))
 from generate_series(1, $1::int)
 """

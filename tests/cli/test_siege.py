@@ -1,6 +1,6 @@
-"""While one tenant does its worst, another's jobs are on time, its submits are answered, and nobody loses the lead.
+"""While one tenant does its worst, another tenant's jobs are on time, its submits are answered, and no leader changes.
 
-`DULY_TEST_SIEGE_SECONDS=120` is the whole of it, on a million ended jobs; in the suite it is short.
+`DULY_TEST_SIEGE_SECONDS=120` runs the full siege, on a million ended jobs; in the suite it is short.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ insert into duly.jobs (job_id, created_at, updated_at, shard, priority, status, 
 select job_id, duly.now(), duly.now(), duly.shard_of(job_id, store.shard_count), 5, 'ended', 'once', 'a', filler.name,
     'default', 'greet', 'now', 'UTC', jsonb_build_object('filler', repeat('x', filler.length))
 from (values (%s::int, %s, %s)) as filler (count, name, length)
-cross join lateral (select duly.new_token() as job_id from generate_series(1, filler.count) offset 0) made
+cross join lateral (select duly.new_job_id(now()) as job_id from generate_series(1, filler.count) offset 0) made
 cross join duly.store
 """
 
@@ -51,7 +51,7 @@ def key(duly: Run, tenant: str, role: str) -> str:
 
 
 def api_of(pid: int) -> int:
-    """The API's process below a `duly up`."""
+    """The process id of the API of a `duly up`."""
     found = subprocess.run(["pgrep", "-P", str(pid), "-f", "api_process"], capture_output=True, text=True, check=True)
     return int(found.stdout)
 
@@ -161,7 +161,7 @@ def test_one_tenants_worst_stops_no_other(duly: Run, start: Start, store: psycop
             answers = json.loads(siege.stdout.readline())
         ended = now(store)
     memory = peak_memory(api)
-    # What was due in the last seconds has had its time too.
+    # Occurrences that were due in the last seconds get their time too.
     store.execute("select pg_sleep(2.5)")
     runs = store.execute(
         "select scheduled_at, started_at, status from duly.history where job_id = %s"
@@ -183,4 +183,4 @@ def test_one_tenants_worst_stops_no_other(duly: Run, start: Start, store: psycop
     assert not neighbour.failed, told
     assert slowest <= SLOWEST_SUBMIT, told
     assert memory < MOST_MEMORY, told
-    assert all(sum(counts.values()) > 0 for counts in answers.values()), "an attack that was never carried out"
+    assert all(sum(counts.values()) > 0 for counts in answers.values()), "an attack was never carried out"

@@ -514,7 +514,7 @@ async def test_a_job_that_has_had_all_its_runs(world: World) -> None:
 
 
 async def test_pruned_history_is_told_from_lost_history(world: World, pool: Pool) -> None:
-    await pool.query("select duly.ensure_partitions('2030-05-05', '2030-05-05')")
+    await pool.query("select duly.make_partition('history', '2030-05-05', 0)")
     job = await world.submit("0 * * * *", policy=Policy(overlap="parallel"))
     await world.at(START + HOUR)
     await world.fire(job)

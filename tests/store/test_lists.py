@@ -1,5 +1,5 @@
-"""A list costs what its page costs, beside many that ended and for every filter, and ends by bytes. Rows are counted
-here, not seconds."""
+"""A list costs what its page costs, for every filter and beside many ended jobs; a page is also limited in bytes. These
+tests count rows, not seconds."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ insert into duly.jobs (job_id, next_run_at, last_run_at, created_at, updated_at,
 select id, case when $2 = 'active' then now() + interval '1 day' end, $5::timestamptz, now(), now(),
     duly.shard_of(id, 64), 5, $2, case $2 when 'ended' then 'once' else 'interval' end, $1, $2 || ' ' || n % 7,
     'default', 'noop', 'every 1h', 'UTC', '{}', $4::jsonb
-from (select duly.new_token() as id, n from generate_series(1, $3::int) n offset 0) made
+from (select duly.new_job_id(now()) as id, n from generate_series(1, $3::int) n offset 0) made
 """
 _OVER = """
 insert into duly.history (job_id, scheduled_at, finished_at, attempt, status)
@@ -39,14 +39,14 @@ select job_id, last_run_at, last_run_at, 1, 'succeeded' from duly.jobs where sta
 
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that some thousand jobs are many."""
+    """Lowers the limits, so that some thousand jobs count as many."""
     monkeypatch.setattr(jobs, "MAX_ROWS_READ", MOST)
     monkeypatch.setattr(jobs, "_MAX_ENDED_READ", MOST)
     monkeypatch.setattr(jobs, "_FIRST_READ", MOST // 4)
 
 
 async def fill(pool: Pool) -> None:
-    """Few of each kind, some of them with a label, and then many that are completed; the same of two tenants."""
+    """Stores, for each of two tenants, few jobs of each status, half of them labelled, and then many completed ones."""
     over = hours_ago(2)
     for tenant in ("default", "acme"):
         for status in ("active", "paused", "cancelled"):
@@ -54,14 +54,14 @@ async def fill(pool: Pool) -> None:
             await pool.query(_FILL, tenant, status, 15, json.dumps({"team": "red"}), over)
         await pool.query(_FILL, tenant, "ended", ENDED, None, over)
     await pool.query(_OVER)
-    # Ended, and a run of each lives.
+    # Jobs that have ended and have an unfinished run.
     for tenant in ("default", "acme"):
         await put_now(pool, 10, tenant=tenant, name="active 1")
     await pool.query("analyze duly.jobs, duly.runs, duly.history")
 
 
 class Watched:
-    """An executor that notes what it is asked."""
+    """A store that records which statements it executes."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -76,7 +76,7 @@ class Watched:
         return rows[0] if rows else None
 
     async def rows_read(self) -> int:
-        """How many rows of jobs, runs and history all that was asked reads."""
+        """The number of rows that the recorded statements read from tables."""
         read = 0
         for name, args in self.asked:
             explained = await self.pool.query(f"explain (analyze, timing off, format json) {statement(name)}", *args)
@@ -130,7 +130,7 @@ async def test_every_list_is_whole_and_no_page_of_it_costs_more_than_its_bound(p
                 found += listed.job_ids
                 pages += 1
                 if pages in (1, 4):
-                    # By a walk, its doubles (a first look, the other side), and what the matching ones cost.
+                    # The rows of a walk, of the looks that may precede it, and of the matching jobs.
                     assert await watched.rows_read() < 5 * MOST + 20 * PAGE, (tenant, asked, watched.asked)
                 watched.asked.clear()
                 if len(listed.job_ids) >= PAGE:
@@ -196,7 +196,7 @@ async def test_a_page_ends_by_bytes_and_the_next_goes_on_behind_it(
         assert await sizes(what, payload=False) == [12]
     monkeypatch.setattr(jobs, "PAGE_BYTES", 1)
     for what in ("jobs", "letters"):
-        assert await sizes(what) == [1] * 12, "there is always one"
+        assert await sizes(what) == [1] * 12, "a page holds at least one"
 
 
 async def test_what_is_not_sent_of_a_page_is_not_read(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ async def test_dead_letters_of_a_tenant_are_listed_without_all_others(
     )  # fmt: skip
     (scan,) = [node for node in _nodes(json.loads(explained[0][0])[0]["Plan"]) if "Relation Name" in node]
     assert scan["Actual Rows"] + scan.get("Rows Removed by Filter", 0) == 20
-    # Two of many: over as many pages as it takes.
+    # Two of many letters are found, over as many pages as it takes.
     found, cursor = [], None
     while True:
         page = await store_operations.for_tenant("other").dead_letters.page(
@@ -301,6 +301,6 @@ async def test_a_page_of_runs_ends_by_bytes(pool: Pool, database_url: str, monke
         pages.append(len(page.items))
         if (cursor := page.next_cursor) is None:
             break
-    assert pages == [5, 4, 1], "the live one weighs next to nothing"
+    assert pages == [5, 4, 1], "the unfinished run has next to no bytes"
     assert found == sorted(set(found), reverse=True)
     assert len(found) == 10

@@ -1,4 +1,4 @@
-"""Days of history are made beside whoever reads, and take their rows with them wherever those had to wait."""
+"""Partitions are made beside long readers, and take over the rows that had to wait in the default partition."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DAY = timedelta(days=1)
 
 @asynccontextmanager
 async def reading(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """A report, or a backup: it has read history and stays in its transaction."""
+    """A session, as of a report or a backup, that has read history and stays in its transaction."""
     connection = await asyncpg.connect(url)
     try:
         async with connection.transaction(isolation="repeatable_read"):
@@ -36,7 +36,7 @@ async def reading(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]
 
 
 async def forget_days(pool: Pool, *, beyond: int) -> None:
-    """As if nobody had made the days from so many days ahead on."""
+    """Drops the days that are `beyond` or more days ahead, as if they had not been made."""
     rows = await pool.query(
         "select inhrelid::regclass::text as name from pg_inherits where inhparent in "
         "('duly.history'::regclass, 'duly.attempts'::regclass) "
@@ -77,7 +77,7 @@ async def days_of(pool: Pool, parent: str = "history") -> set[date]:
 
 
 async def days_later(pool: Pool, days: float) -> datetime:
-    """Nobody made partitions for so long. Returns what time it is."""
+    """Sets the clock ahead, as if no partitions had been made for `days` days. Returns the new time."""
     rows = await pool.query("update duly.clock set frozen_at = now() + $1::interval returning frozen_at", days * DAY)
     moment = rows[0]["frozen_at"]
     assert isinstance(moment, datetime)
@@ -85,7 +85,7 @@ async def days_later(pool: Pool, days: float) -> datetime:
 
 
 async def asleep(pool: Pool) -> bool:
-    """Whether a statement has begun, and is in the middle of it."""
+    """Whether some statement is in the middle of its pg_sleep."""
     rows = await pool.query(
         "select from pg_stat_activity where wait_event = 'PgSleep' and datname = current_database()"
     )
@@ -143,7 +143,7 @@ class TestRowsInTheDefaultPartition:
             assert rows[0]["ended"]
 
     async def test_what_is_older_than_the_partitions_stays_there(self, pool: Pool) -> None:
-        """A day with a partition counts as one of which nothing was pruned."""
+        """A past day gets no partition late: a day with a partition counts as one from which nothing was pruned."""
         await record(pool, datetime(2001, 2, 3, tzinfo=UTC), job_id=(job_id := uuid4()))
         assert (await maintenance.ensure_partitions(pool)).made == 0
         assert await count(pool, "history_default") == 1
@@ -166,7 +166,7 @@ class TestRowsInTheDefaultPartition:
 
     async def test_a_day_that_cannot_be_made_does_not_stop_the_others(self, pool: Pool) -> None:
         now = await days_later(pool, 20)
-        # Every table has a type of its name.
+        # The partition cannot be made: each table has a row type of the same name, and the domain takes that name.
         await pool.query(f"create domain duly.history_{now:%Y%m%d} as text")
         done = await maintenance.ensure_partitions(pool)
         assert done.made == 17
@@ -191,7 +191,7 @@ class TestRowsInTheDefaultPartition:
         await record(pool, now, job_id=(job_id := uuid4()))
         slow = "select duly.has_ended($1, $2) as ended from (select pg_sleep(3) offset 0) s"
         async with pool.transaction() as transaction:
-            # A plan and a lock from before: neither may stand for the place where the row was.
+            # A plan and a lock from before the move: neither may lead to the row's old place.
             await transaction.connection.fetch("select duly.has_ended($1, $2)", uuid4(), pool.clock.now() - DAY)
             other = await asyncpg.connect(pool.url)
             asked = asyncio.create_task(other.fetchval(slow, job_id, now))
@@ -240,7 +240,7 @@ class TestRowsInTheDefaultPartition:
                 rows = await pool.query("select duly.has_ended($1, $2) as ended", job_id, moment)
                 assert rows[0]["ended"]
 
-        # Each is recorded by two, who do not know of each other.
+        # Each outcome is recorded by two tasks that do not know of each other.
         working = [
             asyncio.create_task(complete(part))
             for part in (moments[:200], moments[:200][::-1], moments[200:], moments[200:][::-1])
@@ -267,7 +267,10 @@ class TestHasEnded:
     @pytest.mark.parametrize("days", [0, -1, 3, 12, -40])
     async def test_it_locks_the_day_it_asks_and_no_other(self, pool: Pool, days: int) -> None:
         at = pool.clock.now() + days * DAY
-        await pool.query("select duly.ensure_partitions($1, $1)", at.date())
+        await pool.query(
+            "select duly.make_partition(parent, $1, 0) from unnest(array['history', 'attempts']) as p (parent)",
+            at.date(),
+        )
         locked = await self.locks(pool, "select duly.has_ended($1, $2)", uuid4(), at)
         assert locked == {"history_default", f"history_{at:%Y%m%d}"}
         locked = await self.locks(pool, "select duly.attempts_of($1, $2)", uuid4(), at)

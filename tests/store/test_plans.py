@@ -30,7 +30,7 @@ insert into duly.jobs (job_id, next_run_at, last_run_at, created_at, updated_at,
     name, queue, handler, schedule, timezone, payload)
 select id, '{NOW.isoformat()}'::timestamptz + n * interval '1 second', '{NOW.isoformat()}'::timestamptz, now(), now(),
     duly.shard_of(id, 64), 5, 'active', 'interval', 'default', 'job ' || n, 'default', 'noop', 'every 1h', 'UTC', '{{}}'
-from (select duly.new_token() as id, n from generate_series(1, {JOBS}) n offset 0) made;
+from (select duly.new_job_id(now()) as id, n from generate_series(1, {JOBS}) n offset 0) made;
 insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, state, queue)
 select job_id, last_run_at, now() + (row_number() over () - 50000) * interval '1 second', now(), shard,
     (row_number() over () % 10)::smallint, 'queued', 'default'
@@ -41,7 +41,7 @@ from duly.jobs cross join generate_series(0, 1) hour offset 100000;
 """
 
 
-# As autovacuum would: tables that were filled. An empty partition that is never looked at keeps the planner careful.
+# Analyzes the filled tables, as autovacuum would. An empty partition without statistics keeps the planner careful.
 _ANALYZE = """
 do $$
 declare
@@ -149,7 +149,7 @@ async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(
         assert "Tid Scan" in kinds
         assert not any("Sort" in kind or "Hash" in kind for kind in kinds)
         lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
-        # The third tells how far a worker looks that leaves some tasks to others.
+        # The third scan is for a worker that leaves some tasks to others: it finds how far that worker looks.
         assert len(lanes) == 2 + len(without)
         for lane in lanes:
             assert "run_at" in lane["Index Cond"]
@@ -270,7 +270,7 @@ async def test_completing_reads_only_the_claims_it_names(full_pool: Pool) -> Non
 
 
 async def test_looking_for_expired_leases_uses_the_lease_index(full_pool: Pool) -> None:
-    # Claims are few; what must hold is that the index is there and usable when they are many.
+    # Claims are few here; the index must exist and be usable when they are many.
     async with full_pool.transaction() as transaction:
         await transaction.connection.execute("set local enable_seqscan = off")
         for args in ((100, None, False), (100, NOW, False)):
@@ -298,7 +298,7 @@ async def test_explaining_looks_at_one_job_only(full_pool: Pool) -> None:
     for plan in await plans_of(full_pool, "history/records_between", job, first, last, 1000, 0):
         assert_index_only_access(plan)
     async with full_pool.transaction() as transaction:
-        # The log is short here; what must hold is that the index is there and usable when it is long.
+        # The log is short here; the index must exist and be usable when it is long.
         await transaction.connection.execute("set local enable_seqscan = off")
         rows = await transaction.connection.fetch(f"explain (format json) {statement('changes/of_job')}", job, 100)
         plan = json.loads(rows[0][0])[0]["Plan"]
@@ -312,7 +312,7 @@ async def test_recent_runs_come_from_the_end_of_the_index(full_pool: Pool) -> No
         assert_index_only_access(plan)
 
 
-# Each list, its arguments after the tenant, and the index that it walks along, as often as it does.
+# Each list: its statement, tenant and status, and the index of each of its walks.
 LISTS = [
     ("jobs/list", "default", None, ["jobs_pkey"]),
     ("jobs/list_set_aside", "default", "paused", ["jobs_set_aside"]),

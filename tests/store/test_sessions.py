@@ -37,7 +37,7 @@ ODD = {
     "extra_float_digits": "-15",
     "client_min_messages": "debug1",
 }
-# Each fits what Duly's statements hand over better than PostgreSQL's own function does, or as well.
+# Each fits the arguments in Duly's statements at least as well as PostgreSQL's own function.
 HOSTILE = (
     "cardinality(uuid[]) returns int", "cardinality(int[]) returns int", "power(int, int) returns float8",
     "to_timestamp(numeric) returns timestamptz", "unnest(uuid[]) returns setof uuid",
@@ -117,7 +117,7 @@ async def test_a_jobs_life_under_odd_settings_and_hostile_functions(database_url
 async def test_a_jobs_life_behind_a_pooler_with_hostile_functions_in_public(
     database_url: str, settings: Settings
 ) -> None:
-    """Nothing is set for these sessions: what the statements say has to be enough."""
+    """Duly sets nothing for these sessions: its statements must be safe by themselves."""
     await be_hostile(database_url, "public")
     pool = await Pool.connect(database_url, size=8, pgbouncer=True)
     pooled = settings.model_copy(update={"pgbouncer": True, "direct_url": database_url})
@@ -128,7 +128,7 @@ async def test_a_jobs_life_behind_a_pooler_with_hostile_functions_in_public(
 
 
 async def test_functions_of_the_schema_are_bound_or_have_a_path_of_their_own(pool: Pool) -> None:
-    """What a path does not name comes before it: temporary tables and types of whoever calls."""
+    """The path names pg_temp last: without that, the caller's temporary tables and types would come first."""
     rows = await pool.query(
         "select p.oid::regprocedure::text as name from pg_proc p where p.pronamespace = 'duly'::regnamespace "
         "and p.prosqlbody is null "
@@ -146,7 +146,7 @@ async def test_functions_that_are_inlined_for_speed_are_bound(pool: Pool) -> Non
     )
     assert {row["name"] for row in rows} == {
         "as_cancelled", "as_serial", "is_among", "is_missed", "is_serial", "is_triggered", "last_runs_ended",
-        "mark_of_line", "new_token", "now", "overlap", "shard_of",
+        "mark_of_line", "new_job_id", "now", "overlap", "shard_of",
     }  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def test_every_call_of_a_statement_names_postgresqls_own_function() -> None:
 
 
 async def test_a_column_that_is_added_changes_no_answer(database_url: str, pool: Pool) -> None:
-    """A prepared statement whose answer would have another shape cannot be carried out any more."""
+    """A prepared statement fails once its answer would have other columns."""
 
     async def shapes() -> dict[str, list[str]]:
         async with connected(database_url, statement_cache_size=0) as connection:

@@ -1,4 +1,4 @@
-"""The torture's short version, and whether its own parts can be relied on.
+"""The short version of the torture, and tests of its sink, audit and mutants.
 
 DULY_TORTURE_SEED repeats a run, DULY_TORTURE_MINUTES makes it longer; `make torture` is the same with all options.
 """
@@ -25,12 +25,12 @@ from torture.mutants import MUTANTS
 from torture.run import TESTS, Plan, Result, torture
 from torture.workload.sink_process import RECORD, running_sink
 
-# Seven processes and their faults want the machine for themselves.
+# Seven processes and their faults need the machine for themselves.
 alone = pytest.mark.alone
 
 
 async def _tortured(plan: Plan) -> Result:
-    # Not below pytest's own folder, which other accounts cannot enter: PostgreSQL does not run as root.
+    # Not below pytest's own folder, which the account of PostgreSQL cannot enter.
     folder = Path(tempfile.mkdtemp(prefix="duly-torture-"))
     folder.chmod(0o755)
     print(f"seed {plan.seed}: recording into {folder}")
@@ -42,17 +42,18 @@ async def _tortured(plan: Plan) -> Result:
 @alone
 @pytest.mark.timeout(900)
 async def test_nothing_is_lost_or_doubled_while_everything_breaks() -> None:
-    # The same each time, so that a red one is the doing of what was changed; `make torture` draws new ones.
+    # A fixed seed, so that a failure is due to what was changed; `make torture` draws new seeds.
     seed = int(os.environ.get("DULY_TORTURE_SEED") or 100)
     minutes = float(os.environ.get("DULY_TORTURE_MINUTES") or 1)
     result = await _tortured(Plan(seed=seed, minutes=minutes, recurring=60))
     told = "\n".join(f"{finding['invariant']}: {finding['message']}" for finding in result.findings[:20])
     assert not result.findings, f"{told}\nrepeat it with DULY_TORTURE_SEED={seed}; the records are in {result.folder}"
-    assert result.faults >= 5, "hardly anything was broken: this was no torture"
+    assert result.faults >= 5, "too few faults: this was no torture"
     shutil.rmtree(result.folder)
 
 
-# Each takes a minute or two: DULY_TORTURE_MUTANTS=all, or some by commas. The checker's own test has such histories.
+# Each mutant takes a minute or two: DULY_TORTURE_MUTANTS=all, or names separated by commas. test_checker.py has
+# histories with the same damage.
 _MUTANTS = os.environ.get("DULY_TORTURE_MUTANTS", "")
 if _MUTANTS:
 
@@ -62,7 +63,7 @@ if _MUTANTS:
     async def test_a_broken_duly_is_caught(mutant: str) -> None:
         plan = Plan(seed=11, minutes=0.8, mutant=mutant, coordinator="postgres", standby="none", fault_rate=1.5)
         result = await _tortured(plan)
-        # A mutant is not waited for until it settles: that things are still under way says nothing of it.
+        # The run does not wait for a mutant to settle, so unfinished work is no evidence.
         caught = {finding["invariant"] for finding in result.findings} - {"settles", "heals", "ending"}
         assert caught, f"{mutant} was not caught; the records are in {result.folder}"
         shutil.rmtree(result.folder)
@@ -125,7 +126,7 @@ async def test_what_the_sink_has_answered_is_on_its_disk_and_there_once(tmp_path
     with tempfile.TemporaryDirectory() as nook:
         async with running_sink(tmp_path, f"unix://{nook}/sink") as address:
             call = Caller(address)
-            # The same call again, as after a lost answer, and many at once.
+            # Many calls at once, and each repeated, as after a lost answer.
             await asyncio.gather(*(call("begin", token="01", execution=str(n % 50)) for n in range(200)))
             assert sorted(line["execution"] for line in _lines(tmp_path)) == sorted(str(n) for n in range(50))
 
@@ -141,7 +142,7 @@ async def test_the_diary_has_every_change_also_in_partitions_made_later(
 ) -> None:
     await audit.install(database_url)
     day = datetime.now(UTC) + timedelta(days=40)
-    await pool.query("select duly.ensure_partitions($1::date, $1::date)", day.date())
+    await pool.query("select duly.make_partition('history', $1::date, 0)", day.date())
     job_id = uuid4()
     await pool.query(
         "insert into duly.history (job_id, scheduled_at, finished_at, attempt, status) "
@@ -150,7 +151,7 @@ async def test_the_diary_has_every_change_also_in_partitions_made_later(
     )  # fmt: skip
     await pool.query("update duly.shards set epoch = epoch + 1 where shard = 3")
     await pool.query("delete from duly.history where job_id = $1", job_id)
-    # What was not committed did not happen.
+    # A change that is rolled back is not in the audit.
     with pytest.raises(ZeroDivisionError):
         await _give_up_half_way(pool)
     await audit.export(database_url, tmp_path)

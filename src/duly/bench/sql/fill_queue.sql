@@ -1,7 +1,7 @@
 -- Inserts startable runs, oldest first, each of a job of its own, without a client.
 --   $1 number of runs
 with made as materialized (
-    select n, duly.new_token() as job_id, duly.now() - ($1 - n) * interval '1 microsecond' as due
+    select n, duly.new_job_id(clock_timestamp()) as job_id, duly.now() - ($1 - n) * interval '1 microsecond' as due
     from generate_series(1, $1::int) as n
     offset 0
 ),

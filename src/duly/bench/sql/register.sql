@@ -7,7 +7,7 @@ select job_id, due, duly.now(), duly.now(), due, duly.shard_of(job_id, store.sha
     'default', 'registered ' || n, 'default', $4, $5, 'UTC', jsonb_build_object('n', n), $6::jsonb
 from (
     -- In an order unrelated to their due times, as if they had been registered over years.
-    select n, duly.new_token() as job_id, $2::timestamptz + random() * make_interval(secs => $3) as due
+    select n, duly.new_job_id(clock_timestamp()) as job_id, $2::timestamptz + random() * make_interval(secs => $3) as due
     from generate_series(1, $1::int) as n
     offset 0
 ) made

@@ -47,9 +47,9 @@ begin atomic
 end;
 
 -- A version-7 UUID: milliseconds first, random bits behind.
-create function duly.new_token() returns uuid
+create function duly.new_job_id(moment timestamptz) returns uuid
 language sql volatile
 begin atomic
-    select (lpad(to_hex((extract(epoch from clock_timestamp()) * 1000)::bigint), 12, '0')
+    select (lpad(to_hex((extract(epoch from moment) * 1000)::bigint), 12, '0')
         || '7' || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid;
 end;

@@ -85,17 +85,6 @@ exception
 end
 $$;
 
--- Makes the partitions of these days; returns how many were made.
-create function duly.ensure_partitions(first_day date, last_day date) returns integer
-language sql
-set search_path = pg_catalog, pg_temp
-as $$
-    select count(*)::int
-    from unnest(array['history', 'attempts']) as p (parent)
-    cross join generate_series(first_day, last_day, interval '1 day') as d (day)
-    where duly.make_partition(p.parent, d.day::date, 100000) in ('made', 'moved')
-$$;
-
 -- Writes `duly.has_ended(job, at)`: has this run ended? It has a branch for each of these days whose partition exists.
 -- Returns whether that changed it. It is a function, and not a subquery, because statements that call it also lock or
 -- update rows. When such a statement waits for another's change it evaluates a part of its plan again, and in

@@ -335,8 +335,7 @@ begin
                 return existing.job_id;
             end if;
         end if;
-        new_id := (lpad(to_hex((extract(epoch from moment) * 1000)::bigint), 12, '0') || '7'
-            || substr(replace(gen_random_uuid()::text, '-', ''), 14))::uuid;
+        new_id := duly.new_job_id(moment);
         new_shard := duly.shard_of(new_id, store.shard_count);
         room := duly.tenant_room(tenant, 1, store.tenant_max_jobs);
         if room < 1 then
