@@ -29,8 +29,8 @@ __all__ = ["servers"]
 
 _numbers = itertools.count(1)
 
-# No deadline for an example: its time is the machine's, except where a test says so. In CI the examples are always the
-# same (see harness.waiting.drawn_seed).
+# Examples have no deadline unless a test sets one, because their time depends on the machine. In CI the examples are
+# always the same (see harness.waiting.drawn_seed).
 hypothesis.settings.register_profile("duly", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("duly")
 
@@ -91,7 +91,7 @@ async def pool(database_url: str) -> AsyncIterator[Pool]:
 
 @pytest.fixture
 def settings(database_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Settings:
-    """Settings with short leases, for tests of expiry, and with an API that needs no key until there is one.
+    """Settings with short leases, for tests of expiry, and with an API that needs no key until one is created.
 
     The developer's own duly.toml is not read.
     """
@@ -110,7 +110,7 @@ async def store_operations(pool: Pool, settings: Settings) -> StoreOperations:
 
 @pytest.fixture
 async def operations(store_operations: StoreOperations) -> Operations:
-    """The default tenant's."""
+    """The operations of the default tenant."""
     return store_operations.for_tenant(DEFAULT_TENANT)
 
 
@@ -157,6 +157,4 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     if skipped := len(terminalreporter.stats.get("skipped", ())):
-        terminalreporter.write_sep(
-            "!", f"{skipped} tests were SKIPPED: what they promise was not tested here", red=True
-        )
+        terminalreporter.write_sep("!", f"{skipped} tests were SKIPPED: their promises were not tested here", red=True)

@@ -1,4 +1,4 @@
-"""Tasks that run in child processes. A module of its own: children import it by this name."""
+"""Tasks that run in child processes. They have their own module, because children import it by this name."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def fail(ctx: Context, how: str) -> Any:
 def hang(file: str, programs: int = 0) -> None:
     pids = [subprocess.Popen(["sleep", "300"]).pid for _ in range(programs)]
     Path(file).write_text(" ".join(map(str, [os.getpid(), *pids])))
-    # The regular expression engine does not let go of the interpreter's lock: no other thread of this process runs.
+    # The regular expression engine does not release the interpreter's lock: no other thread of this process runs.
     re.match(r"(a+)+$", "a" * 64 + "b")
 
 

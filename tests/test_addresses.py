@@ -1,6 +1,6 @@
-"""An address is shown without its password, however it was spelt and whatever is wrong with it.
+"""An address is shown without its password, in every spelling and with every error in it.
 
-tests/cli/test_passwords.py gives the same to commands.
+tests/cli/test_passwords.py gives the same addresses to commands.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ALL = [address for password in PASSWORDS for address in addresses_with(password)
 
 
 def told(error: BaseException) -> str:
-    """All that a log with its traceback shows of it."""
+    """All text that a log with a traceback shows of the error."""
     return str(error) + repr(error) + "".join(traceback.format_exception(error))
 
 
@@ -88,7 +88,7 @@ def test_settings_show_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
     settings = load_settings(**kept)
     assert_hidden(repr(settings) + str(settings))
     assert_hidden(repr(Session(kept["database_url"], url=f"https://u:{MARK}@h")))
-    # What pydantic says of a setting quotes what it was given, and that is all of them where two do not fit.
+    # Pydantic's message about a setting quotes its input: all settings, if two of them contradict each other.
     for wrong in ({"heartbeat_seconds": 14}, {"shards": "x"}, {"database_url": 5}):
         with pytest.raises(ValidationError) as refused:
             Settings(**(kept | wrong))
@@ -141,4 +141,4 @@ def test_the_address_of_an_api_is_not_repeated() -> None:
                 except ConfigError as error:
                     assert_hidden(told(error), address)
                 else:
-                    raise AssertionError(f"{address} is taken")
+                    raise AssertionError(f"{address} was accepted")

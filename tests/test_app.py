@@ -1,4 +1,4 @@
-"""The SDK: tasks, declared jobs, submitting with and without an event loop."""
+"""The SDK: tasks, declared jobs, submits with and without an event loop."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ async def test_many_may_be_mappings_of_fields(app: Duly, pool: Pool) -> None:
 
 
 async def test_a_bulk_of_jobs_that_have_nothing_in_common_goes_in_quickly(app: Duly, pool: Pool) -> None:
-    """Distinct due times make distinct schedules; the statement must not compare each with each."""
+    """Distinct due times make distinct schedules; the statement must not compare every job with every other."""
     start = datetime(2031, 1, 1, tzinfo=UTC)
     requests = [
         app.request("send_report", run_at=start + timedelta(seconds=n), labels={"n": str(n)}) for n in range(5000)
@@ -157,7 +157,7 @@ async def test_a_bulk_of_jobs_that_have_nothing_in_common_goes_in_quickly(app: D
 
 
 class TestDeclared:
-    """`@app.cron`: the code says what the job is."""
+    """`@app.cron`: the code declares the job."""
 
     def _app(self, settings: Settings, schedule: str, **options: Any) -> Duly:
         app = Duly(settings=settings)

@@ -1,4 +1,4 @@
-"""The clock: what measurements of the database's say about it, good ones and bad ones."""
+"""The clock, which estimates the database's time from good and bad measurements."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from duly.clock import DatabaseClock
 from duly.model import from_micros
 
-# The database's clock is ahead of the monotonic one by so much.
+# How far the database's clock is ahead of the monotonic one.
 AHEAD_US = 1_900_000_000_000_000
 
 
@@ -32,10 +32,10 @@ def test_a_worse_measurement_is_left_aside_when_it_agrees() -> None:
 
 def test_what_the_database_has_said_is_never_in_the_future() -> None:
     clock = DatabaseClock()
-    # The way there took no time, the answer 40 ms: the estimate is 20 ms behind, and cannot know it.
+    # The request took no time and the answer 40 ms: the estimate is 20 ms behind, which the clock cannot know.
     observe(clock, 100.0, 100.0, 100.04)
     assert off_us(clock) == pytest.approx(-20_000, abs=1)
-    # A slower measurement is no better estimate, but it shows that the database's clock was further.
+    # A slower measurement is no better estimate, but it shows that the database's clock is further ahead.
     observe(clock, 101.0, 101.05, 101.055)
     assert off_us(clock) == pytest.approx(-5_000, abs=1)
 

@@ -1,4 +1,4 @@
-"""The objects that say what a job calls: what is taken, what is refused, and what is shown of them."""
+"""The handler objects of jobs (HTTP endpoints and commands): which are accepted or refused, and how they are shown."""
 
 from __future__ import annotations
 
@@ -168,6 +168,6 @@ def test_what_is_secret_is_shown_by_its_name_only() -> None:
         "headers": {"authorization": HIDDEN, "Cookie": HIDDEN, "X-Team": "ops"},
         "secret_headers": {"X-Key": HIDDEN},
     }
-    assert target["secret_headers"] == {"X-Key": "3"}, "showing must not change what is kept"
+    assert target["secret_headers"] == {"X-Key": "3"}, "showing a target must not change it"
     shown = shown_target(checked({**COMMAND, "env": {"A": "b"}, "secret_env": {"KEY": "c"}}))
     assert shown == {**COMMAND, "env": {"A": "b"}, "secret_env": {"KEY": HIDDEN}}

@@ -1,4 +1,4 @@
-"""The file of a local key: made whole or not at all, and worth something only as a private file of this user's own."""
+"""The file of a local key is written whole or not at all, and counts only if it is a private file of this user."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_a_server_sees_a_deleted_and_a_replaced_key(file: Path, monkeypatch: pyt
     for wrong in ("", "duly_local_", first[:-1], f"{first}0", first.upper(), first.replace("local", "other")):
         assert not known.opens(wrong)
     file.unlink()
-    assert known.opens(first)  # for a second
+    assert known.opens(first)  # a server may notice a second later
     now += 1
     assert not known.opens(first)
     second = obtain_key(file)
@@ -174,7 +174,7 @@ def test_looking_at_a_key_does_not_look_at_the_file_each_time(file: Path, monkey
     assert looked == 1
 
 
-# Which key an address needs
+# The key for an address
 
 
 ELSEWHERE = [
@@ -200,7 +200,7 @@ def test_a_key_is_found_for_its_own_address_and_for_no_other(file: Path) -> None
     with announced(ADDRESS, file):
         assert key_for(ADDRESS) == (ADDRESS, key)
         assert key_for(f"{ADDRESS}/below") == (f"{ADDRESS}/below", key)
-        # Not the name: on the other address that it stands for, somebody else may listen.
+        # The address is returned, not the name: another program may listen on the name's other address.
         assert key_for("http://LOCALHOST:47113") == (ADDRESS, key)
         assert key_for("http://[::ffff:127.0.0.1]:47113") == (ADDRESS, key)
         assert [key_for(url) for url in ELSEWHERE] == [None] * len(ELSEWHERE)
@@ -232,7 +232,7 @@ def test_what_a_killed_server_noted_is_not_believed_and_swept_away(file: Path, u
         server.kill()
         server.wait()
     assert os.listdir(users_home / "serving") == ["127.0.0.1:47113"]
-    assert key_for(ADDRESS) is None, "somebody else may listen there by now"
+    assert key_for(ADDRESS) is None, "another program may listen there by now"
     with announced("http://127.0.0.1:47114", file):
         assert os.listdir(users_home / "serving") == ["127.0.0.1:47114"]
     with announced(ADDRESS, file):

@@ -1,4 +1,4 @@
-"""Every package that `make` installs is locked by version and hash: another one would be fetched unseen."""
+"""Every package that `make` installs is locked by version and hash; otherwise another one could be installed unseen."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def locked_versions() -> dict[str, str]:
 
 
 def needed() -> set[str]:
-    """The names of all that Duly with every extra needs here, and of what builds it."""
+    """The names of all packages that Duly with every extra needs here, and of those that build it."""
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     waiting = [Requirement("duly[dev]"), *map(Requirement, build)]
     seen: set[tuple[str, str]] = set()
@@ -34,7 +34,7 @@ def needed() -> set[str]:
             seen.add((name, extra))
             try:
                 wanted = distribution(name).requires or []
-            except PackageNotFoundError:  # in no lock either, then: the test says so
+            except PackageNotFoundError:  # not installed: the test fails for this name
                 continue
             for text in wanted:
                 inner = Requirement(text)

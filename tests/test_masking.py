@@ -1,4 +1,4 @@
-"""Secret values are found in what programs and endpoints leave behind, however it was quoted, wherever it was cut."""
+"""Secret values are masked in the output of programs and endpoints, however it is quoted and wherever it is cut."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_wherever_a_text_is_cut_nothing_of_the_secret_at_the_cut_is_left(
     end = data.draw(st.integers(max(begin, len(before)), len(whole)))
     masked = Mask([secret]).text(whole[begin:end], begins_amid=begin > 0, ends_amid=end < len(whole))
     kept = masked.replace(HIDDEN, "\x00")
-    # What is left of the text beside the marks is none of the secret's own characters.
+    # The rest of the text, without the marks, holds none of the secret's own characters.
     own = range(max(begin, len(before)), min(end, len(before) + len(secret)))
     assert len(kept.replace("\x00", "")) <= end - begin - len(own)
 
@@ -87,7 +87,7 @@ def test_hostile_secrets_cost_what_their_length_does() -> None:
             best = min(best, time.thread_time() - began)
         return best
 
-    assert seconds(64_000) < 200 * seconds(2_000)  # 32 times would be linear, 1,024 times the square
+    assert seconds(64_000) < 200 * seconds(2_000)  # linear growth would be 32 times, quadratic 1,024 times
 
 
 def test_results_stay_what_they_are_but_for_the_secret() -> None:
@@ -150,8 +150,8 @@ def test_of_a_payload_the_values_at_its_secret_paths_are_hidden(
 ) -> None:
     before = json.dumps(payload)
     assert shown_payload(payload, paths) == shown
-    assert json.dumps(payload) == before, "it is still the caller's own"
-    # What was shown is known again, and is shown alike.
+    assert json.dumps(payload) == before, "the caller's payload must not change"
+    # A payload as it was shown is recognised, and is shown the same way again.
     assert (shown_instead(shown, paths) is None) == (shown == payload)
     assert shown_payload(shown, paths) == shown
 

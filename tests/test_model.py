@@ -102,5 +102,5 @@ def test_ids_made_one_after_the_other_are_in_order_even_if_the_clock_steps_back(
     ]
     assert made == sorted(made)
     assert len(set(made)) == len(made)
-    # A clock that was moved for good, as in a test, is believed.
+    # A clock that was set back far, as in a test, is followed.
     assert new_job_ids(1, now - 3_600_000_000)[0] < made[0]

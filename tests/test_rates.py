@@ -8,7 +8,7 @@ from duly.rates import TokenBucket
 
 
 def wait(bucket: TokenBucket, seconds: float) -> float:
-    """Takes a token at this time: 0, or the seconds until there is one."""
+    """Takes a token at this time. Returns 0, or the seconds until there is one."""
     return 0.0 if bucket.take(1, round(seconds * 1e6)) else bucket.seconds_to_next
 
 

@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md: where a field, a column or a target kind is missing, a test names the place."""
+"""The recipes of CONTRIBUTING.md: if a place lacks a new field, column or target kind, a test names the place."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestPolicyField:
     def test_the_sdk_types_it(self, name: str) -> None:
         typed = get_type_hints(PolicyOptions)
         assert name in typed, f"add {name} to PolicyOptions in model/options.py"
-        if POLICY_RULES[name].kind is not tuple:  # any sequence will do where a tuple is kept
+        if POLICY_RULES[name].kind is not tuple:  # a caller may pass any sequence for a tuple
             assert typed[name] == get_type_hints(Policy)[name], f"PolicyOptions.{name} has another type than Policy's"
 
     @pytest.mark.parametrize("name", sorted(set(POLICY_RULES) - {"secret_fields"}))
@@ -178,7 +178,7 @@ class TestJobColumn:
 
     def test_a_copy_writes_the_columns_that_the_statement_writes(self) -> None:
         written = {*NewJob._fields, "last_run_at", "run_count", "status", "created_at", "updated_at"}
-        # A copy takes no job that has a dedupe_key.
+        # Jobs with a dedupe_key are not copied.
         assert set(JOB_COLUMNS) == written - {"immediate", "dedupe_key", "fingerprint"}
 
     def test_a_copy_encodes_each_column_by_its_type(self) -> None:
@@ -205,5 +205,5 @@ def test_sql_knows_the_kinds_of_targets_that_python_does() -> None:
     }
     assert known == set(KINDS), "describe the target in _HANDLER of api/schemas.py"
     assert all(f'"{kind}"' in inspect.getsource(making) for kind in KINDS), (
-        "make its caller in worker/targets/making.py"
+        "construct the new kind's target in worker/targets/making.py"
     )

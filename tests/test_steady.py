@@ -1,4 +1,4 @@
-"""The test command: unsteady tests are told from broken ones, in projects of a few tests each."""
+"""The test command tells unsteady tests from broken ones, in projects of a few tests each."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ markers =
 addopts = --strict-markers -p no:cacheprovider -p xdist.plugin
 """
 
-# Fails the first time, and passes once its mark lies in the folder.
+# Fails the first time, and passes once its mark is in the folder.
 _UNSTEADY = """
 import pathlib, pytest
 def once(name):
@@ -44,10 +44,10 @@ def _run(folder: Path, *arguments: str, ci: bool = False, **files: str) -> tuple
     (folder / "test_alone.py").write_text("import pytest\n@pytest.mark.alone\ndef test_alone(): pass\n")
     for name, text in files.items():
         (folder / f"{name}.py").write_text(_UNSTEADY + text)
-    # The tests' own pytest must not be taken for the one below it.
+    # The inner pytest must not inherit the settings of the pytest that runs this test.
     own = ("PYTEST", "COV_", "CI")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # they take longer than these tests
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # loading the plugins takes longer than these tests
     done = subprocess.run(
         [sys.executable, steady.__file__, *arguments],
         cwd=folder,
@@ -81,7 +81,7 @@ def test_unsteady_tests_are_listed_last_and_the_run_is_green(tmp_path: Path) -> 
     assert written in output
     assert "the first time of b" in written
 
-    # Steady from now on: the file of the last time goes.
+    # The tests are steady now: the file of the last run is deleted.
     code, output = _run(tmp_path)
     assert code == 0, output
     assert "UNSTEADY" not in output
@@ -186,7 +186,7 @@ def test_a_test_that_draws_its_seed_is_marked_as_a_search() -> None:
 
 
 def test_a_file_that_marks_single_tests_is_one_that_the_part_collects() -> None:
-    """Otherwise `make test` would not run them at all."""
+    """Otherwise `make test` would not run the marked tests at all."""
     marked = {path for path, text in _files_of_tests() if re.search(r"pytest\.mark\.(alone|paced|waits)\b", text)}
     assert marked - {"test_steady.py"} <= set(tiers.MARKED)
     named = {*tiers.ALONE, *tiers.PACED, *tiers.WAITS, *tiers.SEARCH, *tiers.SLOW, *tiers.MARKED, *tiers.LONGEST_FIRST}
@@ -194,7 +194,7 @@ def test_a_file_that_marks_single_tests_is_one_that_the_part_collects() -> None:
 
 
 def test_tests_mirror_the_source() -> None:
-    """A folder of tests is a room of src/duly or one of these; a file beside them tests the module of its name."""
+    """A folder of tests has the name of a folder of src/duly or one of the names in `own`."""
     own = {"harness", "mutants", "policies", "simulation", "sql", "torture"}
     source = TESTS.parent / "src" / "duly"
     rooms = {path.parent.relative_to(source).as_posix() for path in source.rglob("*.py")}

@@ -1,4 +1,4 @@
-"""Turns on the event loop: of all long work, one piece in each pass."""
+"""Turns on the event loop: each pass executes one piece of all long work."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_one_goes_on_in_each_pass_and_nobody_is_overtaken_twice() -> None:
     passes.end()
     assert max(Counter(at for at, _ in went).values()) == 1
     order = [number for _, number in went]
-    # The first had its turn before the others had come, and so was the first to ask for another.
+    # Worker 0 had its first turn before the others came, and so asked for its second turn first.
     assert order == [0, *range(20), *range(20), *range(1, 20)]
 
 

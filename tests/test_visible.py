@@ -1,4 +1,4 @@
-"""Text from elsewhere is shown as text: nothing in it acts on a terminal, hides, or makes a line of its own."""
+"""Foreign text is shown as text: nothing in it controls the terminal, hides, or looks like another line."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_every_control_and_format_character_is_spelt_out() -> None:
         assert visible(within).isascii()
         if character not in "\t\n":
             assert character not in visible_lines(within), hex(ord(character))
-            # What JSON itself escapes is left to it; a text from `json.dumps` holds none of those.
+            # JSON itself escapes some characters, so the output of `json.dumps` holds none of those.
             shown = visible_json(json.dumps(within, ensure_ascii=False))
             assert character not in shown
             assert json.loads(shown) == within
@@ -58,7 +58,7 @@ def test_how_it_is_spelt() -> None:
 def test_only_our_own_styles_reach_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What `typer.echo` asks before it takes styles out.
+    # `typer.echo` removes styles unless this is true.
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     say(f"{styled('ours', fg='red')} \x1b[32mtheirs\x1b[0m \x1b[")
     assert capsys.readouterr().out == "\x1b[31mours\x1b[0m \\x1b[32mtheirs\\x1b[0m \\x1b[\n"
@@ -74,7 +74,7 @@ def test_a_record_of_a_log_is_one_line_and_its_traceback_is_indented() -> None:
         raise ValueError("one\n2030-01-01 00:00:00.000 ERROR   duly: forged\r\x1b[2J")
     except ValueError:
         record.exc_info = sys.exc_info()
-    # A handler of somebody else's has been here before.
+    # Another formatter has already written its text into the record.
     record.exc_text = "\x1b as another formatter made it"
     first, *below = LogFormatter().format(record).split("\n")
     assert first.endswith(r"INFO    duly.x: said a\n2030-01-01 00:00:00 ERROR b\x1b\u2028")

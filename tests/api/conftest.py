@@ -1,4 +1,4 @@
-"""A real server for tests that need one, and clients with keys."""
+"""A real server for tests that need one."""
 
 from __future__ import annotations
 

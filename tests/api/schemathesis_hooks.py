@@ -1,4 +1,4 @@
-"""Strings of our formats and rules between fields, which schemathesis cannot know. Loaded by its command line only."""
+"""Strings in Duly's formats, and rules between fields, for the command line of schemathesis, which cannot know them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ def _send_lines(_: Any, value: Any) -> bytes:
 
 
 def _without_later_rules(job: Any) -> Any:
-    """Rules between fields are told in words only: an end lies after the start, something is left to fire, what runs
-    once has no bounds, no text of a payload holds a NUL, and secret paths are not lost without a new payload.
+    """Removes fields that would break a rule between fields, because the description states those rules in words only:
+    an end lies after the start, something is left to fire, a job that runs once has no bounds, no text of a payload
+    holds a NUL, and secret paths are not lost without a new payload.
 
-    Only what is right by itself is taken out: what is wrong was put there on purpose.
+    Only values that are valid by themselves are removed: an invalid value was put there on purpose.
     """
     if not isinstance(job, dict):
         return job
@@ -85,14 +86,15 @@ def map_body(_: Any, body: Any) -> Any:
 
 @schemathesis.hook
 def map_query(_: Any, query: Any) -> Any:
-    """Two labels could ask for two values of one key."""
+    """Keeps one label, because two labels could ask for two values of one key."""
     if isinstance(query, dict) and isinstance(query.get("label"), list):
         return {**query, "label": query["label"][:1]}
     return query
 
 
 def _together(name: str, query: dict[str, Any]) -> dict[str, Any]:
-    """Rules between parameters are told in words only. Only what is right by itself is changed."""
+    """Changes parameters that would break a rule between parameters, because the description states those rules in
+    words only. Only values that are valid by themselves are changed."""
     if name == "purge_dead_letters" and query.keys() <= {"all"} and query.get("all", False) in (False, "false"):
         return {"all": True}
     if name == "explain_occurrence":
@@ -108,34 +110,35 @@ def _together(name: str, query: dict[str, Any]) -> dict[str, Any]:
 
 @schemathesis.hook
 def before_call(_: Any, case: Any, __: Any) -> None:
-    """The header and the field mean the same, and must not differ; a job that has run cannot be told to never have."""
+    """Removes contradictions: the header Idempotency-Key beside the field dedupe_key, which means the same, and a new
+    max_runs, which may be less than the runs that the job has had."""
     if isinstance(case.body, dict | list):
-        # A link fills in whatever an answer had, also beside fields that it does not go with; and not every phase asks
+        # A link fills in any value of an answer, also beside fields that exclude it, and not every phase calls
         # `map_body`.
         case.body = map_body(None, case.body)
     if case.method == "PATCH" and isinstance(case.body, dict):
         if _is_count(case.body.get("max_runs")):
             del case.body["max_runs"]
         if case.body.get("schedule") in _ONE_OFFS[1:]:
-            # Whatever bounds the job has had are not for what runs once.
+            # A job that runs once has no bounds, so the bounds that it had are removed.
             case.body = {"start_at": None, "end_at": None, "max_runs": None, **case.body}
     if isinstance(case.body, dict) and "dedupe_key" in case.body and case.headers:
         case.headers.pop("Idempotency-Key", None)
     name = case.operation.definition.raw.get("operationId")
     meant_to_fit = case.meta is not None and case.meta.generation.mode.is_positive
     if name == "list_jobs" and meant_to_fit and "find" in (case.query or {}):
-        # `find` goes with no filter: the description says so in words only.
+        # `find` cannot be combined with a filter, but the description says so in words only.
         case.query = {key: value for key, value in case.query.items() if key in ("find", "payload")}
     if name in ("purge_dead_letters", "explain_occurrence"):
         case.query = _together(name, dict(case.query or {}))
-        # A link fills in whatever an answer had; where it is meant to fit, it must be one that a list could give.
+        # A link fills in any value of an answer; in a valid request, the cursor must be one that a list could return.
         if meant_to_fit and not _is_moment(case.query.get("cursor", "")):
             case.query = {key: value for key, value in case.query.items() if key != "cursor"}
 
 
 @schemathesis.check
 def batches_refuse_each_wrong_job(context: Any, response: Any, case: Any) -> None:
-    """A batch that is wrong by the description refuses a job of it, or with atomic everything."""
+    """Of a batch that violates the description, at least one job is refused; with atomic, the whole batch is."""
     if case.operation.definition.raw.get("operationId") != "submit_jobs" or response.status_code != 200:
         return
     items = response.json()["items"]
@@ -146,7 +149,7 @@ def batches_refuse_each_wrong_job(context: Any, response: Any, case: Any) -> Non
             assert not wrong or item["status"] == 422, (job, item)
     if case.query and case.query.get("atomic") in (True, "true"):
         assert all(item["status"] in (200, 201) for item in items)
-    # Lines of which none holds anything are a batch of no jobs, whatever the text was meant to violate.
+    # Blank lines are a batch of no jobs, whatever rule the text was meant to violate.
     is_empty = not items and case.media_type != "application/json"
     if not is_empty and all(item["status"] in (200, 201) for item in items):
         check: Any = CHECKS.get_one("negative_data_rejection")
@@ -154,7 +157,7 @@ def batches_refuse_each_wrong_job(context: Any, response: Any, case: Any) -> Non
 
 
 class _Strict:
-    """A check's context in which no success is an answer to wrong data."""
+    """The context of a check, in which only a 4xx is a valid answer to wrong data."""
 
     config = SimpleNamespace(negative_data_rejection=SimpleNamespace(expected_statuses=["4xx"]))
 
@@ -170,7 +173,7 @@ _cancelled: set[str] = set()
 
 @schemathesis.check
 def cancelled_jobs_stay_cancelled(_: Any, response: Any, case: Any) -> None:
-    """Whatever is done to a cancelled job, it is shown as cancelled."""
+    """A cancelled job is shown as cancelled, whatever is done to it."""
     if not 200 <= response.status_code < 300 or not case.path.startswith("/api/v1/jobs"):
         return
     shown = response.json()

@@ -37,7 +37,7 @@ async def app(store_operations: StoreOperations) -> Any:
 
 @pytest.fixture
 async def client_of(store_operations: StoreOperations, app: Any) -> AsyncIterator[Client]:
-    """A client with a key of its own; without a tenant: one that has no key."""
+    """Makes a client with a key of its own, or without a key if no tenant is given."""
     async with AsyncExitStack() as stack:
 
         async def make(tenant: str | None = None, role: Any = "write") -> httpx.AsyncClient:
@@ -100,7 +100,7 @@ async def test_with_keys_the_page_has_no_data_and_asks_for_a_key(
     form = page[page.index('<form id="key-form" hidden>') : page.index("</form>")]
     assert 'type="password"' in form
     assert "duly key create --role read" in form
-    # Only a header carries it, only for this tab, and only to where the page came from.
+    # The page keeps the key for this tab only, and sends it in a header only, to its own server only.
     assert re.findall(r"fetch\((.*?),", script) == ['"/live"']
     assert "Authorization: `Bearer ${key}`" in script
     assert "response.status === 401" in script
@@ -149,7 +149,7 @@ async def test_a_reader_may_look_and_change_nothing(
         address = path.replace("{job_id}", str(job.job_id)).replace("{run_id}", run_id)
         response = await reader.request(method, address, json=None if method in ("GET", "DELETE") else {})
         if method == "GET":
-            # There is no dead letter of that name, and nothing else may be refused.
+            # No dead letter has this id; every other read is allowed.
             assert response.status_code == (404 if "dead-letters/{" in path else 200), f"{method} {path}"
         else:
             assert response.status_code == 403, f"{method} {path}"
@@ -184,7 +184,7 @@ async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
             assert "theirs" not in response.text
             seen += 1
     assert seen >= 26
-    # Nor by way of a filter, a cursor, a key or a list.
+    # Filters, cursors and lists do not show the other tenant's data either.
     filtered = await ours.get("/api/v1/dead-letters", params={"job_id": dead_id[:36]})
     assert filtered.json() == {"items": [], "next_cursor": None}
     swept = await ours.post("/api/v1/dead-letters/redrive", json={"job_id": dead_id[:36]})
@@ -195,7 +195,7 @@ async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
     assert (await ours.get(JOBS, params={"cursor": "ffffffff-ffff-ffff-ffff-ffffffffffff"})).json()["items"] == []
     for path in ("/api/v1/forecast", "/live", JOBS, "/api/v1/dead-letters"):
         assert "theirs" not in (await ours.get(path)).text
-    # All of theirs is as it was.
+    # The other tenant's data is unchanged.
     assert await store_operations.for_tenant("theirs").jobs.get(job_id) == before
     assert (await store_operations.for_tenant("theirs").runs.get(run_id)).status == "queued"
     assert await store_operations.for_tenant("theirs").dead_letters.count(DeadLetterFilter()) == 1
@@ -297,7 +297,7 @@ async def test_past_a_tenants_limit_nothing_of_a_submit_or_batch_is_stored(pool:
 async def test_the_first_key_closes_a_server_that_runs_and_revoking_the_last_opens_nothing(
     store_operations: StoreOperations, pool: Pool, settings: Settings
 ) -> None:
-    other = await StoreOperations.open(pool, settings)  # as another process would make the key
+    other = await StoreOperations.open(pool, settings)  # stands for another process, which makes the key
     transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get(JOBS)).status_code == 200

@@ -363,10 +363,10 @@ async def test_every_wrong_field_is_named_at_once(client: httpx.AsyncClient) -> 
     named = {"name", "overlap", "priority", "timezone", "max_retries", "schedule", "queue", "labels", "end_at"}
     answer = await client.post(JOBS, json=wrong)
     assert {error["field"] for error in answer.json()["errors"]} == named
-    # The same where all types are right.
+    # Wrong values are all named at once too, if every type is right.
     answer = await client.post(JOBS, json={**wrong, "name": "n", "overlap": "skip"})
     assert answer.status_code == 422
     assert {error["field"] for error in answer.json()["errors"]} == named - {"name", "overlap"}
-    # One wrong field is one error, and a bulk submit stays short.
+    # One wrong field is one error.
     answer = await client.post(JOBS, json={**MINIMAL, "priority": 99})
     assert [error["field"] for error in answer.json()["errors"]] == ["priority"]

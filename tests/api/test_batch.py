@@ -129,7 +129,7 @@ async def test_a_connection_that_breaks_in_the_middle_of_a_stream_leaves_nothing
             writer.close()
             await writer.wait_closed()
         async with httpx.AsyncClient(base_url=url) as other:
-            # The server is as well as before, and has had its turn with the broken ones.
+            # The server still works, and has had time to handle the broken requests.
             assert (await other.post(BATCH, content=lines(MINIMAL), headers=NDJSON)).status_code == 200
     assert await count(pool, "jobs") == 1
 
@@ -138,7 +138,7 @@ async def test_a_batch_of_ten_thousand_is_taken_and_one_more_is_413(client: http
     jobs = [MINIMAL] * 10_000
     began = time.perf_counter()
     response = await client.post(BATCH, content=lines(*jobs), headers=NDJSON)
-    # 15,000 a second is what the bench measures; this only sees that nothing takes far too long on a busy machine.
+    # The bench measures 15,000 jobs a second; this only notices a batch that is far too slow, even on a busy machine.
     assert time.perf_counter() - began < 10
     items = response.json()["items"]
     assert {item["status"] for item in items} == {201}
@@ -255,7 +255,7 @@ def vars_of(request: JobRequest) -> list[Any]:
 async def test_twins_with_the_same_dedupe_key_at_the_same_moment_are_one_job_a_hundred_times(
     store_operations: StoreOperations, pool: Pool, serving: Any
 ) -> None:
-    """One of each pair goes alone, the other in a batch or alone; two servers, as behind a balancer."""
+    """One job of each pair is submitted alone, the other alone or in a batch, to two servers as behind a balancer."""
     other = await StoreOperations.open(pool, store_operations.settings)
     async with (
         serving(store_operations) as first,
@@ -304,7 +304,8 @@ async def test_others_are_answered_while_a_large_batch_is_read(store_operations:
 
 
 async def test_of_ten_thousand_wrong_jobs_few_fields_are_kept() -> None:
-    """While such a batch is worked on, each search for garbage goes through what it holds, and everybody waits."""
+    """The errors of a batch stay in memory until it is answered, and each garbage collection walks over all of them
+    while every other request waits."""
     job = {f"unknown_{number}": number for number in range(50)}
     requests, refused = await batch._to_requests([job] * 9_999)
     assert (len(requests), len(refused)) == (0, 9_999)

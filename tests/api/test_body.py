@@ -1,4 +1,4 @@
-"""Bodies are read in bounded steps: what is too many, too large, too deep or too dense ends before it costs much."""
+"""Bodies are read in bounded steps: too many, too large, too deep or too dense documents are refused at little cost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST = 10_000
 
 
 def request_of(content: bytes, **headers: str) -> Request:
-    """One whose body arrives in pieces, as from a socket."""
+    """A request whose body arrives in pieces, as from a socket."""
     pieces = [content[start : start + 65_536] for start in range(0, len(content), 65_536)] or [b""]
 
     async def receive() -> dict[str, Any]:
@@ -59,7 +59,7 @@ async def test_an_array_is_read_as_any_json_is_wherever_its_parts_are_cut() -> N
             for _ in range(chance.randrange(8))
         ]
         text = json.dumps(jobs, indent=chance.choice([None, 1]), ensure_ascii=chance.random() < 0.5)
-        # Windows of few bytes: every character is an edge once.
+        # Windows of few bytes, so that sooner or later every character falls on an edge.
         assert await read_array(text.encode(), most=10, each=chance.randrange(110, 140)) == jobs
 
 
@@ -74,7 +74,7 @@ async def test_what_is_no_array_is_refused_as_a_whole(text: str) -> None:
 
 
 class _Counting(Parser):
-    """Tells how many documents were parsed."""
+    """A parser that counts the documents it has parsed."""
 
     parsed = 0
 
@@ -107,7 +107,7 @@ async def test_an_element_that_is_too_large_is_refused_unread(parsed: type[_Coun
         await read_array(b"[{}," + keys + b"]", most=MOST, each=EACH)
     assert refused.value.status == 413
     assert parsed.parsed <= 4
-    # Where lines part them the others are read.
+    # If each document is a line, the others are still read.
     read = await read_lines(b"{}\n" + keys + b"\n{}\n", most=MOST, each=EACH)
     assert [isinstance(one, Problem) for one in read] == [False, True, False]
 
@@ -124,7 +124,7 @@ async def test_dense_values_are_refused_before_they_fill_the_memory() -> None:
         tracemalloc.stop()
     assert refused.value.status == 413
     assert peak < 160 * 1024 * 1024
-    # The same characters within texts are none of it.
+    # The same characters inside strings do not count.
     text = json.dumps([{"payload": "[],{}:" * 40_000}] * 50).encode()
     assert len(await read_array(text, most=MOST, each=EACH)) == 50
 
@@ -149,7 +149,7 @@ async def test_others_get_a_turn_by_time_while_a_body_is_read() -> None:
     ended.set()
     await watching
     assert len(read) == 10_001
-    # By the processor's clock, which does not run while others have it: a turn is 5 ms and one step more.
+    # In processor time, so that other processes do not count. A turn takes 5 ms and one more step.
     assert longest < 0.1
 
 

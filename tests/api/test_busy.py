@@ -44,7 +44,7 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
 
     try:
         async with client_of("a") as of_a, client_of("b") as of_b:
-            # As long as it takes: whoever has to wait for a has not been served before that ends.
+            # No wait times out here: a request that waits for a's lock is not answered before the transaction ends.
             monkeypatch.setattr(tenants, "LOCKED_SECONDS", 60.0)
             monkeypatch.setattr(submits, "TURN_SECONDS", 60.0)
             await stranger.execute("begin")
@@ -59,7 +59,8 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
             await stranger.execute("commit")
             assert {answer.status_code for answer in await asyncio.gather(*waiting)} == {201}
 
-            # Who waits for too long is told so, and so is whose turn does not come: that one never had a connection.
+            # A request that waits too long for the lock is refused, and so is a request whose turn does not come: it
+            # never had a connection.
             monkeypatch.setattr(tenants, "LOCKED_SECONDS", 0.5)
             monkeypatch.setattr(submits, "TURN_SECONDS", 0.6)
             await stranger.execute("begin")
@@ -78,7 +79,7 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
 
 
 async def test_only_the_tenants_lock_is_waited_for_so_briefly(pool: Pool) -> None:
-    """What follows in the same transaction waits as long as it has to."""
+    """Later statements of the same transaction wait for locks without a limit."""
     async with pool.transaction() as within:
         await tenants.room(within, tenant="a", wanted=1, default_max=5)
         assert await within.connection.fetchval("select current_setting('lock_timeout')") == "0"

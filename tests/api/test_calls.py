@@ -1,4 +1,4 @@
-"""The calls that change jobs and runs, and those that say what was and what will be."""
+"""The calls that change jobs and runs, and the calls about past and coming occurrences."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_an_etag_says_when_somebody_else_was_faster(client: httpx.AsyncCli
         assert (await client.patch(address, json={"priority": 1}, headers={"If-Match": fresh})).status_code == 200
     for wrong in ('"x"', "", "3, x", '"1'):
         assert (await client.patch(address, json={}, headers={"If-Match": wrong})).status_code == 422, wrong
-    # The tags of a submit, and of every answer that shows a job, are good as well.
+    # The ETag of a submit's answer is accepted as well.
     again = await client.post(JOBS, json=HOURLY)
     tagged = {"If-Match": again.headers["etag"]}
     assert (await client.patch(again.headers["location"], json={"priority": 3}, headers=tagged)).status_code == 200
@@ -168,7 +168,7 @@ async def test_delete_with_running_cancel_stops_what_runs(
             stopped.set()
             raise
 
-    # The first is not told to stop: at the end nobody waits for it.
+    # The first run is not told to stop and goes on; with a short grace the worker does not wait for it at the end.
     hasty = settings.model_copy(update={"shutdown_grace_seconds": 0.1})
     async with running_worker(pool, {"wait": Task("wait", wait)}, hasty):
         for query, stops in (("", False), ("?running=cancel", True)):
@@ -273,7 +273,7 @@ async def test_dead_letters_are_forgotten_by_filter_and_all_of_them_only_when_th
     assert (await client.delete(f"{letters}?name=z")).json() == {"purged": 0, "more": False}
     assert (await client.delete(f"{letters}?name=a")).json() == {"purged": 2, "more": False}
     assert await left() == ["b", "c", "c", "c"]
-    # One call does a bounded part, and says that there is more.
+    # One call purges a bounded number of dead letters, and says whether more are left.
     monkeypatch.setattr(routes.dead_letters, "SWEEP_LIMIT", 2)
     monkeypatch.setattr(dead_letters, "BATCH", 1)
     assert (await client.delete(f"{letters}?name=c")).json() == {"purged": 2, "more": True}
@@ -332,7 +332,7 @@ async def test_explain_answers_for_every_occurrence_of_a_range_page_by_page(
     paged: list[str] = []
     cursor: str | None = None
     while True:
-        # As it came, without any quoting.
+        # The cursor is sent as it came, without any quoting.
         more = "" if cursor is None else f"&cursor={cursor}"
         query = f"from=2031-01-01T00:00:00Z&to=2031-01-01T02:00:00Z&limit=5{more}"
         page = (await client.get(f"{address}?{query}")).json()
@@ -342,7 +342,7 @@ async def test_explain_answers_for_every_occurrence_of_a_range_page_by_page(
         if cursor is None:
             break
     assert paged == moments
-    # To now, if nothing else is said: there was nothing yet.
+    # Without `to` the range ends now: there was no occurrence yet.
     assert (await client.get(f"{address}?from=2026-01-01T00:00:00Z")).json() == {"items": [], "next_cursor": None}
     assert (await client.get(f"{address}?from=2031-01-01T00:00:00Z")).json() == {"items": [], "next_cursor": None}
     start = "from=2031-01-01T00:00:00Z"
@@ -431,7 +431,7 @@ async def test_a_forecast_counts_what_fires_by_minute_queue_and_handler(
 
 
 async def test_a_forecast_agrees_with_what_every_job_says_of_itself(operations: Operations) -> None:
-    """Groups, jitter and bounds against the plain way: each job asked for its own occurrences."""
+    """A forecast with groups, jitter and bounds agrees with the sum of the single jobs' occurrences."""
     requests = [
         JobRequest("h", schedule=schedule, timezone=zone, start_at=start, policy=policy)
         for schedule in ("*/7 * * * *", "every 11m", "every 50s", "0 * * * *", "RRULE:FREQ=MINUTELY;INTERVAL=9")
@@ -447,7 +447,7 @@ async def test_a_forecast_agrees_with_what_every_job_says_of_itself(operations: 
             forecast.start <= one.scheduled_at < forecast.until
             for one in await operations.jobs.upcoming(job_id, count=1000)
         )
-    # Others than by their second are not told apart, so one occurrence may cross the end for each job.
+    # A forecast knows the next run of a job only to the second, so one occurrence per job may cross the end.
     assert abs(forecast.total - expected) <= len(job_ids)
     assert expected > 1000
 
@@ -460,7 +460,7 @@ async def test_a_forecast_of_too_many_says_that_it_is_cut_and_where(
     cut = await operations.forecast(minutes=60)
     assert cut.cut
     assert timedelta(minutes=3) <= cut.complete_until - cut.start <= timedelta(minutes=5)
-    # Up to there everything is counted: one a second, in whole minutes but the first.
+    # Up to `complete_until` every fire is counted: one a second, in whole minutes except the first.
     assert {item.fires for item in cut.items[1:]} == {60}
     assert cut.items[-1].minute < cut.complete_until
 

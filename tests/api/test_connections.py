@@ -1,4 +1,4 @@
-"""Connections end: slow heads, slow bodies, unread answers, too many of them, and heads that are no heads."""
+"""The server ends connections with slow heads, slow bodies, unread answers or invalid heads, and too many of them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ QUICK = Limits(head_seconds=0.4, pause_seconds=0.4, look_seconds=0.05, idle_seco
 
 
 class App:
-    """Answers as its path says."""
+    """An app whose answer depends on the path."""
 
     def __init__(self) -> None:
-        self.state = SimpleNamespace()  # nothing here needs a key
+        self.state = SimpleNamespace()  # without `access`: nothing here needs a key
         self.go_on = asyncio.Event()
         self.begun = 0
         self.bodies: list[bytes] = []
@@ -61,7 +61,7 @@ class Client:
         self.writer.write(text.encode() if isinstance(text, str) else text)
 
     async def rest(self) -> bytes:
-        """All until the server ends the connection."""
+        """Everything that arrives until the server ends the connection."""
         read = b""
         async with asyncio.timeout(20):
             try:
@@ -152,7 +152,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(site: Any) -> None:
 
 @pytest.mark.parametrize("paced", [False, True], ids=["silent", "a byte at a time"])
 async def test_a_body_that_does_not_come_ends_the_connection(site: Any, paced: bool) -> None:
-    # A byte now and then is no pause, but far too slow on the whole.
+    # A byte now and then is no pause, but the body as a whole is far too slow.
     async with site(Limits(pause_seconds=0.6, least_bytes_per_second=1000, look_seconds=0.05)) as here:
         client = await here.connect()
         client.send("POST /body HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nx")
@@ -172,7 +172,7 @@ async def test_a_body_that_does_not_come_ends_the_connection(site: Any, paced: b
 
 
 async def test_a_client_is_not_blamed_for_what_the_server_does_not_read(site: Any) -> None:
-    """The body stops because nobody takes it, far longer than a pause may be."""
+    """The body stalls because the server does not read it, for far longer than a pause may be."""
     async with site(Limits(pause_seconds=0.2, least_bytes_per_second=10_000_000, look_seconds=0.05)) as here:
         client = await here.connect()
         client.send(b"POST /wait HTTP/1.1\r\nHost: localhost\r\nContent-Length: 400000\r\n\r\n" + bytes(300_000))
@@ -212,7 +212,7 @@ async def test_many_answers_that_nobody_reads_are_let_go_at_once(site: Any) -> N
             client.send("GET /large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         await eventually(lambda: here.app.begun == 6)
         await eventually(lambda: sum(one.transport.get_write_buffer_size() for one in here.crowd.all) <= LARGE * 2)
-        # Far sooner than a pause of theirs would end, and no more of them than had to be.
+        # Connections are closed long before their pause is too long, and no more of them than necessary.
         assert here.crowd.all
 
 
@@ -240,7 +240,7 @@ async def test_who_waits_for_nothing_makes_room_and_the_log_says_so_once(
             await eventually(lambda: here.app.begun == 1)
             assert await idle.is_open()
             late = await here.connect()
-            # The one that has never asked has waited longest; then the one that asked once.
+            # `fresh` has never sent a request, so it has been idle longest; `idle`, which sent one, is next.
             assert await fresh.rest() == b""
             assert await late.is_open()
             later = await here.connect()
@@ -295,10 +295,10 @@ async def test_a_head_is_bounded_and_says_in_one_way_how_long_its_body_is(site: 
             try:
                 answered = (await client.answer())[0]
             except ConnectionError:
-                answered = 431 if case == "without end" else 0  # it sent more than it is listened to
+                answered = 431 if case == "without end" else 0  # closed before it was read whole
             assert answered == status, case
             if status != 200:
-                # What follows is nobody's request.
+                # The bytes that follow are not read as a request.
                 client.send("0\r\n\r\nGET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert await client.rest() == b"", case
             assert here.app.begun == begun + (status == 200), case

@@ -23,21 +23,23 @@ from duly.store.pool import Pool
 from harness.store import put_now, take
 
 HERE = Path(__file__).parent
-# For each of the two runs. Its systematic part takes about half of it; the rest is spent on random cases.
+# Time for each of the two tests. The systematic cases take about half of it, random cases the rest.
 BUDGET_SECONDS = 15
-# A thousand on a quiet machine; on one that is shared by several builds a tenth of it.
+# Fewest cases in that time. A quiet machine manages a thousand, a machine shared by several builds a tenth of that.
 AT_LEAST = 50
-# How many cases instead, at least, however long that takes (5000: some minutes). For a release, or a change of the API.
+# Fewest cases for a release or a change of the API. If set, it replaces the time budget, however long the cases take
+# (5000: some minutes).
 CASES = int(os.environ.get("DULY_TEST_SCHEMATHESIS_CASES", "0"))
-# The same cases every time, as far as time allows; another number looks elsewhere.
+# The same seed sends the same cases, as far as time allows; another number sends others.
 SEED = os.environ.get("DULY_TEST_SCHEMATHESIS_SEED", "6")
-# Random cases of one operation: there are so many operations, and the systematic part makes more than it is taken for.
+# Random cases for each operation. There are about 24 operations, and the systematic part sends more than the 1,200
+# cases that are assumed here.
 EXAMPLES_EACH = max(10, (CASES - 1200) // 24)
 PATIENCE = 170 + CASES
 
 
 async def _schemathesis(url: str, folder: Path, *arguments: str) -> str:
-    """Its whole command line, with all checks, against a server that really serves."""
+    """Runs the command line of schemathesis with all checks against a real server. Returns its output."""
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(HERE)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml"),
@@ -67,7 +69,7 @@ def _cases(said: str) -> int:
 
 
 async def _bury(pool: Pool, number: int, **changes: Any) -> None:
-    """Dead letters, so that the calls about them have something to be about."""
+    """Stores dead letters, so that the calls about dead letters find some."""
     await put_now(pool, number, **changes)
     claim = await take(pool, limit=number)
     assert len(claim.runs) == number
@@ -92,7 +94,7 @@ async def test_with_a_key_every_answer_is_as_described_and_without_it_401(
     key = (await store_operations.keys.create(tenant="acme", role="write")).text
     async with serving(store_operations) as url:
         async with httpx.AsyncClient(base_url=url) as client:
-            assert (await client.get("/api/v1/jobs")).status_code == 401  # from now on the description says so too
+            assert (await client.get("/api/v1/jobs")).status_code == 401  # now the description asks for a key too
         said = await _schemathesis(url, tmp_path, "-H", f"Authorization: Bearer {key}")
     assert _cases(said) > max(AT_LEAST, CASES)
 

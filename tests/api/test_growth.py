@@ -1,8 +1,8 @@
 """No request costs more than in proportion to its size.
 
-Every header, parameter and field of a body that the API's description knows, and some headers that it does not, is fed
-with runs of characters that parsers find hard, in growing sizes. Judged is how the processor's time grows from a
-quarter of a size to the whole, not how long anything takes: a slow machine is slow at both.
+Every header, parameter and body field in the API's description, and some headers that are not in it, is filled with
+repeated characters that are hard for parsers, in growing sizes. The tests judge how the processor time grows from a
+quarter of a size to the whole size, not how long a request takes: a slow machine is slow at both.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from duly.operations import StoreOperations
 
 pytestmark = [pytest.mark.search, pytest.mark.timeout(600)]
 
-# A quarter of the size costs a quarter: this is four to the power of 1.4.
+# Highest growth of the cost from a quarter of a size to the whole: 4 is proportional, 7 is 4 to the power of 1.4.
 MOST_GROWTH = 7.0
-# Whatever costs less at the largest size may grow as it likes.
+# A request that costs less is not judged.
 FLOOR_SECONDS = 0.02
 REPEATS = 4
 HEAD_SIZES = (512, 4096, 60_000)
@@ -32,9 +32,9 @@ ADDRESS_SIZES = (512, 4096, 20_000)
 BODY_SIZES = (512, 8192, 100_000)
 BATCH_SIZES = (512, 8192, 65_536)
 
-# Of one character, of two that alternate, and such as parsers step back over.
+# Texts to repeat: one character, two that alternate, and texts that make parsers step back.
 RUNS = (" ", '"', "\\", "[", "0", ",", ";", "a ", "1,", '" ', '\\"', "W/", "{{", "e\u0301")
-# What a header holds; as many clients write, and many more that none of them knows.
+# Headers that many clients send, and one that no server knows, each with the beginning of its value.
 HEADERS = {
     "Content-Type": "application/json; charset=",
     "Content-Encoding": "gzip",
@@ -62,7 +62,7 @@ Send = Callable[[int], Awaitable[int]]
 
 
 class Growth:
-    """Asks with growing sizes, and remembers what grew too fast."""
+    """Sends requests of growing sizes, and records the places whose cost grew too fast."""
 
     def __init__(self) -> None:
         self.found: list[str] = []
@@ -74,7 +74,7 @@ class Growth:
             whole = await self._cost(send, size) - base
             if whole < FLOOR_SECONDS or whole <= self._allowed(await self._cost(send, size // 4) - base):
                 continue
-            # By itself or by chance? Each time a little longer: what was remembered of the last is of no use.
+            # Measure again, in case it was chance. Each request is a little longer, so that no cache helps.
             whole = min([await self._cost(send, size + number) for number in range(1, REPEATS)]) - base
             quarter = min([await self._cost(send, size // 4 + number) for number in range(1, REPEATS)]) - base
             if whole >= FLOOR_SECONDS and whole > self._allowed(quarter):
@@ -90,7 +90,7 @@ class Growth:
 
     async def _cost(self, send: Send, size: int) -> float:
         self.asked += 1
-        # Without collections of garbage: what one costs is the size of this process, and when it comes is chance.
+        # Without garbage collection: its cost depends on the size of this process, and its time on chance.
         gc.disable()
         try:
             began = time.process_time()
@@ -108,7 +108,7 @@ def run_of(unit: str, size: int) -> str:
 
 
 class Door:
-    """The app itself, asked without a socket."""
+    """Sends requests to the app itself, without a socket."""
 
     def __init__(self, app: Any, key: str) -> None:
         self._app = app
@@ -159,7 +159,8 @@ class Line:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
         try:
-            # It may wait for a body that does not come, and that costs nothing; where it computes, no time passes here.
+            # The timeout ends a wait of the server for a body that does not come, which costs no processor time. It
+            # cannot interrupt the server's computing, which holds this event loop.
             async with asyncio.timeout(2):
                 writer.write(head)
                 answer = await reader.readuntil(b"\r\n\r\n")
@@ -167,7 +168,7 @@ class Line:
                 await reader.readexactly(int(length or 0))
         except (ConnectionError, asyncio.IncompleteReadError, TimeoutError):
             answer = b"HTTP/1.1 400 closed"
-        # A request of which a part is still to come ends here; what is left of it must not be the next one's.
+        # Closed, so that the rest of an incomplete request is not read as part of the next request.
         self.close()
         return int(answer.split(b" ", 2)[1])
 
@@ -275,7 +276,7 @@ async def test_no_parameter_costs_more_than_in_proportion(store_operations: Stor
 EXAMPLE_ID = "01900000-0000-7000-8000-000000000000"
 
 
-#: What a field may hold besides a run of characters, as JSON of about this size.
+#: Values of a field besides repeated characters, as JSON of about the given size.
 VALUES: dict[str, Callable[[int], str]] = {
     "many items": lambda size: "[" + "1," * (size // 2) + "1]",
     "many lists": lambda size: "[" + "[]," * (size // 3) + "[]]",
@@ -297,7 +298,7 @@ Fill = Callable[[str], str]
 
 
 def within(outer: dict[str, Any], field: str) -> Fill:
-    """The object with this JSON in one of its fields."""
+    """A function that returns `outer` as JSON, with the given JSON in `field`."""
     rest = "".join(f",{json.dumps(name)}:{json.dumps(value)}" for name, value in outer.items() if name != field)
     return lambda value: "{" + json.dumps(field) + ":" + value + rest + "}"
 
@@ -307,7 +308,7 @@ def nested(outer: Fill, inner: Fill) -> Fill:
 
 
 def fields_of(schema: dict[str, Any], example: dict[str, Any]) -> Iterator[tuple[str, Fill]]:
-    """Every field of a body, and how the body is with a value in it; those of a handler's kinds too."""
+    """Every field of a body, also those of each kind of handler, with a function that puts a value into the field."""
     for field, rules in schema["properties"].items():
         yield field, within(example, field)
         for kind in rules.get("anyOf", ()):
@@ -339,7 +340,7 @@ async def test_no_field_of_a_body_costs_more_than_in_proportion(store_operations
         base = await growth.base(lambda size, ask=ask, plain=plain: ask(plain))  # type: ignore[misc]
         for field, fill in fields_of(schema, example):
             start = example.get(field) if isinstance(example.get(field), str) else ""
-            # What another call takes by the same name is read by the same code.
+            # A field that another call has too is read by the same code, so a quarter of the texts is enough.
             every = 4 if field in known or "." in field else 1
             known.add(field)
             for unit in RUNS[::every]:

@@ -1,4 +1,4 @@
-"""The local key at the API's door, and in the hands of the SDK: it opens its own server and goes nowhere else."""
+"""The local key: it gives access to its own server, and the SDK's clients send it nowhere else."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ COMMAND: dict[str, Any] = {"name": "x", "handler": {"type": "command", "argv": [
 
 @pytest.fixture
 async def closed(pool: Pool, settings: Settings) -> StoreOperations:
-    """A store without keys, under an API that was not opened."""
+    """A store without keys, whose API is not open."""
     return await StoreOperations.open(pool, settings.changed(open_api=False))
 
 
@@ -138,7 +138,7 @@ async def test_beyond_loopback_the_local_key_is_none(closed: StoreOperations, fi
 
 
 class Stranger:
-    """Somebody who listens on this machine, and writes down what he is sent."""
+    """Another program that listens on this machine and records what it is sent."""
 
     def __init__(self) -> None:
         self.heard = b""
@@ -181,12 +181,12 @@ async def test_both_clients_find_it_and_show_it_to_no_proxy_and_no_stranger(
                 with pytest.raises(ConfigError, match="could be read by others"):
                     await client.stats()
                 file.chmod(0o600)
-            # Another port of this machine is another's.
+            # A server on another port of this machine does not get the key.
             with pytest.raises(Exception, match="not from Duly's API"):
                 await asyncio.to_thread(ask, his)
     assert him.heard.startswith(b"GET /api/v1/stats")
     assert b"duly_local_" not in him.heard
-    assert him.heard.count(b"GET ") == 1, "a proxy of the environment has no part in this"
+    assert him.heard.count(b"GET ") == 1, "the proxies of the environment must not be used"
 
 
 async def test_a_client_that_lives_on_does_not_show_it_to_who_takes_the_port_next(
@@ -197,7 +197,7 @@ async def test_a_client_that_lives_on_does_not_show_it_to_who_takes_the_port_nex
         with announced(his, file):
             with pytest.raises(Exception, match="not from Duly's API"):
                 await client.stats()
-            assert b"duly_local_" in him.heard  # while the note is held, the port is its writer's
+            assert b"duly_local_" in him.heard  # while the note is locked, the port belongs to its writer
         him.heard = b""
         with pytest.raises(Exception, match="not from Duly's API"):
             await client.stats()

@@ -1,5 +1,5 @@
-"""Every caller on every route, as the API's own description has them: nobody does more than their role says, nobody
-sees anything of another tenant, and a route that does not say whom it is for cannot exist."""
+"""Every caller on every route of the API's own description: no caller can do more than the role allows or see anything
+of another tenant, and a route that does not declare its roles cannot exist."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.waiting import eventually
 
-# In every text of b's: whoever finds it has seen something of b's.
+# Part of every text of tenant b: an answer that contains it shows b's data.
 MARKER = "zebra"
 LOOKING = ["read", "write", "operator", "admin"]
 CHANGING = ["write", "operator", "admin"]
 WATCHING = ["admin", "monitor"]
-#: What is said here once more, so that a route that was declared wrongly is noticed. All other calls change something.
+#: Roles of the calls that differ from the others: every other GET is for LOOKING, and all other calls change data.
+#: The roles are repeated here so that a wrong declaration of a route is noticed.
 READS = {
     ("GET", "/live"): LOOKING,
     ("GET", "/metrics"): WATCHING,
@@ -58,7 +59,7 @@ class Call:
 
 
 def calls_of(app: Any) -> list[Call]:
-    """Of the description, and of the two pages that are not in it."""
+    """The calls in the description, and the two pages that are not in it."""
     calls = []
     for path, methods in app.openapi()["paths"].items():
         for method, operation in methods.items():
@@ -75,7 +76,7 @@ def calls_of(app: Any) -> list[Call]:
 
 @dataclass(frozen=True)
 class Theirs:
-    """What b has."""
+    """The ids of tenant b's data."""
 
     job_id: str
     run_id: str
@@ -95,7 +96,7 @@ async def theirs(store_operations: StoreOperations, pool: Pool, settings: Settin
     run_id = (await operations.jobs.trigger(str(job.job_id))).run_id
     lost = JobRequest("fail", name=f"{MARKER} lost", payload=MARKER, queue="graves")
     await operations.submit(lost, allow_unknown_handler=True)
-    tasks = {name: Task(name, fail) for name in ("fail", "send_report")}  # the latter is the examples' own
+    tasks = {name: Task(name, fail) for name in ("fail", "send_report")}  # `send_report` is the handler of the examples
     async with running_worker(pool, tasks, settings, queues={"graves": 1}):
 
         async def is_dead() -> bool:
@@ -117,7 +118,7 @@ async def _state_of_b(store_operations: StoreOperations) -> list[Any]:
 async def callers(
     store_operations: StoreOperations, pool: Pool
 ) -> AsyncIterator[dict[str, tuple[str | None, httpx.AsyncClient]]]:
-    """By name: the role, or None for who has no good key; and their client. No name: nobody."""
+    """Callers by name: the role, or None without a valid key, and the client."""
     app = create_app(store_operations)
     keys: dict[str, tuple[str | None, str | None]] = {"nobody": (None, None), "nonsense": (None, "duly_nonsense")}
     for role in ROLES:
@@ -164,7 +165,7 @@ async def test_every_caller_on_every_route_gets_what_the_role_allows_and_nothing
         ids = (theirs.run_id, theirs.dead_id) if "{run_id}" in call.path else ("",)
         for name, (role, client) in callers.items():
             if name.startswith("b ") and role in call.roles:
-                continue  # their own
+                continue  # b's own data
             for run_id in ids:
                 response = await _answer(client, call, theirs, run_id=run_id)
                 told = f"{name}: {call.method} {call.path}: {response.status_code} {response.text[:300]}"
@@ -180,7 +181,7 @@ async def test_every_caller_on_every_route_gets_what_the_role_allows_and_nothing
                 assert MARKER not in response.text, told
     assert seen >= 500
     assert await _state_of_b(store_operations) == before
-    # The ids were right: to b they mean something.
+    # The ids were right: with them b finds its own data.
     for call in calls_of(app):
         for name, (role, client) in callers.items():
             if name.startswith("b ") and role in call.roles and call.method == "GET":
@@ -216,7 +217,7 @@ async def test_a_route_that_does_not_say_whom_it_is_for_cannot_be_added() -> Non
 async def test_every_route_is_declared_or_is_the_description_and_the_guard_knows_the_same_public_ones(
     store_operations: StoreOperations,
 ) -> None:
-    """A route that was added past both ways, and a path that the guard lets through although it needs a role."""
+    """Finds a route that was added without a declaration, and a public path that needs a role."""
     app = create_app(store_operations)
     in_matrix = {(call.method, call.path) for call in calls_of(app)}
     for route in _all_routes(app):

@@ -1,4 +1,4 @@
-"""`/metrics`: figures that are true, in the text format, for those who may see them, and cheap."""
+"""`/metrics`: true figures in the text format, only for callers who may see them, and at little cost."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_queues_dead_letters_due_jobs_and_shards_are_as_they_are(
     await put_now(pool, 1, queue='odd "name"\\ <b>')
     late = due_job(pool, pool.clock.now() - timedelta(minutes=1))
     await put(pool, late, due_job(pool, pool.clock.now() + timedelta(hours=1)))
-    # Not yet: these wait for their time, and for an earlier run.
+    # These runs do not count yet: they cannot start for an hour.
     await put_now(pool, 2, queue="later")
     await pool.query("update duly.runs set run_at = run_at + interval '1 hour' where queue = 'later'")
     await lead(pool, 7)
@@ -86,7 +86,7 @@ async def test_queues_dead_letters_due_jobs_and_shards_are_as_they_are(
         await eventually(lambda: _is(pool, "dead_letters", 5))
     figures = await read(client)
     assert figures["duly_dead_letters", ()] == 5
-    # An empty queue is told as empty and not forgotten.
+    # An empty queue is reported as 0 and not left out.
     assert labelled(figures, "duly_queue_depth")["reports"] == 0
 
 

@@ -1,4 +1,4 @@
-"""The description promises what is taken, and its examples do as they stand."""
+"""The description promises only what the API accepts, and its examples work as they stand."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ JOBS = "/api/v1/jobs"
 
 @pytest.fixture
 async def client(pool: Pool, settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """Of a store that knows a task, so that others are unknown to it."""
+    """A client of a store that knows one task, so that all others are unknown."""
     store_operations = await StoreOperations.open(pool, settings, local_handlers=["known"])
     transport = httpx.ASGITransport(app=create_app(store_operations))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
@@ -55,7 +55,7 @@ async def test_what_is_refused_is_not_promised(client: httpx.AsyncClient) -> Non
             assert schema["pattern"] == MOMENT_RULES["pattern"]
             for year in ("1899", "0001", "9999"):
                 refused = await client.request("GET", address, params={name: f"{year}-06-01T00:00:00Z"})
-                # A time after all that can be is no harm to a filter.
+                # A filter may accept a time that is later than any job can have.
                 assert refused.status_code == 422 or year == "9999", (path, name, year)
     assert cursors >= 4
     assert moments >= 5

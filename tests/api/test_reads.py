@@ -1,4 +1,5 @@
-"""Reads stop nobody: they are given up in time, one tenant's leave connections to others, and pages end by bytes."""
+"""Reads block no other requests: they are given up in time, one tenant's reads leave connections to other tenants, and
+the size of a page is bounded in bytes."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ async def test_one_tenants_reads_leave_connections_to_others_and_are_given_up_in
 ) -> None:
     stranger = await asyncpg.connect(database_url)
     async with two_tenants(database_url) as (store_operations, of_a, of_b):
-        # As long as it takes: nothing is given up before b was served.
+        # A long limit, so that no read is given up before b was served.
         store_operations.bound_reads(60)
         await stranger.execute("begin")
         await stranger.execute("lock table duly.dead_letters in access exclusive mode")
@@ -73,19 +74,19 @@ async def test_one_tenants_reads_leave_connections_to_others_and_are_given_up_in
         listed = await of_b.get(JOBS)
         assert (made.status_code, len(listed.json()["items"])) == (201, 1)
         assert not any(task.done() for task in asked)
-        assert await waiting(pool) == 2, "half of the connections, however many are asked for"
+        assert await waiting(pool) == 2, "one tenant's reads take half of the connections, however many they are"
         await stranger.execute("commit")
         assert {answer.status_code for answer in await asyncio.gather(*asked)} == {200}
 
         store_operations.bound_reads(0.3)
         await stranger.execute("begin")
         await stranger.execute("lock table duly.dead_letters in access exclusive mode")
-        async with asyncio.timeout(20):  # much less than any other statement has
+        async with asyncio.timeout(20):  # much less than other statements may take
             answer = await of_a.get(LETTERS)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
         assert "longer than 0.3 s and was given up" in answer.json()["detail"]
-        assert await waiting(pool) == 0, "what was given up is cancelled on the server"
-        # Whose turn does not come is told so.
+        assert await waiting(pool) == 0, "a read that was given up is cancelled in PostgreSQL"
+        # A read whose turn does not come is refused.
         store_operations.bound_reads(60)
         store_operations.bound_waiting(0.3)
         held = [asyncio.create_task(of_a.get(LETTERS)) for _ in range(2)]

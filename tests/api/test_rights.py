@@ -57,7 +57,7 @@ async def test_a_writer_submits_no_command_alone_or_in_a_batch(
     atomic = await writer.post(f"{JOBS}/batch?atomic=true", json=both)
     assert (atomic.status_code, atomic.json()["field"]) == (403, "jobs[1].handler")
     assert [job.name for job in (await store_operations.for_tenant("acme").jobs.page()).items] == ["fine"]
-    # A call to an endpoint is none.
+    # A call to an HTTP endpoint is not a command.
     hook = {"name": "hook", "handler": {"type": "http", "url": "https://example.org/"}, "schedule": "every 1h"}
     assert (await writer.post(JOBS, json=hook)).status_code == 201
 

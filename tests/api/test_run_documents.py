@@ -38,7 +38,7 @@ async def submit(client: httpx.AsyncClient, **fields: Any) -> str:
 
 
 async def only_run(client: httpx.AsyncClient, job_id: str) -> dict[str, Any]:
-    """The job's one run: the same in the list and by itself, as described, and the same after the client read it."""
+    """The job's only run. It is the same in the list, by itself and as read by the client, and fits its description."""
     (listed,) = (await client.get(f"{JOBS}/{job_id}/runs")).json()["items"]
     alone = (await client.get(f"/api/v1/runs/{listed['run_id']}")).json()
     assert alone == listed

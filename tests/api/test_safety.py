@@ -205,7 +205,7 @@ async def test_markup_in_a_name_is_inert(client: httpx.AsyncClient) -> None:
         assert response.headers["content-type"] == "application/json"
         assert response.headers["x-content-type-options"] == "nosniff"
         assert ATTACK in response.text
-    # A refusal repeats what it refuses, and must be as inert.
+    # A refusal repeats the text that it refuses, and must be as inert.
     refused = await client.get(f"{JOBS}/{ATTACK}")
     assert (refused.status_code, refused.headers["content-type"]) == (404, "application/problem+json")
 
@@ -319,7 +319,7 @@ async def test_a_head_without_an_end_is_refused_before_it_fills_the_memory(store
             answer = await asyncio.wait_for(reader.read(), 30)
             assert answer.startswith(b"HTTP/1.1 4")
         except ConnectionError:
-            pass  # it did not wait for the end either
+            pass  # the server closed the connection without waiting for the end
         finally:
             writer.close()
         assert sent < 5_000_000

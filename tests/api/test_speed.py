@@ -1,4 +1,4 @@
-"""The API is not slow: a guard at a lenient mark; `duly bench --only api` holds it against the spec's."""
+"""The API is not slow. The limits here are lenient; `duly bench --only api` checks the limits of the specification."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from duly.bench.main import run_bench
 
 
 def test_a_submit_costs_little_more_than_any_endpoint_with_an_insert(tmp_path: Path) -> None:
-    """Beside a bare endpoint in the same run, with servers and a PostgreSQL of their own."""
+    """Measured beside a bare endpoint, with servers and a PostgreSQL of their own."""
     results = tmp_path / "results.json"
     code = run_bench(only=["api"], rounds=3, scale=0.1, json_path=results, database_url=None, home=None, quiet=True)
     assert code == 0

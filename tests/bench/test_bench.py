@@ -50,7 +50,7 @@ def test_percentile_of_nothing_is_refused() -> None:
 
 
 def test_a_ratio_is_taken_round_by_round() -> None:
-    # The machine was half as fast in the second round; the ratio does not care.
+    # The machine was half as fast in the second round; the ratio is the same.
     figure = Figure("drain", "drain", "/s", duly=[50, 25, 51], raw=[100, 50, 100])
     assert figure.ratio == 0.5
     assert figure.duly_median == 50
@@ -167,14 +167,14 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(options: 
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """Not below pytest's own folder: whichever pytest root starts next closes that one to the account that runs our
-    server, and the server ends in the middle of whatever it does."""
+    """A home outside pytest's own folder: the next pytest that root starts closes that folder to the account that runs
+    our server, and the server would end in the middle of its work."""
     with TemporaryDirectory(prefix="duly-bench-", ignore_cleanup_errors=True) as folder:
         yield Path(folder) / "home"
 
 
 def test_a_small_bench_from_end_to_end(tmp_path: Path, home: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """On a PostgreSQL and with processes of its own, all gone at the end: takes a few seconds."""
+    """Uses a PostgreSQL and processes of its own, which are all gone at the end; takes a few seconds."""
     results = tmp_path / "results.json"
     code = run_bench(only=["drain"], rounds=1, scale=0.005, json_path=results, database_url=None, home=home)
     assert code == 0
@@ -212,7 +212,7 @@ def test_what_takes_long_is_measured_only_when_asked_for() -> None:
 
 @pytest.fixture(scope="module")
 def long_figures(server: Server, tmp_path_factory: pytest.TempPathFactory) -> dict[str, float]:
-    """Of all that take long, for a second each."""
+    """The figures of all long benchmarks, each run for one second."""
     results = tmp_path_factory.mktemp("long") / "results.json"
     code = run_bench(
         only=list(LONG),
@@ -269,7 +269,7 @@ _FLOW = Flow("handlers", 10, "every 1m", 60.0, "nap", processes=1, concurrency=1
 
 
 async def test_an_occurrence_that_left_nothing_is_lost(pool: Pool) -> None:
-    """Ten jobs, three minutes: thirty are due, one of which is not in history and one of which was missed."""
+    """Ten jobs in three minutes have 30 due occurrences: one is not in the history, and one was missed."""
     store, first = Store("name", pool.url), datetime(2026, 3, 1, 12, tzinfo=UTC)
     await _insert(store, 10, first, 60, "nap", "every 1m")
     async with pool.transaction() as transaction:

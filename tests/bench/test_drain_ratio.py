@@ -1,4 +1,4 @@
-"""Draining does not become slower than it is: as a part of what a raw-SQL loop of the same statements drains here."""
+"""Draining does not become slower, measured as a ratio to a raw-SQL loop of the same statements on this machine."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from duly.bench import drain
 from duly.bench.lab import Lab
 from duly.bench.server import running_server
 
-# Of the raw loop, at this scale on a quiet machine with 2 cores. Raise them when Duly has become faster.
+# Ratios to the raw loop's rate, at this scale on a quiet machine with 2 cores. Raise them when Duly has become faster.
 REFERENCE = {"drain, 1 process": 0.55, "drain, 2 processes": 0.55}
-# How much may be lost before somebody must look.
+# Share of the ratio that may be lost before the test fails.
 LOST = 0.25
 # 60,000 runs are a second's work of one process.
 SCALE, TRIES = 0.3, 3
 
 
 async def test_draining_has_not_lost_a_quarter_of_its_ratio_to_raw_sql() -> None:
-    """What else the machine does only makes either of the two slower: what counts is the best that each has shown.
+    """Other work on the machine only makes either side slower, so the best rate of each side counts.
 
-    A ratio far above the reference says that the raw loop was disturbed: that is no reason to stop looking.
+    A ratio far above the reference means that the raw loop was disturbed, so the test tries again.
     """
     best: dict[str, Rates] = {}
-    # The bench's own server: fsync is on there, as where the reference was measured.
+    # The bench's own server, with fsync on, as when the reference was measured.
     async with running_server(None, None) as server:
         for number in range(1, TRIES + 1):
             for what, rates in (await drain_rates(Lab(server, 1, SCALE, say=lambda _: None))).items():
@@ -33,7 +33,7 @@ async def test_draining_has_not_lost_a_quarter_of_its_ratio_to_raw_sql() -> None
     for what, ratio in REFERENCE.items():
         print(f"best: {what}: {best[what]}, at least {ratio * (1 - LOST):.2f} expected")
     for what, ratio in REFERENCE.items():
-        assert best[what].ratio >= ratio * (1 - LOST), f"{what}: {best[what]}, where it was {ratio}"
+        assert best[what].ratio >= ratio * (1 - LOST), f"{what}: {best[what]}, but the reference is {ratio}"
 
 
 @dataclass(frozen=True)
@@ -56,5 +56,5 @@ class Rates:
 
 async def drain_rates(lab: Lab) -> dict[str, Rates]:
     rates = {one.what: Rates(one.duly[0], one.raw[0]) for one in await drain.measure(lab) if one.what in REFERENCE}
-    assert rates.keys() == REFERENCE.keys(), "the bench names its figures otherwise now"
+    assert rates.keys() == REFERENCE.keys(), "the bench has renamed its figures"
     return rates

@@ -59,7 +59,7 @@ def test_a_figure_of_some_rounds_outlives_a_failure_in_a_later_one() -> None:
 
 def test_peers_stand_in_the_order_of_their_speed_after_ours() -> None:
     slow, fast, broken = Tool("slow", "slow"), Tool("fast", "fast"), Tool("broken", "broken")
-    slow.add({"drain_1": 1_000.0})  # has no second process
+    slow.add({"drain_1": 1_000.0})  # no figure for a second process
     fast.add({"drain_1": 500.0, "drain_2": 2_000.0})
     ordered = _results(broken, slow, fast, _duly()).ordered()
     assert [tool.name for tool in ordered] == ["duly", "fast", "slow", "broken"]
@@ -103,11 +103,11 @@ def test_delays_are_drawn_by_their_order_of_magnitude() -> None:
     chart = next(chart for chart in plots.CHARTS if chart.file == "lag.svg")
     drawing = ElementTree.fromstring(plots.make(chart, [quick, peer]))
     widths = [float(bar.attrib["width"]) for bar in drawing.iter(f"{_SVG}rect")]
-    assert widths[3] - widths[2] == pytest.approx(widths[1], abs=3)  # ten times as long is one step everywhere
+    assert widths[3] - widths[2] == pytest.approx(widths[1], abs=3)  # a factor of ten has the same width everywhere
     assert widths[0] > 0
     ten = Tool("ten", "ten")
     ten.add({"lag_p50": 10.0})
-    assert plots.make(chart, [ten])  # one power of ten, and nothing to lie between
+    assert plots.make(chart, [ten])  # a single power of ten, so the axis has no range
 
 
 def test_a_hot_second_of_fewer_jobs_is_drawn_as_a_rate() -> None:

@@ -22,7 +22,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote
 
-# All places from both ends, and all minutes of an hour: what makes BYSETPOS, BYMINUTE and BYSECOND cost most.
+# All positions from both ends, and all numbers from 0 to 59: they make BYSETPOS, BYMINUTE and BYSECOND cost most.
 _PLACES = ",".join(str(place) for place in (*range(1, 367), *range(-366, 0)))
 _ALL = ",".join(str(number) for number in range(60))
 GAPS = (
@@ -37,7 +37,7 @@ _numbers = itertools.count(1)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What one connection sends. `reads`: whether it takes the answer, or leaves the server sitting on it."""
+    """A request on a connection of its own. `reads`: whether the client reads the answer or leaves it unread."""
 
     method: str
     path: str
@@ -66,7 +66,7 @@ def _preview(schedule: str, **fields: Any) -> Request:
 
 
 def _stored_rule() -> Request:
-    """A rule that is cheap to accept, because of the date added to it, and dear to plan after that date."""
+    """A rule that is cheap to accept, because of the date added to it, and costly to plan after that date."""
     soon = datetime.now(UTC) + timedelta(seconds=3)
     return _post(
         "/jobs",
@@ -107,7 +107,7 @@ def _listed(what: str) -> Request:
 
 
 def attacks() -> dict[str, Callable[[], Request]]:
-    """By the name of what is attacked; each makes its next request."""
+    """The attacks by name: each function makes the next request of its attack."""
     unknown = {f"unknown{n}": n for n in range(50)}
     charset = "application/json; charset=" + " " * 1600 + 'x"x'
     deep = b"[" + b"[" * 3_000_000 + b"]" * 3_000_000 + b"]"
@@ -161,7 +161,7 @@ class Siege:
             except (OSError, TimeoutError, asyncio.IncompleteReadError):
                 counted[0] += 1
             if request.writes:
-                # What is stored stays: a siege of minutes need not fill the disk.
+                # A pause, because stored jobs stay: a siege of minutes must not fill the disk.
                 await asyncio.sleep(1.0)
 
     async def _ask(self, request: Request) -> int:
@@ -170,7 +170,7 @@ class Siege:
             writer.write(request.encoded(self._write_key if request.writes else self._read_key))
             await writer.drain()
             if not request.reads:
-                # Until the server has enough of it, or this attack's patience is at its end.
+                # The answer stays unread until the timeout.
                 await asyncio.sleep(_PATIENCE)
             status = int((await reader.readline() or b"HTTP/1.1 0").split()[1])
             while await reader.read(1 << 20):
@@ -180,7 +180,7 @@ class Siege:
             writer.transport.abort()
 
     async def _knock(self, until: float) -> None:
-        """A head that never ends, without any key."""
+        """Sends a head that never ends, without any key."""
         while time.monotonic() < until:
             try:
                 async with asyncio.timeout(until - time.monotonic()):
@@ -197,7 +197,7 @@ class Siege:
 def main() -> None:
     port, seconds = int(sys.argv[1]), float(sys.argv[2])
     made = attacks()
-    # The attackers are elsewhere: what making requests costs must not be taken from the machine under attack.
+    # Real attackers use other machines, so making the requests must not take processor time from the server.
     os.nice(19)
     siege = Siege(port, read_key=os.environ["READ_KEY"], write_key=os.environ["WRITE_KEY"])
     print("ready", flush=True)

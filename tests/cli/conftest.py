@@ -76,7 +76,7 @@ def weekly() -> None:
 
 @pytest.fixture
 def environment(settings: Settings, tmp_path: Path) -> dict[str, str]:
-    """What a command needs to find this test's store, with leases short enough to wait for."""
+    """The settings with which a command finds this test's store, and leases short enough to wait for."""
     assert settings.database_url is not None
     return {
         "DULY_DATABASE_URL": settings.database_url,
@@ -89,7 +89,7 @@ def environment(settings: Settings, tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A folder with an application in it, `tasks_of_test:app`; the current folder of commands."""
+    """A folder with the application `tasks_of_test:app`; the current folder of commands."""
     (tmp_path / "tasks_of_test.py").write_text(TASKS)
     return tmp_path
 

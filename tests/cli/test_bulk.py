@@ -1,4 +1,4 @@
-"""`duly submit --file`: every line of a file is a job, refused with its number, or there already."""
+"""`duly submit --file`: every line of a file becomes a job, is refused with its line number, or exists already."""
 
 from __future__ import annotations
 

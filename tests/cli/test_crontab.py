@@ -189,7 +189,7 @@ def test_a_random_delay_becomes_jitter() -> None:
 
 
 def output(entry: Entry) -> str:
-    """What the command writes when it is run as a worker would run it, with the payload on its standard input."""
+    """The output of the command, run as a worker would run it, with the payload on its standard input."""
     return subprocess.run(entry.argv, input="{}", capture_output=True, text=True, check=True, timeout=30).stdout
 
 
@@ -255,7 +255,7 @@ def test_two_equal_lines_are_two_jobs() -> None:
     assert read_crontab("0 1 * * * a\n0 1 * * * a\n") == table
 
 
-# Anything
+# Any text
 
 
 def test_a_table_that_is_too_large_is_refused() -> None:

@@ -1,4 +1,4 @@
-"""`duly dead`: what a person does with runs that went wrong."""
+"""`duly dead`: listing, redriving and purging dead letters."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_nothing_is_swept_by_accident(duly: Run, dead: list[str]) -> None:
     for what in ("redrive", "purge"):
         assert duly("dead", what).code == 2
         assert duly("dead", what, dead[0], "--all").code == 2
-    # Nobody answers the question: nothing is done.
+    # Without an answer to its question the command does nothing.
     assert duly("dead", "purge", "--all").code != 0
     assert len(duly("dead", "list", "--json").lines) == 3
 

@@ -1,4 +1,4 @@
-"""Access to an API without keys in its store: for the user who started it, and for nobody by way of an address."""
+"""Access to an API without keys in its store: only the user who started it has access, from whatever address."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def test_the_printed_link_holds_the_key_which_lies_in_a_private_file_and_in_no_l
     assert status(address, Authorization=f"Bearer {key[:-1]}{'0' if key[-1] != '0' else '1'}")[0] == 401
     up.press_ctrl_c()
     assert up.end() == 0, up.said
-    assert up.said.count(key) == 1, "once for its user's eyes, and never in a log line"
-    assert key_for(address) is None, "who listens there next is not known"
+    assert up.said.count(key) == 1, "the key is printed once for its user, and never in a log line"
+    assert key_for(address) is None, "the next server on this port must not get the key"
 
     # Links that were printed before go on working: the key is the same.
     again = start("api", "--port", port)
@@ -76,7 +76,7 @@ def test_the_printed_link_holds_the_key_which_lies_in_a_private_file_and_in_no_l
 
 @contextmanager
 def nginx(folder: Path, upstream: str, *lines: str) -> Iterator[str]:
-    """The plainest reverse proxy there is."""
+    """A reverse proxy with the plainest configuration."""
     assert NGINX is not None
     port = free_port()
     folder.mkdir()
@@ -116,15 +116,15 @@ def test_behind_a_plain_reverse_proxy_nobody_gets_in_without_a_key(
             assert status(proxy, "/live", **headers)[0] == 401
             assert status(proxy, "/api/v1/jobs", COMMAND, **headers)[0] == 401
         assert duly("job", "list", "--json").lines == []
-        assert key_for(proxy) is None, "the key is not for a proxy, on whatever port"
-        assert status(proxy, Authorization=f"Bearer {key}", **public)[0] == 200  # a secret is a secret
+        assert key_for(proxy) is None, "clients must not send the key to a proxy"
+        assert status(proxy, Authorization=f"Bearer {key}", **public)[0] == 200  # the key is valid through a proxy
     with nginx(project / "named", address, "proxy_set_header Host $host;") as proxy:
         assert status(proxy, "/", **public)[0] == 421
         duly("key", "create", "--role", "read")
         deadline = time.monotonic() + PATIENCE
-        while status(proxy, "/healthz", **public)[0] != 200:  # within a second, though nobody calls with a key
+        while status(proxy, "/healthz", **public)[0] != 200:  # within a second, although no request has a key
             assert time.monotonic() < deadline
-        # And after a start from the first request on.
+        # After a restart, from the first request on.
         api.signal(signal.SIGTERM)
         assert api.end() == 0, api.said
         start("api", "--port", address.rpartition(":")[2]).wait_for("Duly's API is at")
@@ -155,7 +155,7 @@ except PermissionError:
 def test_another_account_of_the_machine_gets_in_by_nothing(start: Start, environment: dict[str, str]) -> None:
     port = start("api", "--port", "0").wait_for(API)[2]
     (file,) = key_files(environment)
-    for folder in file.parents:  # the file itself must keep its secret, not the folders that tests happen to be in
+    for folder in file.parents:  # the file itself must be private, without the help of its folders
         if not folder.stat().st_mode & 0o001:
             folder.chmod(folder.stat().st_mode | 0o111)
     tried = subprocess.run(
@@ -177,7 +177,7 @@ def test_in_a_browser_the_link_shows_the_jobs_and_the_key_leaves_the_address(sta
         assert (
             tab.ask("[history.length, sessionStorage.length, localStorage.length, document.cookie].join()") == "1,1,0,"
         )
-        # Without the link there is nothing to see; the tab is new to this address.
+        # Without the link no jobs are shown: this tab has not seen the address `localhost` before.
         bare = address.replace("127.0.0.1", "localhost")
         tab.go(f"{bare}/")
         tab.until(
@@ -186,7 +186,7 @@ def test_in_a_browser_the_link_shows_the_jobs_and_the_key_leaves_the_address(sta
         )
         assert "duly up" in tab.ask("document.getElementById('key-form').innerText")
         assert tab.ask("document.getElementById('jobs').innerText.trim()") == ""
-        # The link into a tab that shows the page already.
+        # The link also works in a tab that shows the page already.
         tab.go(f"{bare}/#key={key}")
         tab.until(shown)
         assert tab.ask("location.href") == f"{bare}/"
@@ -234,7 +234,7 @@ def test_the_local_key_goes_on_beside_keys_of_the_store_until_its_file_is_delete
     assert status(address, "/api/v1/jobs", Authorization=f"Bearer {made}")[0] == 200
     api.signal(signal.SIGTERM)
     assert api.end() == 0
-    # Where the store has keys no other is made.
+    # If the store has keys, no local key is made.
     start("api", "--port", port).wait_for(rf"its live page at {address}/$")
     assert key_files(environment) == []
 
@@ -255,7 +255,7 @@ def test_stores_do_not_mix_and_servers_of_one_store_agree(
 def test_a_file_that_proves_nothing_is_told_in_one_sentence(start: Start, environment: dict[str, str]) -> None:
     api = start("api", "--port", "0")
     address, _, key = api.wait_for(API).groups()
-    api.close()  # killed: what it noted is of no use to whoever takes the port
+    api.close()  # killed: its note no longer gives the key to clients of this port
     assert key_for(address) is None
     (file,) = key_files(environment)
     file.chmod(0o644)

@@ -1,4 +1,4 @@
-"""Every mistake ends as one clear sentence on stderr and an exit code that says of which kind it was."""
+"""Every mistake ends with one clear sentence on stderr and an exit code for its kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Run = Callable[..., Ended]
 
 
 def refused(ended: Ended, code: int, *words: str) -> None:
-    """It failed with this code and said why in one sentence that holds these words."""
+    """Checks that the command failed with this code and said why in one sentence that contains these words."""
     assert ended.code == code, ended
     assert ended.out == ""
     assert ended.err.startswith("duly: ")

@@ -1,4 +1,4 @@
-"""`duly import crontab`: what was understood is shown, what was not is said, and twice is once."""
+"""`duly import crontab`: shows the lines it understands, names the others, and can be repeated without effect."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_dry_run_shows_the_next_times_and_what_is_different_and_submits_nothin
     assert "backup --all" in lines[2]
     assert "America/New_York" in lines[3]
     assert "MAILTO" in ended.err
-    # The clocks change within a year, and 02:30 is where they do it.
+    # The clocks change within a year, and then skip 02:30.
     assert "line 7: on " in ended.err
     assert "does not exist in Europe/Berlin" in ended.err
     assert "hunter2" not in ended.out + ended.err
@@ -65,7 +65,7 @@ def test_the_jobs_do_what_the_lines_did(duly: Run, table: Path) -> None:
     assert poll["handler"]["secret_env"] == {"DB_PASSWORD": "***"}
     assert (poll["schedule"], poll["timezone"], poll["queue"]) == ("*/15 * * * *", "Europe/Berlin", "cron")
     assert poll["labels"] == {"imported": "crontab"}
-    # As cron has it: nothing is tried again or made up for, and runs do not wait for each other.
+    # As with cron, runs are not retried, missed occurrences are not made up for, and runs may overlap.
     assert (poll["max_retries"], poll["missed_window"], poll["overlap"]) == (0, "SKIP", "parallel")
     assert poll["timeout_seconds"] == 86400
     report = jobs["mail -s Report ops"]

@@ -186,7 +186,7 @@ def test_pause_and_resume_stop_and_restart_the_schedule(duly: Run) -> None:
     assert shown(duly, job_id)["status"] == "paused"
     assert shown(duly, job_id)["next_run_at"] is None
     assert "too loud" in duly("job", "show", job_id).out
-    assert duly("job", "pause", job_id).code == 0, "pausing twice is pausing once"
+    assert duly("job", "pause", job_id).code == 0, "a paused job can be paused again"
     resumed = duly("job", "resume", job_id, "--json").document
     assert resumed["status"] == "active"
     assert resumed["next_run_at"] is not None
@@ -231,7 +231,7 @@ def test_runs_are_documents_as_the_api_gives_them(duly: Run) -> None:
 
 
 def test_the_table_of_runs_says_why_and_when(duly: Run, settings: Settings) -> None:
-    """What was missed, how often and by which rule; what runs late on purpose; when a retry comes."""
+    """Missed occurrences with their number and the rule, a run that is late on purpose, and the time of a retry."""
     job_id = submitted(duly, "greet", "--schedule", "every 1h")
     rows = """
         insert into duly.history (job_id, scheduled_at, finished_at, attempt, flags, status, note, started_at)

@@ -15,7 +15,7 @@ from harness.pids import children_of
 
 Run = Callable[..., Ended]
 
-# Everything that opens a store at once, or shows which one it is.
+# Commands that open a store at once, or show which store it is.
 COMMANDS = [
     ["status"], ["doctor"], ["doctor", "--json"], ["migrate"], ["job", "list"], ["submit", "greet"], ["key", "list"],
     ["scheduler"], ["worker", "--app", "tasks_of_test:app"], ["api", "--port", "0"], ["up", "--port", "0"],
@@ -29,7 +29,7 @@ def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def fails(duly: Run, *arguments: str) -> None:
-    """With all that it has to say about it."""
+    """Checks that the command fails and hides the password, even with all log lines."""
     ended = duly("--log-level", "DEBUG", *arguments)
     assert ended.code != 0, (arguments, ended)
     assert_hidden(ended.out + ended.err)

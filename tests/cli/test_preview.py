@@ -21,7 +21,7 @@ NEW_YORK = "America/New_York"
 def preview(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Callable[..., Ended]:
-    """A preview, where there is no store and nothing says where one might be."""
+    """Runs `duly preview` where no store can be reached."""
     for name in [name for name in os.environ if name.startswith("DULY_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("DULY_DATABASE_URL", "postgresql://nobody@127.0.0.1:1/nowhere")
@@ -36,7 +36,7 @@ def preview(
     return run
 
 
-# The list of cases, under "Time": expression, zone, after (local), options, and the instants that come next.
+# Each case: expression, zone, after (local), options, and the instants that come next.
 CASES = [
     ("30 2 * * *", NEW_YORK, "2026-03-08", (), ["2026-03-08T07:00:00Z", "2026-03-09T06:30:00Z"]),
     ("*/15 2 * * *", NEW_YORK, "2026-03-08", (), ["2026-03-09T06:00:00Z"]),
@@ -77,7 +77,7 @@ def test_the_listed_cases(
     assert set(document) == {"kind", "canonical", "occurrences"}
     for one in document["occurrences"]:
         assert set(one) == {"scheduled_at", "local", "note", "dropped"}
-        # The same instant, on the clocks of the zone.
+        # The same instant, in the zone's local time.
         assert datetime.fromisoformat(one["local"]) == datetime.fromisoformat(one["scheduled_at"])
 
 

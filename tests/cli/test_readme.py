@@ -1,4 +1,4 @@
-"""The README is tried: its Python is run, and each of its commands, in order, against a real store."""
+"""The README works: its Python code and each of its commands are run, in order, against a real store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 LONG_RUNNING = ("up", "scheduler", "worker")
-# Where the README says that an API is.
+# The address of an API in the README.
 API = "http://127.0.0.1:8080"
 
 
@@ -25,7 +25,7 @@ def blocks(language: str) -> list[str]:
 
 
 def duly_commands() -> list[list[str]]:
-    """What the README tells people to type, without comments."""
+    """The `duly` commands in the README, without comments."""
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("duly ")]
     return [shlex.split(line, comments=True)[1:] for line in lines]
 
@@ -91,7 +91,7 @@ def test_every_command_and_the_program_in_the_readme_work(project: dict[str, str
 
 
 def _waiting_run(project: dict[str, str]) -> str:
-    """The id of a run that nobody claims."""
+    """The id of a run that no worker claims."""
     job = run(project, "-m", "duly.cli", "submit", "send_report", "--queue", "unserved", "--json").stdout
     runs = run(project, "-m", "duly.cli", "job", "runs", json.loads(job)["job_id"], "--json").stdout
     return str(json.loads(runs)["run_id"])
@@ -112,7 +112,7 @@ def _serve(project: dict[str, str], background: list[subprocess.Popen[bytes]]) -
 
 
 def _wait_until_healthy(project: dict[str, str]) -> None:
-    """Schedulers and workers need a moment to start; the doctor itself says when they have."""
+    """Waits until `duly doctor` says that the scheduler and the worker have started."""
     deadline = time.monotonic() + 60
     while run(project, "-m", "duly.cli", "doctor").returncode != 0 and time.monotonic() < deadline:
         continue

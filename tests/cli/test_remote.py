@@ -59,7 +59,7 @@ def test_a_job_is_submitted_found_and_changed_through_the_api_as_on_the_store(du
         assert done(remote(*command)).out == done(duly(*command)).out
     here, there = (done(run("job", "show", "weekly")).out.splitlines() for run in (duly, remote))
     assert any(line.startswith("runs ") for line in there)
-    # How long ago it was created changes meanwhile.
+    # The line `created` also shows the age of the job, which changes meanwhile.
     assert [line for line in here if not line.startswith("created ")] == [
         line for line in there if not line.startswith("created ")
     ]
@@ -105,7 +105,7 @@ def test_times_are_told_through_the_api_as_on_this_machine(duly: Run, remote: Ru
     done(remote("submit", "greet", "--schedule", "0 0 1 1 *", "--name", "rare"))
     here, there = (done(run("explain", "rare", "2027-01-01T00:00", "--json")).document for run in (duly, remote))
     assert here.keys() == there.keys()
-    assert here["facts"].keys() == there["facts"].keys()  # how long until then is one, and time goes on
+    assert here["facts"].keys() == there["facts"].keys()  # the time left is a fact too, and differs
     for field in ("job_id", "scheduled_at", "local", "verdict", "sentence", "note", "run"):
         assert here[field] == there[field]
     assert "not due" in done(remote("explain", "rare")).out
@@ -202,7 +202,7 @@ def test_the_address_and_the_key_come_from_the_environment(
     monkeypatch.setenv("DULY_URL", api)
     done(duly("submit", "greet", "--name", "first"))
     key = done(duly("key", "create", "--role", "read", "--json")).document["key"]
-    done(duly("job", "list"))  # the local key is found by itself, and goes on beside the keys of the store
+    done(duly("job", "list"))  # the local key is found by itself, and stays valid beside the keys of the store
     (local,) = Path(environment["DULY_HOME"], "keys").iterdir()
     local.unlink()
     refused = duly("job", "list")
@@ -216,7 +216,7 @@ def test_the_address_and_the_key_come_from_the_environment(
     assert "write" in forbidden.err
     monkeypatch.setenv("DULY_API_KEY", "two words")
     assert duly("job", "list").code == 2
-    # Whoever names a store by a flag means that store.
+    # A store that is named by a flag has precedence over DULY_URL.
     monkeypatch.setenv("DULY_URL", "http://127.0.0.1:1")
     store = duly("--database-url", "postgresql://nobody@127.0.0.1:1/nothing", "job", "list")
     assert store.code == 3

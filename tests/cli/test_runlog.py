@@ -1,4 +1,4 @@
-"""The line for each run that ends, and what happens when there are too many of them."""
+"""The line for each run that ends, and the count that replaces lines when there are too many."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def claimed(attempt: int = 1) -> ClaimedRun:
 
 
 def line(run: ClaimedRun, outcome: Outcome | None) -> str:
-    """Without the colours."""
+    """The line for a run, without its colours."""
     return re.sub(r"\x1b[0-9a-f]+\[\d*m", "", runlog.line(run, outcome))
 
 
@@ -65,7 +65,7 @@ def test_a_line_tells_attempt_duration_lag_and_the_error_in_short() -> None:
     assert "\n" not in failed
     assert len(failed) < 250
     retried = claimed(attempt=2)
-    assert "lag" not in line(retried, Succeeded(retried, STARTED, FINISHED)), "it would be the retry's own delay"
+    assert "lag" not in line(retried, Succeeded(retried, STARTED, FINISHED)), "a retry's lag would be its own delay"
 
 
 async def test_more_lines_than_anybody_reads_are_counted_instead(

@@ -1,5 +1,5 @@
-"""Secret values are nowhere to be seen: jobs that hold one in every place live through all that can become of a job,
-and then everything that shows anything is looked through, and every column of the store."""
+"""Secret values are shown nowhere. Jobs with a secret in every possible place go through everything that can happen to
+a job; then every output and every column of the store is searched for the secrets."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from harness.endpoint import Call, Endpoint
 from harness.waiting import eventually
 
 Run = Callable[..., Ended]
-#: In every secret of these jobs.
+#: Part of every secret of these jobs.
 MARKER = "kiwi7"
-#: Where the store holds what it was given. The rest of it knows nothing.
+#: Columns that hold the secrets as they were submitted. No other column may contain one.
 KEPT = {("jobs", "payload"), ("jobs", "target"), ("dead_letters", "payload"), ("dead_letters", "target")}
 
 
@@ -68,7 +68,7 @@ def make_app(settings: Settings) -> Duly:
 
 
 async def echoing(call: Call, writer: asyncio.StreamWriter) -> None:
-    """Tells the caller all that it was sent."""
+    """Answers with everything that it was sent."""
     said = json.dumps({"path": call.path, "headers": call.headers, "body": call.body.decode()}).encode()
     status = 200 if call.path.startswith("/fine") else 400
     writer.write(f"HTTP/1.1 {status} So\r\ncontent-length: {len(said)}\r\n\r\n".encode() + said)
@@ -86,10 +86,10 @@ def closed_port() -> int:
 
 
 def requests(app: Duly, endpoint: Endpoint) -> Iterator[JobRequest]:
-    """Jobs with a secret in every place that can hold one, and every end that a run can come to."""
+    """Jobs with a secret in every place that can hold one, whose runs end in every possible way."""
     users = [{"name": "Zoë", "token": secret("list")}, {"token": 77123456}]
     yield app.request("echo", {"password": secret("result"), "users": users})
-    # A payload that does not fit.
+    # A payload that does not fit the task's parameters.
     yield app.request("fail", {"password": secret("misfit"), "n": secret("n")}, secret_fields=["password", "n"])
     yield app.request("fail", {"password": secret("error")})
     policy = Policy(max_retries=1, retry_backoff="immediate", secret_fields=("card.number", "pin"))
@@ -112,7 +112,7 @@ def requests(app: Duly, endpoint: Endpoint) -> Iterator[JobRequest]:
 
 
 async def live(settings: Settings) -> Life:
-    """All that can become of them, and of one that is changed again and again."""
+    """Runs the jobs to their end, and changes one more job again and again. Returns the ids of all."""
     app = make_app(settings)
     settings = settings.model_copy(update={"egress_allow": "127.0.0.0/8", "allow_commands": True})
     async with opened(settings) as (pool, store_operations), Endpoint.serving() as endpoint:
@@ -139,7 +139,7 @@ async def live(settings: Settings) -> Life:
         await operations.jobs.pause(job_id, reason="for now")
         await store_operations.tenants.set("default", max_jobs=1_000)
         assert {call.path.partition("?")[0] for call in endpoint.calls} == {"/fine", "/bad"}
-        assert secret("card") in endpoint.calls[0].body.decode(), "what is called gets the real payload"
+        assert secret("card") in endpoint.calls[0].body.decode(), "the endpoint gets the real payload"
         dead = [letter.run_id for letter in (await operations.dead_letters.page()).items]
         assert len(dead) == 5
         ids.append(job_id)
@@ -148,7 +148,7 @@ async def live(settings: Settings) -> Life:
 
 
 async def answers_of_the_api(settings: Settings, life: Life) -> AsyncIterator[tuple[str, httpx.Response]]:
-    """What each role is told by every route that only tells."""
+    """The answers of every GET route to each role that may call it."""
     async with opened(settings) as (_, store_operations):
         app = create_app(store_operations)
         calls = [call for call in calls_of(app) if call.method == "GET"]
@@ -163,7 +163,7 @@ async def answers_of_the_api(settings: Settings, life: Life) -> AsyncIterator[tu
                         continue
                     runs = life.dead if "dead-letters" in call.path else life.runs
                     pairs = [(job, run) for job in life.jobs for run in runs]
-                    if role != "read":  # what others are told of one is told by the same code
+                    if role != "read":  # the same code answers the other roles, so one pair is enough
                         pairs = pairs[-1:]
                     paths = {call.path.replace("{job_id}", job).replace("{run_id}", run) for job, run in pairs}
                     if call.path.endswith("/explain"):
@@ -194,7 +194,7 @@ def test_a_secret_is_in_no_answer_no_output_no_log_and_no_record(
             looked_at += 1
 
     async def look_through() -> set[tuple[str, str]]:
-        """The columns that know a secret."""
+        """The columns that contain a secret."""
         found = set()
         async with opened(settings) as (pool, _):
             columns = await pool.query(
@@ -218,7 +218,7 @@ def test_a_secret_is_in_no_answer_no_output_no_log_and_no_record(
     }  # fmt: skip
     for command in shows(typer.main.get_command(commands)):
         for argument in arguments.get(command, [""]):
-            # Documents are the API's own: one will do.
+            # A JSON document is the one that the API returns, so one is enough.
             last = argument == arguments.get(command, [""])[-1]
             for option in ((), ("--json",)) if last else ((),):
                 ended = duly(*command, *([argument] if argument else []), *option)

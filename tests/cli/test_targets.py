@@ -15,7 +15,7 @@ SECRET = "sEcReT-token-0123456789"
 
 
 def handler_of(duly: Run, *arguments: str) -> Any:
-    """What a job that is submitted so calls, as it is shown."""
+    """The handler of a job submitted with these arguments, as it is shown."""
     ended = duly("submit", "--run-at", "2999-01-01T00:00:00Z", "--json", *arguments)
     assert ended.code == 0, ended.err
     assert SECRET not in ended.out

@@ -1,7 +1,7 @@
 """Every command prints foreign text as plain text: on a terminal and into a pipe, from the store and through an API.
 
-Nothing of it moves a cursor, turns the reading direction around, hides, or makes a line of its own. Every text that
-lies in the store is made hostile first, column by column, so that a new one is found here without being named.
+Foreign text never moves a cursor, reverses the reading direction, hides, or starts a line of its own. Every text in the
+store is made hostile first, column by column, so that a new column is tested without being named here.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ from harness.worker import Workbench
 
 Run = Callable[..., Ended]
 
-# A title, a bell, a style that is none of ours, a C1 sequence, reading directions, separators, what is not seen.
+# A title, a bell, a style that Duly never uses, a C1 sequence, reading directions, separators, invisible characters.
 EVIL = "\x1b]0;T\x07\x1b[5;8mX\x9b2J\u202eevil\u2066\u061c\u2028\x85\u200b\xad\ufeff\x08\x7f\rR\nFORGED"
-# What decides how a row is read at all; whatever else is text is made hostile.
+# Columns that decide how a row is read at all; every other column of text is made hostile.
 STRUCTURE = {
     "api_keys.key_id", "api_keys.role", "api_keys.tenant", "history.status", "job_changes.what", "jobs.kind",
     "jobs.policy", "jobs.schedule", "jobs.status", "jobs.tenant", "jobs.timezone", "dead_letters.tenant", "ledger.key",
@@ -47,7 +47,7 @@ STRUCTURE = {
     "zone_rules.version",
 }  # fmt: skip
 _TIME_OR_ID = re.compile(r"\d{4}-\d\d-\d\dT.*|[0-9a-f]{8}-[0-9a-f-]{27}")
-# Colours and weights, and the line that is written over: what a terminal gets of ours.
+# Duly's own sequences on a terminal: colours, weights, and the line that is overwritten.
 _OURS = re.compile(r"\x1b\[(?:(?:[0-2]|3[0-7]|9[0-7])(?:;|(?=m)))*m|\r\x1b\[K")
 
 
@@ -61,7 +61,7 @@ def assert_text(shown: str, *, terminal: bool = False) -> None:
 
 @dataclass(frozen=True)
 class Hostile:
-    """A store full of such texts: ids to ask for, the API in front of it, and a key for it."""
+    """A store full of hostile texts: ids to ask for, and an API key with its id."""
 
     job: str
     paused: str
@@ -147,8 +147,8 @@ async def hostile(
     return found
 
 
-# Every command, with arguments that bring it to show something. None: it goes on until it is told to stop
-# (test_what_processes_say_while_they_run), or has no words from elsewhere.
+# Every command, with arguments that make it print something. None: the command runs until it is told to stop
+# (test_what_processes_say_while_they_run), or prints no foreign text.
 COMMANDS: dict[str, list[list[str]] | None] = {
     "up": None,
     "api": None,
@@ -191,12 +191,12 @@ COMMANDS: dict[str, list[list[str]] | None] = {
     "submitter remove": [[EVIL]],
     "import crontab": [["crontab", "--yes", "--skip-unknown"], [EVIL]],
 }  # fmt: skip
-# These work on the store itself.
+# Commands that work on the store itself and not through an API.
 AT_THE_STORE = ("migrate", "webhook-secret", "doctor", "key", "tenant", "submitter")
 
 
 def every_command() -> Iterator[tuple[str, bool]]:
-    """By name, and whether it can answer in JSON."""
+    """The name of every command, and whether it can print JSON."""
 
     def walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[str, bool]]:
         for name, below in getattr(command, "commands", {}).items():
@@ -214,7 +214,7 @@ def calls(hostile: Hostile) -> Iterator[list[str]]:
         "{dead_job}": hostile.dead[:36],
     }  # fmt: skip
     found = dict(every_command())
-    assert found.keys() == COMMANDS.keys(), "a command is not tried here: say how, above"
+    assert found.keys() == COMMANDS.keys(), "COMMANDS must name exactly the commands that exist"
     for name, tries in COMMANDS.items():
         for arguments in tries or ():
             call = [*name.split(), *(ids.get(one, one) for one in arguments)]
@@ -225,7 +225,7 @@ def calls(hostile: Hostile) -> Iterator[list[str]]:
 
 @pytest.fixture(autouse=True)
 def _made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands are made of their declarations at each call, which takes longer than most of what is done here."""
+    """Builds the commands once: building them at each call takes longer than most of what is done here."""
     monkeypatch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
 
 
@@ -240,7 +240,7 @@ def files(project: Path) -> None:
 
 
 def on_a_terminal(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str]:
-    """The same in this process, with both outputs on a pseudo-terminal."""
+    """Runs a command in this process, with both outputs on a pseudo-terminal."""
     master, slave = pty.openpty()
     pieces: list[bytes] = []
 
@@ -283,7 +283,7 @@ def test_every_command_prints_text_into_a_pipe(duly: Run, hostile: Hostile, file
         if "--json" in call:
             assert_json(ended)
         shown += "evil" in ended.out
-    # It is there, only not as what it was.
+    # The hostile text is printed, but only as plain text.
     assert shown > 30
 
 
@@ -294,7 +294,7 @@ def test_every_command_prints_text_on_a_terminal(
     coloured = 0
     for call in calls(hostile):
         if "--json" in call:
-            continue  # is the same everywhere
+            continue  # JSON is the same everywhere
         _, shown = on_a_terminal(monkeypatch, *call)
         assert_text(shown, terminal=True)
         coloured += "\x1b[" in shown
@@ -309,7 +309,7 @@ def test_every_command_prints_text_through_an_api(
     shown = 0
     for call in calls(hostile):
         if call[0] in AT_THE_STORE or EVIL in call or "--json" in call:
-            continue  # which differ from the above in nothing
+            continue  # no different from the tests above
         ended = duly("--url", api, *call)
         assert "unexpected error" not in ended.err, (call, ended.err)
         assert_text(ended.out + ended.err)
@@ -318,7 +318,7 @@ def test_every_command_prints_text_through_an_api(
 
 
 class Liar(http.server.BaseHTTPRequestHandler):
-    """Answers everything with what no API of Duly's would."""
+    """Answers every request with something that no API of Duly would send."""
 
     answer: tuple[int, str, bytes]
 
@@ -398,7 +398,7 @@ def test_an_output_of_ascii_shows_and_parses_it_all(
 
 
 async def test_what_processes_say_while_they_run(pool: Pool, start: Callable[..., Process], project: Path) -> None:
-    """Live lines, tracebacks and log lines; a record that quotes a line break is still one."""
+    """Checks live lines, tracebacks and log lines: a record that quotes a line break is still one line."""
     (project / "loud.py").write_text(
         "import logging\nfrom duly import Duly, Permanent\napp = Duly()\n"
         f"EVIL = {EVIL!r}\n"
@@ -407,7 +407,7 @@ async def test_what_processes_say_while_they_run(pool: Pool, start: Callable[...
         "    logging.getLogger('duly.loud').error('and', exc_info=ValueError(EVIL))\n"
         "    raise Permanent(EVIL)\n"
     )
-    # By SQL, past the checks of names; the second is refused, and the refusal quotes a field of its handler.
+    # By SQL, past the checks of names. The second job is refused, and the refusal quotes a field of its handler.
     await pool.query("select duly.submit('loud', name => 'n')")
     await pool.query("update duly.jobs set name = name || $1", EVIL)
     await pool.query(
@@ -415,7 +415,7 @@ async def test_what_processes_say_while_they_run(pool: Pool, start: Callable[...
         json.dumps({"type": "command", "argv": ["id"], f"x\n2030-01-01 03:00:03 INFO {EVIL}": 1}),
     )
     process = start("up", "--app", "loud:app", "--port", "0")
-    for _ in range(2):  # in whichever order they come
+    for _ in range(2):  # in either order
         process.wait_for(r"\\x1b\]0;T.*dead.*attempt 1|x\\n2030-01-01 03:00:03 INFO")
     process.press_ctrl_c()
     process.end()

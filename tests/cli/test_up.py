@@ -62,12 +62,12 @@ def taken(port: int) -> Iterator[None]:
             listener.bind(("127.0.0.1", port))
             listener.listen()
         except OSError:
-            pass  # somebody else has it: taken all the same
+            pass  # another process has the port, so it is taken all the same
         yield
 
 
 def answers(address: str, path: str = "/healthz", body: object = None) -> str:
-    """As a client of the user who started it is answered, with the local key."""
+    """The answer to a request with the local key, as a client of the same user would send it."""
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json"} if data else {}
     if (found := key_for(address)) is not None:
@@ -106,7 +106,7 @@ def test_the_demo_on_a_fresh_home_fires_answers_and_stops_without_a_trace(home: 
     }
     assert {job["name"] for job in jobs if job["timezone"] == "America/New_York"} == {"new_york_minute"}
     up.wait_for("doomed +retrying in .*ValueError")
-    assert len(processes_that_name(str(home))) >= 3, "this test would not notice what is left"
+    assert len(processes_that_name(str(home))) >= 3, "too few processes: this test would not notice one that is left"
 
     up.press_ctrl_c()
     assert up.end() == 0, up.said
@@ -114,7 +114,7 @@ def test_the_demo_on_a_fresh_home_fires_answers_and_stops_without_a_trace(home: 
     assert "Traceback" not in up.said
     assert " ERROR " not in up.said
 
-    # Again: the data is still there, no job has multiplied, and there is something to see at once.
+    # After a second start the data is still there, no job exists twice, and a run is shown at once.
     again = start("up", "--demo", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
     address = again.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
     again.wait_for("hello +succeeded")
@@ -127,7 +127,7 @@ def test_the_demo_on_a_fresh_home_fires_answers_and_stops_without_a_trace(home: 
 
 
 def test_a_demo_without_a_home_leaves_the_users_own_alone(home: Path, start: Start) -> None:
-    """Whoever runs an application next must not find the sample jobs in its store."""
+    """The next application that the user runs must not find the sample jobs in its store."""
     users_own = {"HOME": str(home), "XDG_DATA_HOME": str(home / "data"), "TMPDIR": str(home)}
     home.mkdir(mode=0o755)
     up = start("up", "--demo", "--port", "0", DULY_HOME=None, DULY_DATABASE_URL=None, **users_own)
@@ -181,7 +181,7 @@ def test_an_embedded_postgres_that_is_killed_is_started_again_and_nothing_is_los
         items = json.loads(answers(address, runs))["items"]
         return sorted(datetime.fromisoformat(run["scheduled_at"]) for run in items if run["status"] == "succeeded")
 
-    # Every second has its run, those of the outages too; the very last ones may be under way.
+    # Every second has its run, also during the outages; the last runs may be under way.
     deadline = time.monotonic() + 30
     while True:
         times = succeeded()
@@ -206,7 +206,7 @@ def test_a_crashed_worker_is_replaced(duly: Run, start: Start) -> None:
     assert worker not in children(up.pid)
     assert duly("submit", "greet").code == 0
     up.wait_for("greet +succeeded")
-    # One Ctrl-C is one for the worker too: it lets its handlers finish.
+    # One Ctrl-C counts once for the worker too, so it lets its handlers finish.
     assert duly("submit", "slow", "--payload", '{"seconds": 0.5}').code == 0
     up.wait_for("slow began")
     up.press_ctrl_c()
@@ -229,7 +229,7 @@ def test_a_second_ctrl_c_ends_at_once_whatever_handlers_do(duly: Run, start: Sta
 
 
 def test_ctrl_c_while_it_starts_is_answered_although_a_handler_runs(duly: Run, start: Start, project: Path) -> None:
-    """The worker is there first; here the API takes its time until it is let go."""
+    """The worker starts first; the API of this test does not start until the file `go-on` exists."""
     (project / "slow_to_start.py").write_text(SLOW_TO_START)
     up = start("up", "--app", "slow_to_start:app", "--port", "0")
     up.wait_for("worker .* is running")
@@ -286,7 +286,7 @@ def test_the_api_is_a_process_of_its_own_and_comes_back_on_its_port(start: Start
         killed = api_of(up.pid)
         os.kill(killed, signal.SIGKILL)
         up.wait_for(r"the API ended unexpectedly \(killed by SIGKILL\); starting another")
-        # Whoever asks meanwhile waits for the next one; and it knows the tasks of the app as the first did.
+        # A request meanwhile waits for the next API, which knows the app's tasks as the first did.
         assert "ok" in answers(address)
         answers(address, "/api/v1/jobs", {"name": "once", "handler": "greet"})
         up.wait_for("once +succeeded")
@@ -299,7 +299,7 @@ def test_the_api_is_a_process_of_its_own_and_comes_back_on_its_port(start: Start
 
 
 def test_an_api_that_is_stopped_keeps_nothing_from_firing(duly: Run, start: Start) -> None:
-    """For longer than the leader's lease (2 s here), as a request that takes seconds of its event loop would."""
+    """The stop is longer than the leader's lease (2 s here), as if a request took seconds of the API's event loop."""
     up = start("up", "--app", "tasks_of_test:app", "--port", "0")
     address = up.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
     answers(address, "/api/v1/jobs", SECONDLY)
@@ -312,10 +312,10 @@ def test_an_api_that_is_stopped_keeps_nothing_from_firing(duly: Run, start: Star
             up.wait_for("often +succeeded")
     finally:
         os.kill(api, signal.SIGCONT)
-    assert duly("status", "--shards", "--json").document["shards"] == before, "a shard has changed hands"
+    assert duly("status", "--shards", "--json").document["shards"] == before, "a shard has changed its leader"
     assert {run["status"] for run in duly("job", "runs", "often", "--json").lines} <= {"succeeded", "queued", "running"}
     assert "ok" in answers(address)
-    # One that does not end when it is told to does not keep the rest.
+    # An API that does not end when it is told to does not keep the other processes from ending.
     os.kill(api, signal.SIGSTOP)
     up.press_ctrl_c()
     up.wait_for("stopping")

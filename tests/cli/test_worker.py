@@ -1,4 +1,4 @@
-"""`duly scheduler` and `duly worker` as real processes: what they run, what they say, how they end."""
+"""`duly scheduler` and `duly worker` as real processes: the runs they execute, their output, and their end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ APP = ("--app", "tasks_of_test:app")
 
 
 def runs_when(duly: Run, job: str, *statuses: str) -> list[dict[str, Any]]:
-    """The job's runs, once they have these statuses: what a worker says it did is written a moment later."""
+    """The job's runs, once they have these statuses: a worker prints an outcome a moment before it is recorded."""
     deadline = time.monotonic() + PATIENCE
     while True:
         runs: list[dict[str, Any]] = duly("job", "runs", job, "--json").lines
@@ -121,7 +121,7 @@ def test_a_scheduler_fires_what_is_due_and_leaves_its_shards_when_it_stops(duly:
 def test_status_shows_who_leads_what_by_which_coordinator_who_works_and_how_late_firing_is(
     duly: Run, start: Start
 ) -> None:
-    # Due, and nobody there to fire it.
+    # The job is due, and no scheduler fires it.
     submit(duly, "greet", "--schedule", "2020-01-01T00:00:00Z")
     before = duly("status", "--json").document
     assert before["counts"]["overdue"] == 1
@@ -165,7 +165,7 @@ def test_a_flag_chooses_the_store_for_the_app_as_well(
     submit(duly, "first")
     url = environment["DULY_DATABASE_URL"]
     worker = start("--database-url", url, "worker", "--app", "chained:app", DULY_DATABASE_URL="postgresql:///nowhere")
-    # The second may well end before the first: it runs as soon as it is submitted.
+    # `second` may well end before `first`: it runs as soon as it is submitted.
     worker.wait_for("second +succeeded")
     worker.signal(signal.SIGTERM)
     assert worker.end() == 0

@@ -67,7 +67,7 @@ def test_a_killed_worker_process_is_replaced_and_every_run_ends(duly: Run, start
     told = supervisor.wait_for(r"(worker \d of 3) ended unexpectedly \(killed by SIGKILL\); starting another")
     assert told[1]
     until(lambda: len(children(supervisor)) == 3 and killed not in children(supervisor))
-    # What the killed one held is taken back by rescue, which is a scheduler's.
+    # Rescue, which runs in a scheduler, takes back the runs that the killed process held.
     scheduler = start("scheduler")
     until(lambda: all(statuses(duly, job_id) == ["succeeded"] for job_id in jobs), seconds=60)
     until(lambda: len(workers(duly)) == 3)

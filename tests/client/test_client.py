@@ -1,4 +1,4 @@
-"""`duly.Client` and `duly.AsyncClient` against the real API over a real store, and over lines that fail."""
+"""`duly.Client` and `duly.AsyncClient` against the real API over a real store, and over connections that fail."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def url(store_operations: StoreOperations) -> AsyncIterator[str]:
 
 
 class Caller:
-    """Either client, called alike: a test says what it wants, and both must do it."""
+    """Calls either client in the same way, so that each test runs with both."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -253,7 +253,7 @@ async def test_dead_letters_are_purged_by_filter_or_all_at_once(call: Calls, poo
         wanted = await call("call", calls.those_now())
         await call("submit", "fail", name="later")
         await eventually(lambda: _has(pool, "dead_letters", 3))
-    # What died after the look is not forgotten with the rest.
+    # A run that died after the filter was made is not purged with the others.
     assert await call("call", calls.purge_some(wanted)) == (duly.model.Swept(2, 0), False)
     assert [letter.name for letter in await call.every("dead_letters")] == ["later"]
     with pytest.raises(InvalidInput) as refused:
@@ -425,7 +425,7 @@ def test_every_call_is_a_method_of_both_clients() -> None:
 
 
 async def test_every_route_of_the_api_has_a_call(store_operations: StoreOperations) -> None:
-    """By walking the description that the server itself gives: a route without a call would be missed here."""
+    """Walks the server's own description, so that a route without a call is noticed."""
     paths = create_app(store_operations).openapi()["paths"]
     routes = {(verb.upper(), path) for path, verbs in paths.items() if path.startswith("/api/v1") for verb in verbs}
     of_jobs = ("get_job", "change", "cancel", "pause", "resume", "trigger", "upcoming", "explain", "runs_page")
@@ -502,7 +502,7 @@ def test_parts_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None
     assert max(sizes) <= 1000
 
 
-# What is lost on the way
+# Lost requests and answers
 
 
 @pytest.fixture
@@ -793,7 +793,7 @@ async def test_address_and_key_come_from_the_environment(
 
 
 def test_importing_duly_does_not_need_the_extra() -> None:
-    """And without httpx the client says which extra it is."""
+    """Without httpx, the client says which extra is missing."""
     program = (
         "import sys; sys.modules['httpx'] = None\n"
         "import duly\n"

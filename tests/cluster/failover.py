@@ -31,7 +31,7 @@ LEAD = 1.0
 
 
 class Pair:
-    """Two schedulers; one that was struck is replaced."""
+    """Two schedulers. After a round the struck one is replaced."""
 
     def __init__(self, pool: Pool, operations: Operations, spawn: Spawn, settings: dict[str, str]) -> None:
         self._pool = pool
@@ -42,7 +42,7 @@ class Pair:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     async def ready(self) -> None:
-        """Both run, and each leads its half."""
+        """Waits until both schedulers run and each leads its half."""
         while len(self._processes) < 2:
             self._processes.append(self._spawn("scheduler", settings=self._settings))
         pids = {process.pid for process in self._processes}
@@ -60,9 +60,9 @@ class Pair:
         await eventually(halves, seconds=60)
 
     async def strike(self, blow: Blow, dice: random.Random) -> float:
-        """One round. Returns the seconds for which some job that was due did not fire."""
+        """Runs one round. Returns the seconds for which some job that was due did not fire."""
         await self.ready()
-        # Anywhere between two beats.
+        # The blow may come anywhere between two beats.
         await asyncio.sleep(dice.uniform(0, self.lease / 3))
         moment = self._operations.now() + timedelta(seconds=LEAD)
         requests = [
@@ -89,7 +89,7 @@ class Pair:
         )
         assert rows[0]["jobs"] == JOBS
         if blow == "stop":
-            # It wakes up among the living and must change nothing.
+            # The stopped scheduler wakes up after it was replaced, and must change nothing.
             victim.send_signal(signal.SIGCONT)
             victim.send_signal(signal.SIGTERM)
         code = await asyncio.to_thread(victim.wait, 30)

@@ -2,7 +2,8 @@
 
     python tests/cluster/failover_table.py --kills 30
 
-Servers as they come (etcd's and ZooKeeper's own ticks), PostgreSQL with fsync on, Duly's default lease of 5 s.
+The servers have their default settings (etcd's and ZooKeeper's own ticks), PostgreSQL has fsync on, and Duly has its
+default lease of 5 s.
 """
 
 from __future__ import annotations

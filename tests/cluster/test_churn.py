@@ -1,6 +1,6 @@
 """Schedulers that come, go, die and freeze at random, with every coordinator: nothing is lost, nothing fires twice.
 
-Longer: DULY_TEST_CHURN_SECONDS=180. A failing run is repeated with DULY_TEST_SEED.
+DULY_TEST_CHURN_SECONDS=180 makes the test longer. DULY_TEST_SEED repeats a failing run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Herd:
         self.done["join"] += 1
 
     def move(self) -> None:
-        """One thing happens to one of them."""
+        """Lets one scheduler join, die, leave or freeze."""
         self._thaw(time.monotonic())
         what = self._dice.choice(("join", "kill", "kill", "leave", "freeze", "freeze"))
         if what == "join" and len(self.running) + len(self._frozen) < 4:
@@ -75,12 +75,12 @@ class Herd:
             self.done["thaw"] += 1
 
     async def end(self) -> None:
-        """All wake up and leave."""
+        """Wakes all schedulers up and lets them leave."""
         self._thaw(float("inf"))
         for process in self.running:
             process.send_signal(signal.SIGTERM)
         for process in self.running + self._leaving:
-            # One that was only starting is ended by the signal itself.
+            # A scheduler that was only starting is ended by the signal itself.
             assert await asyncio.to_thread(process.wait, 30) in (0, -signal.SIGTERM)
 
 
@@ -97,7 +97,7 @@ async def test_nothing_is_lost_or_doubled_while_nodes_come_go_die_and_freeze(
     spawn("worker", "--concurrency", "200")
     herd.join()
     herd.join()
-    # Parallel, so that a slow moment of the machine does not turn an occurrence into a skipped one; and never missed.
+    # Parallel and RUN_ALL, so that no occurrence is skipped or missed in a slow moment of the machine.
     policy = Policy(overlap="parallel", missed_window="RUN_ALL", max_missed=10_000)
     await operations.submit_many(
         [JobRequest("record", name=f"j{n}", schedule="every 1s", policy=policy) for n in range(JOBS)],
@@ -113,7 +113,7 @@ async def test_nothing_is_lost_or_doubled_while_nodes_come_go_die_and_freeze(
         await asyncio.sleep(dice.uniform(0.05, 0.6))
         herd.move()
 
-    # What fell due while the last of them died must have been fired by those who are left, before they leave.
+    # Jobs that fell due while the last scheduler died must be fired by the remaining ones before those leave.
     begun = operations.now()
 
     async def caught_up() -> bool:
@@ -145,7 +145,7 @@ async def test_nothing_is_lost_or_doubled_while_nodes_come_go_die_and_freeze(
 
 
 async def one_leader_at_a_time(pool: Pool) -> None:
-    """By the store's own record: epochs follow each other without a gap, and a fire lies within its epoch's term."""
+    """Checks the store's own record: epochs follow each other without a gap, and each fire lies within its term."""
     gaps = await pool.query(
         "select shard from duly.terms group by shard having count(*) <> max(epoch) or min(epoch) <> 1"
     )

@@ -1,6 +1,6 @@
 """Schedulers whose machines have the wrong time, as real processes: the wall clock they see is shifted by libfaketime.
 
-The monotonic clock is left alone, as it is where a machine's time is merely set wrong.
+The monotonic clock is left alone, as on a machine whose time is merely set wrong.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HOUR_AHEAD, TWO_MINUTES_BEHIND = 3600, -120
 
 
 def shifted(seconds: int) -> dict[str, str]:
-    """Environment of a process that believes that it is that much later."""
+    """The environment of a process whose clock is `seconds` ahead."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
     if not found:
         pytest.skip("libfaketime is not installed: run scripts/test-services as root")
@@ -34,7 +34,7 @@ def shifted(seconds: int) -> dict[str, str]:
 
 
 async def see_fires(pool: Pool, operations: Operations, sink: Path, spawn: Spawn, shifts: Sequence[int]) -> None:
-    """Recurring and one-off jobs for some seconds, over schedulers with these clocks."""
+    """Runs recurring and one-off jobs for some seconds with schedulers that have these clocks. Checks the fires."""
     for seconds in shifts:
         spawn("scheduler", settings=shifted(seconds))
     spawn("worker")
@@ -56,7 +56,7 @@ async def see_fires(pool: Pool, operations: Operations, sink: Path, spawn: Spawn
         return await count(pool, "history") >= 100 + 30 * 6
 
     await eventually(enough, seconds=60)
-    # By the database's clock: nothing before its time, everything at it, nothing twice.
+    # By the database's clock nothing fires early, nothing late and nothing twice.
     assert await count(pool, "history", "started_at < scheduled_at") == 0
     assert await count(pool, "history", "fired_at < scheduled_at - interval '1 second'") == 0
     assert await count(pool, "history", "scheduled_at > $1", start + timedelta(minutes=40)) == 0
@@ -118,7 +118,7 @@ async def test_shards_that_move_between_nodes_of_different_times_lose_and_repeat
     await eventually(lambda: fired(8), seconds=60)
     assert set(executions(sink).values()) == {1}
     assert await count(pool, "history", "started_at < scheduled_at") == 0
-    # Late ones within the grace fire each; a wrong clock would have called them missed, or jumped over them.
+    # Each late occurrence within the grace fires; by a wrong clock they would be missed or passed over.
     rows = await pool.query(
         "select count(*) as count from (select scheduled_at - lag(scheduled_at) over "
         "(partition by job_id order by scheduled_at) as gap from duly.history) gaps where gap <> interval '1 second'"

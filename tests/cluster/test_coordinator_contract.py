@@ -1,7 +1,7 @@
-"""The contract of every coordinator, tried with each: real servers, a real store, several nodes in one process.
+"""The contract of all coordinators, tested with each: real servers, a real store, several nodes in one process.
 
-Nodes have pools of their own and tell one record of every term that begins or ends; a term that begins while another
-node still holds one of that shard is noted as an overlap, and at the end of every test there must be none.
+Nodes have pools of their own and report every term that begins or ends to one record. A term that begins while another
+node still has a term of that shard is noted as an overlap, and at the end of every test there must be none.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ async def cluster(
 
 
 async def the_store_agrees(cluster: Cluster, database_url: str) -> None:
-    """Every term that was told is in the store, once, under the node that was told; and epochs only ever grew."""
+    """Checks that every reported term is in the store, under the node that reported it, and that epochs only grew."""
     connection = await asyncpg.connect(database_url)
     try:
         rows = await connection.fetch("select shard, epoch, node_id from duly.terms")
@@ -74,14 +74,14 @@ async def test_nodes_share_evenly_and_a_join_moves_few(cluster: Cluster) -> None
     await eventually(cluster.shared_by(one, two, three))
     after = cluster.record.leaders
     moved = [shard for shard in before if before[shard] != after[shard]]
-    # Its own third must move, and a little more.
+    # The third of the new node must move, and a little more.
     assert len(moved) <= 28
     assert {after[shard] for shard in moved} >= {three.node_id}
 
 
 @every_kind
 async def test_a_graceful_leave_hands_over_at_once(cluster: Cluster) -> None:
-    # With this lease, whoever is not told looks only every four seconds (advisory: 0.7 s).
+    # With this lease, a node that is not told looks only every four seconds (advisory: 0.7 s).
     one, two = await cluster.node(lease=12), await cluster.node(lease=12)
     await eventually(cluster.shared_by(one, two))
     await cluster.leave(one)
@@ -194,7 +194,7 @@ async def test_shards_whose_taking_was_never_answered_are_taken_anew(cluster: Cl
 
 @every_kind
 async def test_terms_do_not_begin_when_the_answer_comes_after_the_lease(cluster: Cluster, pool: Pool) -> None:
-    """The fixture looks at every beginning; here is one that must not be."""
+    """The fixture checks every term that begins; here is one that must not begin."""
     async with pool.transaction() as slow:
         await slow.connection.execute("lock table duly.terms in exclusive mode")
         one = await cluster.node()
@@ -253,7 +253,7 @@ async def test_a_node_cut_off_from_the_registry_alone_is_replaced_and_comes_back
     await eventually(cluster.shared_by(one, two))
     await wire.cut()
     await eventually(cluster.shared_by(two))
-    # Watch the recovery too: it must come back, and stay.
+    # The node must come back, and stay.
     wire.mend()
     await eventually(cluster.shared_by(one, two), seconds=30)
     began = len(cluster.record.of("began"))
@@ -277,7 +277,7 @@ class TestAdvisory:
         )
         await eventually(lambda: bool(cluster.record.of("ended", one.node_id)))
         assert time.monotonic() - lost < 2
-        # It comes back with a lock of its own.
+        # The node comes back with a new lock.
         await eventually(cluster.shared_by(one, two))
 
 

@@ -1,4 +1,4 @@
-"""DULY_COORDINATOR: what it may be, and what is said when it is something else."""
+"""DULY_COORDINATOR: the values it may have, and the errors for all others."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ async def test_a_thousand_transactions_under_kills_leave_one_row_each(
         while await count(pool, "history") < total:
             await asyncio.sleep(dice.uniform(0.02, 0.25))
             victim = dice.randrange(3)
-            # Not before it has begun: a worker that only ever starts is no test.
+            # A worker is killed only after some progress: kills during the start would test nothing.
             if kills < 30 and await progress() > kills * 25 + 10:
                 workers[victim].kill()
                 workers[victim].wait()
@@ -59,7 +59,7 @@ async def test_a_thousand_transactions_under_kills_leave_one_row_each(
     assert kills >= 20
     assert sum(started.values()) > total, "no run was executed twice: the kills hit nothing"
     assert await count(pool, "history", "status = 'succeeded'") == total
-    # The row that is there was written under the token that history accepted.
+    # Each row was written under the token that history accepted.
     mismatched = await pool.query(
         "select count(*) as count from public.effects e where not exists "
         "(select from duly.history h where h.claim_id::text = e.token)"

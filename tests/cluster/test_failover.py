@@ -28,7 +28,7 @@ def coordinator(kind: str, servers: Servers) -> str:
 async def test_killed_leaders_are_replaced_within_the_lease_and_what_was_due_fires_late(
     kind: str, coordinator: str, pool: Pool, operations: Operations, spawn: Spawn
 ) -> None:
-    # A lease that is long beside the second in which an advisory lock must do.
+    # With an advisory lock a takeover takes less than a second; the long lease shows that nothing waits for its end.
     lease = 5.0 if kind == "postgres-advisory" else 1.2
     settings = {"DULY_COORDINATOR": coordinator, "DULY_LEADER_LEASE_SECONDS": str(lease)}
     pair = Pair(pool, operations, spawn, settings)
@@ -49,7 +49,7 @@ async def test_a_leader_that_leaves_hands_over_at_once(
     settings = {"DULY_COORDINATOR": coordinator, "DULY_LEADER_LEASE_SECONDS": "5"}
     pair = Pair(pool, operations, spawn, settings)
     dice = random.Random(7)
-    # A second try only for a busy moment of this machine: the lease would take ten times as long.
+    # The second try is only for a busy moment of this machine: waiting for the lease would take ten times as long.
     if (waited := await pair.strike("leave", dice)) >= 0.5:
         waited = min(waited, await pair.strike("leave", dice))
     assert waited < 0.5

@@ -1,4 +1,4 @@
-"""Everything that touches claims, all at once: in the end each run has one outcome, and no caller saw an error."""
+"""All statements that touch claims, all at once: in the end each run has one outcome, and no caller saw an error."""
 
 from __future__ import annotations
 
@@ -52,18 +52,18 @@ class Fighter:
             await asyncio.sleep(0)
 
     async def end(self) -> None:
-        """Outcomes of all kinds, from several claims in one statement, in an order of their own."""
+        """Sends outcomes of all kinds, of several claims in one statement, in random order."""
         while not self.over:
             if not self._held:
                 await asyncio.sleep(0.001)
                 continue
             chosen = self._dice.sample(sorted(self._held), self._dice.randint(1, len(self._held)))
-            # Beaten until they are gone, as a worker does.
+            # The claims get heartbeats until they are gone, as those of a real worker do.
             mine = [run for claim_id in chosen for run in self._held[claim_id]]
             self._dice.shuffle(mine)
             third = len(mine) // 3
             await self._requeue(mine[:third])
-            # What is left out here is left to rescue, as by a crash.
+            # Runs that get no outcome here are left to rescue, as after a crash.
             lost = self._dice.random() < 0.2
             await self._bury(mine[third : third + 2])
             if not lost:
@@ -95,7 +95,7 @@ async def test_claim_heartbeat_rescue_complete_and_requeue_fighting_over_the_sam
     accepted: Counter[str] = Counter()
     submitted = 0
     over = False
-    # Real workers and a real rescuer take part: what is not ended by the loops here, they end.
+    # Real workers and a real rescuer take part: they end the runs that the loops here do not end.
     small = {"DULY_WORKER_LEASE_SECONDS": "0.5", "DULY_POLL_SECONDS": "0.05"}
     spawn("scheduler")
     workers = [spawn("worker", "--concurrency", "20", settings=small) for _ in range(2)]
@@ -118,7 +118,7 @@ async def test_claim_heartbeat_rescue_complete_and_requeue_fighting_over_the_sam
 
     fighters = [Fighter(arena, random.Random(dice.random()), accepted) for _ in range(3)]
     async with asyncio.TaskGroup() as group:
-        # An error of any of them ends the test here.
+        # An error in any of these tasks ends the test here.
         group.create_task(feed())
         for _ in range(2):
             group.create_task(rescue())
@@ -140,11 +140,12 @@ async def test_claim_heartbeat_rescue_complete_and_requeue_fighting_over_the_sam
     outcomes = {row["status"]: row["runs"] for row in rows}
     deadlocks = (await pool.query("select deadlocks from pg_stat_database where datname = current_database()"))[0][0]
     print(f"{submitted} runs: {dict(accepted)}; {outcomes}; the rest took {time.monotonic() - ending:.1f} s")
-    # One would be tried again and reach nobody, but cost a second: rows are locked in one order everywhere.
+    # A deadlock would be retried and no caller would see it, but it would cost a second. There is none: rows are locked
+    # in one order everywhere.
     assert deadlocks == 0
     assert sum(outcomes.values()) == submitted == await count(pool, "jobs")
     assert set(outcomes) == {"succeeded", "dead"}
-    # The real workers only ever succeed; the dead are exactly those that a fighter was told of.
+    # Runs of the real workers only succeed; the dead ones are exactly those whose burial a fighter saw accepted.
     assert outcomes["dead"] == accepted["dead"] == await count(pool, "dead_letters")
     assert outcomes["succeeded"] >= accepted["succeeded"]
     assert min(accepted[what] for what in ("claimed", "beaten", "succeeded", "requeued", "rescued", "dead")) > 50

@@ -16,12 +16,12 @@ from harness.servers import free_port
 from harness.store import count
 from harness.waiting import eventually
 
-# Long enough to see everything that is sent every few seconds; what comes once a minute is allowed for below.
+# Long enough to see everything that is sent every few seconds; statements sent once a minute are allowed for below.
 SECONDS = 12.0
 
 
 class Listening(Proxy):
-    """Notes every statement that passes, by its first words."""
+    """A proxy that counts the statements that pass, by their first words."""
 
     def __init__(self, upstream: str) -> None:
         super().__init__(upstream)
@@ -38,7 +38,7 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-# As users run them: with the usual leases.
+# The usual leases, as users have them.
 USUAL = {"DULY_LEADER_LEASE_SECONDS": "5", "DULY_WORKER_LEASE_SECONDS": "15"}
 
 
@@ -61,7 +61,7 @@ async def test_an_idle_process_sends_two_statements_a_second_and_takes_a_hundred
             return led and await count(pool, "nodes") >= 2 and all(proxy.heard for proxy in proxies.values())
 
         await eventually(ready, seconds=60)
-        await asyncio.sleep(3)  # what a start brings with it is over
+        await asyncio.sleep(3)  # until the work of the start is over
         before = {kind: cpu_seconds(node.pid) for kind, node in nodes.items()}
         for proxy in proxies.values():
             proxy.heard.clear()
@@ -73,7 +73,7 @@ async def test_an_idle_process_sends_two_statements_a_second_and_takes_a_hundred
             for statement, times in statements.most_common():
                 print(f"{times:4d}  {statement}")
         for kind, statements in heard.items():
-            # A look of everything that comes once a minute may fall into this.
+            # One round of the statements that are sent once a minute may fall into this time.
             assert statements.total() <= 2 * SECONDS + 6, kind
             assert used[kind] <= 0.02 * SECONDS, kind
         for node in nodes.values():

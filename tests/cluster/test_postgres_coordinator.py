@@ -68,7 +68,7 @@ async def test_a_dead_nodes_shards_are_taken_when_its_lease_is_over_and_not_befo
     await pool.query("update duly.nodes set lease_until = duly.now() where node_id = $1", one.node_id)
     await two.run_once()
     assert len(two.terms) == 64
-    # The old leader wakes up: it learns that it leads nothing of what it led.
+    # The old leader wakes up and learns that it has lost its shards.
     await one.run_once()
     assert len(one.terms) <= 32
     assert not one.terms.keys() & two.terms.keys()

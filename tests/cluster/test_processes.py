@@ -51,7 +51,7 @@ async def test_a_worker_killed_in_the_middle_of_a_thousand_runs_loses_none_and_i
     victim.kill()
     victim.wait()
     stale = await held_by_the_dead(pool)
-    assert stale, "it was killed while it held nothing: this tests nothing"
+    assert stale, "the worker was killed while it held nothing: this tests nothing"
     before = await count(pool, "history")
     assert before < total
 
@@ -66,7 +66,7 @@ async def test_a_worker_killed_in_the_middle_of_a_thousand_runs_loses_none_and_i
     assert await count(pool, "runs") == 0
     ran = executions(sink)
     assert len(ran) == total
-    # A second execution is there only for a run that the dead worker held.
+    # Only runs that the dead worker held were executed twice.
     held = {(run.job_id, run.scheduled_at) for run in stale}
     assert {parse_run_id(run_id) for run_id, times in ran.items() if times > 1} <= held
 
@@ -143,7 +143,7 @@ async def test_fifty_kills_of_a_scheduler_lose_no_occurrence_and_double_none(
         )
         return {int(row["name"].rpartition(":")[2]) for row in rows} == {process.pid for process in schedulers}
 
-    # The end: nobody fires any more, and everything that was fired is done.
+    # At the end no scheduler fires any more, and every fired run is done.
     await eventually(both_lead)
     for process in schedulers:
         process.send_signal(signal.SIGTERM)
@@ -184,8 +184,8 @@ async def test_a_leader_killed_50_ms_before_a_due_time_costs_a_delay_and_not_the
         return await count(pool, "shards", alive) == 64
 
     async def killed_just_before() -> bool:
-        """False if the machine was too slow for it: the occurrence had fired before the kill."""
-        # One that fires ahead would have fired.
+        """Whether the leader was killed before the occurrence fired; on a slow machine it may fire first."""
+        # A scheduler that fires ahead would have fired already.
         victim = spawn("scheduler", settings={"DULY_FIRE_AHEAD_SECONDS": "0"})
         await eventually(led)
         due = operations.now() + timedelta(seconds=2)
@@ -217,7 +217,7 @@ async def test_a_leader_killed_50_ms_before_a_due_time_costs_a_delay_and_not_the
 async def test_a_stopped_scheduler_hands_its_shards_over_at_once(
     pool: Pool, operations: Operations, spawn: Spawn
 ) -> None:
-    # Who is not told of it would take this long to look.
+    # A node that is not told of it looks only every third of this lease.
     lease = {"DULY_LEADER_LEASE_SECONDS": "9"}
     first = spawn("scheduler", settings=lease)
 

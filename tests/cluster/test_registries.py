@@ -1,4 +1,4 @@
-"""The features that only etcd and ZooKeeper have: several servers, logins, and being away from the start."""
+"""Cases that only etcd and ZooKeeper have: several servers, logins, and servers that are away from the start."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_whoever_enters_waits_for_a_busy_server(name: str, servers: Server
     host = f"127.0.0.1:{server.port}"
     several = server.address(cluster.room).replace(host, f"127.0.0.1:{free_port()},{host}")
     server.pause()
-    # Two thirds of the lease: longer than whoever already leads would wait.
+    # Two thirds of the lease: longer than a node that already leads would wait.
     asyncio.get_running_loop().call_later(1.0, server.go_on)
     one = await cluster.node(coordinator=several)
     await eventually(cluster.shared_by(one))
@@ -77,7 +77,7 @@ async def test_a_registry_that_is_away_from_the_start_is_an_error_that_says_wher
 
 
 async def forget(server: RegistryServer, room: str, node_id: UUID) -> None:
-    """Remove a node's entry behind its back."""
+    """Removes a node's entry behind its back."""
     if server.scheme == "etcd":
         key = b64encode(f"/{room}/nodes/{node_id}".encode()).decode()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}/v3") as etcd:
@@ -99,7 +99,7 @@ async def test_whoever_the_registry_has_forgotten_is_replaced_although_its_lease
     one, two = await cluster.node(lease=30), await cluster.node(lease=30)
     await eventually(cluster.shared_by(one, two))
     old = dict(one.coordinator.terms)
-    # It hangs, so it does not see what the others see; only the epoch keeps it from firing.
+    # The node hangs, so it does not see what the others see; only the epoch keeps it from firing.
     await one.coordinator.stop()
     await forget(servers.get(name), cluster.room, one.node_id)
     await eventually(lambda: len(two.shards) == SHARDS, seconds=10)
@@ -114,7 +114,7 @@ async def test_a_node_that_the_registry_has_forgotten_enters_again(
     one = await cluster.node(lease=30)
     await eventually(cluster.shared_by(one))
     await forget(servers.get(name), cluster.room, one.node_id)
-    # The watch tells it, long before its next pass.
+    # The watch tells the node, long before its next pass.
     await eventually(lambda: len(cluster.record.of("began")) == 2 * SHARDS, seconds=8)
 
 
@@ -127,7 +127,7 @@ async def test_whoever_enters_and_leads_between_the_two_looks_of_a_pass_is_left_
     looked, go_on = asyncio.Event(), asyncio.Event()
 
     async def hesitant(coordinator: RegistryCoordinator) -> View | None:
-        if not looked.is_set():  # the first one's first pass
+        if not looked.is_set():  # the first node's first pass
             looked.set()
             await go_on.wait()
         return await beat(coordinator)
@@ -178,12 +178,12 @@ async def test_a_zookeeper_client_that_is_being_stopped_is_closed_when_that_is_o
     finally:
         server.go_on()
     await asyncio.gather(stopping, closing)
-    assert client._connection._write_sock is None  # what a leak of it is made of
+    assert client._connection._write_sock is None  # an open socket would be a leak
 
 
 @pytest.mark.parametrize("name", REGISTRIES)
 async def test_a_registry_that_comes_back_empty_is_entered_again(name: str, make_cluster: MakeCluster) -> None:
-    """As after a disk was lost, or with a backup from before these nodes came."""
+    """This is the case after a disk was lost, or with a backup that is older than these nodes."""
     if reason := SERVERS[name].missing():
         pytest.skip(reason)
     server = SERVERS[name]()
@@ -195,7 +195,7 @@ async def test_a_registry_that_comes_back_empty_is_entered_again(name: str, make
         await asyncio.to_thread(server.stop)
         await asyncio.to_thread(server.forget)
         await asyncio.to_thread(server.start)
-        # Who has not noticed yet still leads; who led before does not say anything about after.
+        # A node that has not noticed yet still leads, so only terms that begin from now on count.
         before = len(cluster.record.of("began"))
         await eventually(lambda: len(cluster.record.of("began")) >= before + SHARDS, seconds=40)
         await eventually(cluster.shared_by(one, two), seconds=40)

@@ -1,4 +1,4 @@
-"""A coordinator's pass: what it begins, what it ends, and how long it trusts itself."""
+"""A coordinator's pass: the terms that it begins and ends, and how long it trusts them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ME, OTHER = UUID(int=1), UUID(int=2)
 
 
 class Node(MemberCoordinator):
-    """Sees what it is shown, and gets every shard that it asks for, on a clock that only this moves."""
+    """A node that sees what the test shows it and gets every shard that it asks for. Its clock moves only by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -100,7 +100,7 @@ async def test_what_should_be_anothers_is_handed_over(node: Node) -> None:
     assert node.handed_over == theirs
     assert sorted(node.terms) == [shard for shard in range(SHARDS) if shard not in theirs]
     await node.run_once()
-    assert node.handed_over == theirs, "and not taken back"
+    assert node.handed_over == theirs, "the shards are not taken back"
 
 
 async def test_a_raised_epoch_ends_the_term_whoever_is_named_as_leader(node: Node) -> None:

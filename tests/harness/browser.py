@@ -1,4 +1,4 @@
-"""A real browser for tests: headless Chromium on one page, asked over its DevTools protocol."""
+"""A real browser for tests: headless Chromium with one page, controlled over its DevTools protocol."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _FLAGS = (
 
 
 def missing() -> str | None:
-    """The reason why no browser can be started here."""
+    """The reason why no browser can be started here, or None."""
     return None if shutil.which("chromium") else "chromium is not installed (scripts/test-services installs it)"
 
 
 class Browser:
-    """One tab. `ask` evaluates an expression in it; `until` waits until one is true."""
+    """One tab. `ask` evaluates an expression in its page; `until` waits until an expression is true."""
 
     def __init__(self, address: str) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="duly-chromium-"))
-        # Nobody's browser but the test's; root has no sandbox to put it into.
+        # Chromium's sandbox does not work for root. Only the test uses this browser, so it can do without.
         sandbox = ["--no-sandbox"] if os.geteuid() == 0 else []
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -75,7 +75,7 @@ class Browser:
     def until(self, expression: str) -> Any:
         deadline = time.monotonic() + PATIENCE
         while not (found := self.ask(expression)):
-            assert time.monotonic() < deadline, f"{expression}: never in\n{self.ask('document.body.innerText')}"
+            assert time.monotonic() < deadline, f"{expression} is never true in:\n{self.ask('document.body.innerText')}"
             time.sleep(0.05)
         return found
 
@@ -120,7 +120,7 @@ class Browser:
         self._channel.sendall(b"\x81" + size + mask + masked)
 
     def _hear(self) -> bytes:
-        """The next message, of however many frames."""
+        """The next message, joined from its frames."""
         message = b""
         while True:
             first, size = self._exactly(2)
@@ -137,7 +137,7 @@ class Browser:
         found = b""
         while len(found) < count:
             part = self._channel.recv(count - len(found))
-            assert part, f"chromium has gone:\n{self._log()}"
+            assert part, f"chromium closed the connection:\n{self._log()}"
             found += part
         return found
 

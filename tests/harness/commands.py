@@ -1,4 +1,4 @@
-"""A `duly` command as a process whose output the test reads line by line, and the result of one in this process."""
+"""`Process`: a `duly` command in a process of its own, read line by line. `Ended`: the result of a command."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Process:
     def __init__(
         self, arguments: tuple[str, ...], environment: Mapping[str, str], folder: Path, *, by: Sequence[str] = ()
     ) -> None:
-        """`by`: a program that starts it, with its arguments."""
+        """`by`: a program that starts the command, with the program's own arguments."""
         self.process = subprocess.Popen(
             [*by, *duly_command(*arguments)],
             env={**clean_environment(), **environment},
@@ -79,7 +79,7 @@ class Process:
                 raise AssertionError(f"no line with {pattern!r} within {seconds} s in:\n{self.said}") from None
             if line is None:
                 self._lines.put(None)
-                raise AssertionError(f"it ended without a line with {pattern!r}:\n{self.said}")
+                raise AssertionError(f"the process ended without a line with {pattern!r}:\n{self.said}")
             self.output.append(line)
             if found := re.search(pattern, line):
                 return found

@@ -1,4 +1,4 @@
-"""A real HTTP server for tests of HTTP targets. It records requests, and misbehaves as it is told."""
+"""A real HTTP server for tests of HTTP targets. It records requests, and misbehaves on demand."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Endpoint:
     answers: dict[str, list[bytes | Behaviour]] = field(default_factory=dict)
     calls: list[Call] = field(default_factory=list)
     connections: int = 0
-    #: Connections whose other side has gone, in whatever way.
+    #: Number of connections that have ended, in any way.
     gone: int = 0
 
     def on(self, path: str, *answers: bytes | Behaviour) -> str:
@@ -87,13 +87,13 @@ class Endpoint:
                 else:
                     await _unless_gone(answer(call, writer), reader)
         except OSError:
-            pass  # the other side has gone, which is what some tests are about
+            pass  # some tests let the client end the connection
         finally:
             self.gone += 1
 
 
 async def _unless_gone(answering: Awaitable[None], reader: asyncio.StreamReader) -> None:
-    """Stops answering when nobody listens any more: nothing is sent to us while we answer."""
+    """Answers until the caller closes the connection. A caller sends nothing while it waits for the answer."""
     answer = asyncio.ensure_future(answering)
     heard = asyncio.ensure_future(reader.read(1))
     try:

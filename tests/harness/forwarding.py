@@ -54,12 +54,12 @@ class Armed:
     `swallow`: the server executes the statement; its answer is thrown away and the connection reset.
     `sever`: the statement is sent whole and the connection reset at once: the server may or may not execute it.
     `cut`: only the first `after` bytes of the message's body are sent, then the connection is reset.
-    `answer`: the statement does not reach the server; the client is told that it failed with the SQLSTATE `state`.
+    `answer`: the statement does not reach the server; the client gets an error with the SQLSTATE `state`.
     """
 
     kind: Literal["swallow", "sever", "cut", "answer"]
     times: int = 1
-    #: Statements that match and are let pass first.
+    #: Number of matching statements that pass before the fault strikes.
     skip: int = 0
     after: int = 0
     state: str = ""
@@ -91,16 +91,16 @@ class Forwarder:
         return len(self._links)
 
     def cut(self, *, reset: bool = True) -> int:
-        """Ends every connection now, by RST or by FIN, and accepts new ones. Returns the number that there were."""
+        """Ends every connection now, by RST or by FIN, and accepts new ones. Returns the number of ended ones."""
         return self._thread.call(self._cut(lambda link: True, reset=reset))
 
     def refuse(self) -> None:
-        """Resets every connection, and every new one at once."""
+        """Resets every connection, and from now on each new one at once."""
         self._refusing = True
         self.cut()
 
     def fault_for(self, text: bytes) -> Armed | None:
-        """The fault that strikes at this statement, if one does."""
+        """The fault that strikes at this statement, or None."""
         for fault in self._armed:
             if fault.times > 0 and fault.matches(text):
                 if fault.skip > 0:
@@ -118,7 +118,7 @@ class Forwarder:
         """Returns when the end of one side may be passed on to the other."""
 
     async def _connect(self, client: asyncio.StreamWriter) -> tuple[Streams, object]:
-        """Opens the connection to the server for this client. Also returns the place of that server."""
+        """Opens the connection to the server for this client. Also returns the address of that server."""
         raise NotImplementedError
 
     def _arm(self, fault: F) -> F:
@@ -140,7 +140,7 @@ class Forwarder:
             if self._refusing:
                 raise ConnectionRefusedError
             far, upstream = await self._connect(writer)
-        except OSError:  # a timeout is one too
+        except OSError:  # TimeoutError is an OSError too
             end(writer, reset=True)
             return
         link = Link(self, (reader, writer), far, upstream)
@@ -152,22 +152,22 @@ class Forwarder:
 
 
 class Link:
-    """One client's connection and the one to the server that was opened for it."""
+    """A client's connection, and the connection to the server that was opened for it."""
 
     def __init__(self, proxy: Forwarder, near: Streams, far: Streams, upstream: object) -> None:
         self._proxy = proxy
         self._reader, self._writer = near
         self._far_reader, self._far_writer = far
         self.upstream = upstream
-        #: No data pass any more, and neither side is told.
+        #: Whether data no longer pass, although both connections stay open.
         self.silent = False
         self._statements = Statements()
         self._swallowing: tuple[Armed, bytes] | None = None
-        self._in_transaction = False  # as far as the client has begun one
+        self._in_transaction = False  # whether the client has begun a transaction
         self._pumps: list[asyncio.Task[None]] = []
 
     async def carry(self) -> None:
-        """Forwards until either side is gone, then ends the other."""
+        """Forwards until one side ends its connection, then ends the other side's."""
         there = self._messages if self._proxy.by_message else self._pieces
         self._pumps = [asyncio.create_task(there()), asyncio.create_task(self._to_client())]
         try:
@@ -176,7 +176,7 @@ class Link:
         finally:
             for pump in self._pumps:
                 pump.cancel()
-            # Before anything is waited for: the proxy may be closed meanwhile, which cancels this.
+            # Before the first await: closing the proxy cancels this task.
             for writer in (self._writer, self._far_writer):
                 end(writer, reset=False)
             await asyncio.gather(*self._pumps, return_exceptions=True)
@@ -193,7 +193,7 @@ class Link:
                 await self._send(data)
 
     async def _messages(self) -> None:
-        """Message by message, so that a fault strikes exactly where it is meant to."""
+        """Forwards message by message, so that a fault strikes at exactly one statement."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             another = True
             while another:

@@ -1,4 +1,4 @@
-"""A proxy to an HTTP server that fails as it is told, for tests of clients on a bad network."""
+"""A proxy to an HTTP server that fails on demand, for tests of clients on a bad network."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Kind = Literal["swallow", "cut", "garble"]
 class Line:
     """Forwards to a port on loopback. A fault strikes connections whose request holds its marker:
 
-    - `swallow`: the server carries the request out; its answer is thrown away and the connection with it
-    - `cut`: the connection is gone before the server sees anything
-    - `garble`: something else answers
+    - `swallow`: the server carries the request out; its answer is thrown away and the connection reset
+    - `cut`: the connection is reset before the server sees the request
+    - `garble`: the client gets a 502 in HTML, which the server has not sent
     """
 
     def __init__(self, port: int) -> None:

@@ -1,13 +1,13 @@
-"""Errors of a healthy server at a statement of the test's choice, which the driver gets in place of an answer.
+"""Injects errors of a healthy server: the driver gets an error in place of the answer to a chosen statement.
 
-The errors are real: the server raises them, in the transaction that is open, so whatever follows from them follows.
-Statements are known by name, as the files under `store/sql` are; `commit` and `copy` are two more.
+The errors are real: the server raises them, in the open transaction, so they have all their consequences.
+Statements are named after their files under `store/sql`; `commit` and `copy` are two more names.
 
 | when | what happens |
 | --- | --- |
 | before | the statement is not carried out |
 | after | it is carried out and rolled back |
-| lost | it is carried out (and committed, if it stands alone), and the connection is gone with the answer |
+| lost | it is carried out (and committed, if no transaction is open), and the connection breaks before the answer |
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ T = TypeVar("T")
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
 _NAMES = {statement(name): name for name in STATEMENTS}
 DATA = ("22000", "22023", "22P02", "22003", "23000", "23502", "23505", "23514")
-# At least one of every class that PostgreSQL knows, and each that was ever met; but not those that are about data.
+# At least one SQLSTATE of every class in PostgreSQL, and each that was ever met, except those about data.
 OTHERS = (
     "03000", "08000", "08006", "09000", "0A000", "0B000", "0F000", "0L000", "0P000", "0Z000", "20000", "21000", "24000",
     "25000", "25001", "25006", "25P02", "25P03", "26000", "27000", "28000", "28P01", "2B000", "2D000", "2F000", "34000",
@@ -46,7 +46,7 @@ LOST = "08003"
 
 @dataclass
 class Injector:
-    """Raises errors at the statements it is told to, or at random ones."""
+    """Raises errors at statements that were armed with `strike`, or at random ones."""
 
     dice: random.Random
     chance: float = 0.0
@@ -139,7 +139,7 @@ class Struck(asyncpg.Connection):
 
 @contextmanager
 def injected(injector: Injector) -> Iterator[Injector]:
-    """Puts every connection that Duly opens meanwhile under this injector."""
+    """Makes every connection that Duly opens inside the `with` block use this injector."""
     real = pools.connection_options
 
     def options(url: str, **asked: Any) -> dict[str, Any]:

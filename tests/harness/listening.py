@@ -11,7 +11,7 @@ Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class Listener:
-    """Accepts connections from `open` to `close`. Each is closed when it was served, however that ended."""
+    """Accepts connections from `open` to `close`. Each is closed when its task ends, also after an error."""
 
     def __init__(self, serve: Serve) -> None:
         self._serve = serve
@@ -23,7 +23,7 @@ class Listener:
         self._listens(await asyncio.start_server(self._accept, host, port, ssl=tls))
 
     async def open_on(self, listening: socket.socket) -> None:
-        """On a socket that is bound already."""
+        """Listens on a socket that is already bound."""
         self._listens(await asyncio.start_server(self._accept, sock=listening, backlog=512))
 
     def _listens(self, server: asyncio.Server) -> None:
@@ -32,8 +32,8 @@ class Listener:
 
     async def close(self) -> None:
         """Accepts no more connections and resets the open ones. Their sockets are closed when this returns."""
-        # A client that connected just before this reaches `_accept` in the loop's next turns. A server that was closed
-        # before that would lose them half-way, with their sockets open.
+        # A client that connected just before this reaches `_accept` in the loop's next turns. If the server were closed
+        # before that, the client's socket would stay open.
         for listening in self._server.sockets:
             asyncio.get_running_loop().remove_reader(listening.fileno())
         await turns()
@@ -51,7 +51,7 @@ class Listener:
         await turns()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Noted before anything is waited for: a task that is cancelled before its first step could not close it.
+        # Noted here and not in the task: a task that is cancelled before its first step could not close the writer.
         self._writers.add(writer)
         serving = asyncio.get_running_loop().create_task(self._serve_one(reader, writer))
         self._serving.add(serving)

@@ -1,4 +1,4 @@
-"""A life of jobs with every kind of event, for tests of the store below it."""
+"""Takes jobs through every kind of event, for tests of the store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schedules that are made to cost a scheduler time: 288 of them, of every kind and part."""
+"""288 schedules, of every kind and with every part, that are made to cost a scheduler much time."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ SIXTY = ",".join(map(str, range(60)))
 HOURS = ",".join(map(str, range(24)))
 WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
 
-#: Only gaps for thousands of years where the zone is America/New_York and a gap is skipped, 732 places in each.
+#: Has no occurrence for thousands of years in America/New_York with dst_gap=skip: 732 places a year, all in the gap.
 GAPS = f"RRULE:FREQ=YEARLY;BYMONTH=3;BYDAY=2SU;BYHOUR=2;BYMINUTE={SIXTY};BYSECOND={SIXTY};BYSETPOS={PLACES}"
 ZONES = ("UTC", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia", "Africa/Casablanca")
 
 
 def schedules() -> list[str]:
-    """All 288 as strings."""
+    """All 288 schedules as strings."""
     return [*_crons(), *_grids(), *_filters(), *_places(), *_counts(), *_dates(), *_others()]
 
 
@@ -26,7 +26,7 @@ def _crons() -> list[str]:
 
 
 def _grids() -> list[str]:
-    """Grids and filters that hardly ever meet, or never."""
+    """Rules whose interval and filters rarely meet, or never."""
     clocks = ("", ";BYHOUR=3", ";BYHOUR=2;BYMINUTE=30")
     grids = (
         "DAILY;INTERVAL=7;BYDAY=MO,TU", "DAILY;INTERVAL=364;BYMONTHDAY=29;BYMONTH=2", "WEEKLY;INTERVAL=53;BYMONTH=2",
@@ -39,7 +39,7 @@ def _grids() -> list[str]:
 
 
 def _filters() -> list[str]:
-    """Lists of the maximum length."""
+    """Rules with lists of the maximum length."""
     every_day = ",".join(WEEKDAYS)
     numbered = ",".join(f"{n}{day}" for n in (*range(1, 54), *range(-53, 0)) for day in WEEKDAYS)
     month_days = ",".join(map(str, [*range(1, 32), *range(-31, 0)]))

@@ -1,4 +1,4 @@
-"""Nodes with a coordinator each, in one process, over a real store; and one record of every term they were given."""
+"""Nodes in one process over a real store, each with its own coordinator, and one record of all their terms."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Cluster:
         notified: bool = True,
         coordinator: str | None = None,
     ) -> Node:
-        """Starts a node, which joins. `url`, `registry_port`: its own addresses of the store and of the registry."""
+        """Starts a node, which joins. `url`, `registry_port`: where this node reaches the store and the registry."""
         if coordinator is None:
             coordinator = self.kind if self.server is None else self.server.address(self.room, port=registry_port)
         settings = load_settings(database_url=url or self.url, leader_lease_seconds=lease, coordinator=coordinator)
@@ -152,7 +152,7 @@ class Cluster:
         await node.coordinator.leave()
 
     def shared_by(self, *nodes: Node) -> Callable[[], bool]:
-        """Whether exactly these lead all shards, evenly."""
+        """Returns a condition: exactly these nodes lead all shards, evenly."""
 
         def holds() -> bool:
             shares = [len(node.shards) for node in nodes]

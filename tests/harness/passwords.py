@@ -1,4 +1,4 @@
-"""Addresses with a password in them, in every spelling, and a look for any part of it."""
+"""Addresses with a password, in every spelling, and a check that no part of the password is shown."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 MARK = "Zq7XwVj9Kp"
 PIECES = [MARK[at : at + 4] for at in range(len(MARK) - 3)]
-# Unquoted and quoted, and with something in front that looks like a port.
+# Plain and percent-encoded, with odd characters around, and with a beginning that looks like a port.
 PASSWORDS = [MARK, *(f"12{odd}{MARK}" for odd in "/?#@:%&= "), *(f"{MARK}{odd}34" for odd in "/?#@:"), f"a%2F{MARK}%40"]
 
 
 def addresses_with(password: str) -> Iterator[str]:
-    """PostgreSQL addresses at port 1, where nobody answers."""
+    """PostgreSQL addresses at port 1, where no server listens."""
     yield f"postgresql://u:{password}@127.0.0.1:1/d"
     yield f"postgres://u:{password}@127.0.0.1:1,[::1]:1/d?sslmode=disable"
     yield f"postgresql://u:{password}@127.0.0.1:port/d"
     yield f"postgresql://u:{password}@[::1/d"
     yield f"postgresql://u:{password}@"
-    if password == MARK:  # any other could be a port and a database
+    if password == MARK:  # any other password could be a port and a database
         yield f"postgresql://u:{password}"
     yield f"postgresql://u@127.0.0.1:1/d?password={password}"
     yield f"postgresql://127.0.0.1:1/d?user=u&password={password}&sslmode=nonsense"
@@ -33,5 +33,5 @@ def addresses_with(password: str) -> Iterator[str]:
 
 def assert_hidden(shown: str, address: str = "") -> None:
     assert not [piece for piece in PIECES if piece in shown], (address, shown)
-    # A scheme is spelt small.
+    # The scheme of a URL is shown in lower case.
     assert MARK.lower() not in shown, (address, shown)

@@ -7,12 +7,12 @@ import contextlib
 import socket
 import struct
 
-# Untyped first messages by their code: the client asks for encryption, and then sends another first message.
+# Codes of first messages that ask for encryption; after them the client sends another first message.
 _ENCRYPTION = (80877103, 80877104)
 
 
 async def first_message(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
-    """A message from before the conversation, and whether another one follows it."""
+    """Reads a first message, which has no type. Also returns whether another first message follows."""
     head = await reader.readexactly(4)
     body = await reader.readexactly(_length(head) - 4)
     return head + body, len(body) == 4 and _length(body) in _ENCRYPTION
@@ -30,7 +30,7 @@ class Statements:
         self._texts: dict[bytes, bytes] = {}
 
     def carried_out_by(self, message: bytes) -> bytes:
-        """The text of the statement that this message has carried out; empty if none."""
+        """The text of the statement that this message executes; empty if it executes none."""
         kind = message[:1]
         if kind == b"P":
             name, _, rest = message[5:].partition(b"\0")
@@ -62,9 +62,9 @@ class Answer:
 
 
 def refusal(state: str, *, within: bool) -> bytes:
-    """An error in place of an answer, and that the server is ready for the next statement.
+    """An error in place of an answer, and the message that the server is ready for the next statement.
 
-    `within`: in a transaction, which has failed with it.
+    `within`: the error is inside a transaction, which has failed with it.
     """
     fields = {b"S": b"ERROR", b"V": b"ERROR", b"C": state.encode(), b"M": b"injected on the wire"}
     body = b"".join(kind + text + b"\0" for kind, text in fields.items()) + b"\0"
@@ -76,7 +76,7 @@ def _message(kind: bytes, body: bytes) -> bytes:
 
 
 def end(writer: asyncio.StreamWriter, *, reset: bool) -> None:
-    """End a connection, in an orderly way or by RST."""
+    """Ends a connection, in an orderly way or by RST."""
     connection = writer.get_extra_info("socket")
     if reset and connection is not None and connection.family != socket.AF_UNIX:
         # Without lingering the other side gets a reset, not an orderly end.

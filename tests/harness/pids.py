@@ -11,7 +11,7 @@ from harness.waiting import eventually
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
+    """Whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -61,7 +61,7 @@ def processes_that_name(text: str) -> dict[int, str]:
                 continue
             command, environment = (entry / "cmdline").read_bytes(), (entry / "environ").read_bytes()
         except OSError:
-            continue  # it ended meanwhile
+            continue  # the process ended meanwhile
         if needle in command or needle in environment:
             found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
     return found
@@ -70,5 +70,5 @@ def processes_that_name(text: str) -> dict[int, str]:
 def wait_until_gone(text: str, seconds: float = 30) -> None:
     deadline = time.monotonic() + seconds
     while left := processes_that_name(text):
-        assert time.monotonic() < deadline, f"still there: {left}"
+        assert time.monotonic() < deadline, f"still running: {left}"
         time.sleep(0.05)

@@ -1,8 +1,8 @@
-"""A TCP proxy between Duly and PostgreSQL that fails on demand: what networks do, at a moment the test chooses.
+"""A TCP proxy between Duly and PostgreSQL that fails as networks do, at a moment that the test chooses.
 
-It runs in a thread with its own loop, so a test that blocks its loop does not stop it, and it knows enough of the
-protocol to hit one statement: a fault is armed for a piece of SQL text and strikes when that statement is executed,
-also when it was prepared long before.
+The proxy runs in a thread with its own loop, so a test that blocks its loop does not stop the proxy. It knows enough of
+the protocol to hit one statement: a fault is armed for a piece of SQL text and strikes when a statement with that text
+is executed, even if the statement was prepared long before.
 
     with Proxy(database_url) as proxy:
         fault = proxy.swallow("insert into duly.claims")    # executed by the server, never answered
@@ -83,7 +83,7 @@ class Proxy(Forwarder):
         self._thread.call(heal())
 
     def delay(self, seconds: float) -> None:
-        """Delays everything by this much, each way."""
+        """Delays all data by this time, in each direction."""
         self._delay = seconds
 
     def black_hole(self) -> None:
@@ -95,7 +95,7 @@ class Proxy(Forwarder):
         self._thread.call(hold())
 
     def forget(self) -> int:
-        """Silences the present connections as a balancer does with idle flows: nothing passes and nobody is told.
+        """Silences the present connections, as a load balancer does with idle ones: they stay open and nothing passes.
 
         New connections work. Returns the number of silenced ones.
         """
@@ -110,15 +110,15 @@ class Proxy(Forwarder):
     # Faults of one statement.
 
     def swallow(self, marker: str, *, times: int = 1) -> Fault:
-        """The server executes the statement with this text; its answer reaches nobody."""
+        """The server executes the statement with this text; its answer is lost."""
         return self._arm(Fault(marker=marker.encode(), kind="swallow", times=times))
 
     def cut_within(self, marker: str, *, after: int = 0, times: int = 1) -> Fault:
-        """Only the first `after` bytes of the statement's arguments reach the server, then the connection is gone."""
+        """Only the first `after` bytes of the statement's arguments reach the server, then the connection is reset."""
         return self._arm(Fault(marker=marker.encode(), kind="cut", times=times, after=after))
 
     def answer(self, marker: str, state: str, *, times: int = 1) -> Fault:
-        """The statement does not reach the server; its client is told that it failed with this SQLSTATE."""
+        """The statement does not reach the server; its client gets an error with this SQLSTATE."""
         return self._arm(Fault(marker=marker.encode(), kind="answer", times=times, state=state))
 
     async def gate(self, link: Link, *, to_server: bool) -> None:

@@ -1,4 +1,4 @@
-"""A scheduler whose clock, and its store's, the test moves."""
+"""A scheduler on a clock that the test moves, together with the clock of the store."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SECOND, MINUTE, HOUR, DAY = timedelta(seconds=1), timedelta(minutes=1), timedelt
 
 
 class FrozenClock(DatabaseClock):
-    """A clock that stands still: it ignores what is measured."""
+    """A clock that stands still: it ignores measurements."""
 
     def __init__(self, now: datetime) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ class FrozenScheduler:
             await self._lead(shard)
 
     async def take_over(self, shard: int) -> None:
-        """Leads the shard and reads what is due in it."""
+        """Leads the shard and reads its due jobs."""
         await self._lead(shard)
         await self.loader.run_once()
 
@@ -100,7 +100,7 @@ class FrozenScheduler:
         self.clock.moment = moment
 
     async def step(self, moment: datetime, *, read: bool = True) -> None:
-        """Moves the clock to `moment`, and lets every service do what is due then."""
+        """Moves the clock to `moment` and runs each service once; without `read`, all but the loader."""
         await self.at(moment)
         if read:
             await self.loader.run_once()

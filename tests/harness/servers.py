@@ -1,7 +1,7 @@
 """Real servers for tests: etcd, ZooKeeper and PgBouncer, each in a folder and on a port of its own.
 
-They can be killed, stopped (SIGSTOP) and started again with what they had on disk. `Wire` is a plain TCP forwarder, so
-that one node alone loses its way to a server.
+The servers can be killed, stopped (SIGSTOP) and started again with their data on disk. `Wire` is a plain TCP forwarder,
+with which one node alone loses its connection to a server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pytest
 
 from harness.listening import Listener, until_one_ends
 
-# Debian keeps servers where not every account's path leads.
+# Debian keeps servers in /usr/sbin, which is not on every account's PATH.
 _PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin"))
 _ZOOKEEPER_JAR = Path("/usr/share/java/zookeeper.jar")
 
@@ -49,7 +49,7 @@ class RegistryServer(ABC):
     @classmethod
     @abstractmethod
     def missing(cls) -> str | None:
-        """The reason why the server cannot be started here."""
+        """The reason why the server cannot be started here, or None."""
 
     @abstractmethod
     def _command(self) -> list[str]: ...
@@ -80,7 +80,7 @@ class RegistryServer(ABC):
             self._process = None
 
     def forget(self) -> None:
-        """Deletes everything on disk. The server is stopped before and started after."""
+        """Deletes the data on disk. The server must be stopped."""
         assert self._process is None
         shutil.rmtree(self.folder / "data")
 
@@ -140,14 +140,14 @@ class ZooKeeperServer(RegistryServer):
             f"tickTime={200 if self.quick else 2000}\ndataDir={self.folder / 'data'}\nclientPort={self.port}\n"
             "clientPortAddress=127.0.0.1\nadmin.enableServer=false\nmaxClientCnxns=0\n"
         )
-        # Java for a short life: start soon, stay small.
+        # Options for a short-lived Java process: a quick start and little memory.
         options = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return ["java", *options, "-cp", str(_ZOOKEEPER_JAR), main, str(settings)]
 
 
 class PgBouncerServer(RegistryServer):
-    """A pooler in transaction mode before a PostgreSQL, with few connections to it for many clients."""
+    """PgBouncer in transaction mode, with few connections to a PostgreSQL for many clients."""
 
     scheme = "pgbouncer"
 
@@ -186,7 +186,7 @@ class PgBouncerServer(RegistryServer):
         program = str(shutil.which("pgbouncer", path=_PATH))
         if os.getuid() != 0:
             return [program, str(settings)]
-        # PgBouncer refuses to be root, and only the server's account may pass to the socket of an embedded PostgreSQL.
+        # PgBouncer refuses to run as root, and only the server's account may reach an embedded PostgreSQL's socket.
         self.folder.chmod(0o755)
         owner = os.stat(self._host) if self._host.startswith("/") else None
         account = [f"--reuid={owner.st_uid if owner else 65534}", f"--regid={owner.st_gid if owner else 65534}"]

@@ -27,7 +27,7 @@ async def record(ctx: Context, seconds: float = 0) -> None:
 
 @app.task()
 async def hold(ctx: Context, seconds: float, again: float | None = None) -> str:
-    """Works for `seconds` (a later attempt for `again`), and leaves a line if it is told to stop."""
+    """Works for `seconds` (a later attempt for `again`), and leaves a line if it is stopped."""
     say(ctx, "started")
     try:
         await asyncio.sleep(seconds if ctx.attempt == 1 or again is None else again)
@@ -40,7 +40,7 @@ async def hold(ctx: Context, seconds: float, again: float | None = None) -> str:
 
 @app.task()
 def hold_thread(ctx: Context, seconds: float, again: float | None = None) -> str:
-    """Works in a thread, which can only look whether it is told to stop."""
+    """Works in a thread, which must check by itself whether its run was cancelled."""
     say(ctx, "started")
     until = time.monotonic() + (seconds if ctx.attempt == 1 or again is None else again)
     while time.monotonic() < until:
@@ -54,7 +54,7 @@ def hold_thread(ctx: Context, seconds: float, again: float | None = None) -> str
 
 @app.task()
 async def block(ctx: Context, seconds: float) -> None:
-    """Stops the event loop: nothing else of this worker's loop runs meanwhile."""
+    """Blocks the event loop: nothing else on this worker's loop runs meanwhile."""
     say(ctx, "started")
     time.sleep(seconds)  # noqa: ASYNC251
     say(ctx, "ended")
@@ -87,7 +87,7 @@ async def fail(ctx: Context) -> None:
 
 @app.task()
 async def write_once(ctx: Context, seconds: float = 0) -> None:
-    """A row of the user's own and the end of the run, in one commit."""
+    """Writes a row of the user's own and ends the run, in one commit."""
     say(ctx, "started")
     await asyncio.sleep(seconds)
     async with ctx.transaction() as connection:

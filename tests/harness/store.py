@@ -90,7 +90,7 @@ async def lead(pool: Pool, shard: int) -> int:
 
 
 async def fire_now(pool: Querier, *, shard: int, epoch: int, batch: fires.Fires) -> fires.Fired:
-    """Fires the batch by the jobs' present versions, unless it has been fired before."""
+    """Fires the batch: by its own versions if it has any, else by the jobs' present versions."""
     if not batch.versions:
         seen = {job.job_id: job.version for job in await fires.due(pool, job_ids=batch.job_ids)}
         batch.versions = [seen.get(job_id, 0) for job_id in batch.job_ids]
@@ -144,10 +144,10 @@ def fire_of(
 
 
 def _folder_in_memory() -> str | None:
-    """A file system in memory with room for a server, if there is one.
+    """The folder of a file system in memory with room for a server, or None.
 
     Some 1,900 tests clone a database each, and a clone writes 18 MB: 55 ms in memory, and 80 to 900 ms on a disk that
-    others wrote to as well (medians of 25).
+    other processes wrote to as well (medians of 25).
     """
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() and shutil.disk_usage(memory).free >= _ROOM_BYTES else None
@@ -156,10 +156,10 @@ def _folder_in_memory() -> str | None:
 @contextmanager
 def hasty_postgres() -> Iterator[str]:
     """The URL of an embedded server for many databases of tests."""
-    # Durability is what the embedded tests and the torture are about; elsewhere it only costs time.
+    # Durability is tested by the embedded tests and the torture; elsewhere it only costs time.
     settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
-    # Not below pytest's own folder: every pytest that root starts closes that one to other accounts again, and then
-    # the server, which cannot run as root, loses its files.
+    # Not below pytest's own folder: every pytest that root starts closes that folder to other accounts, and then the
+    # server, which cannot run as root, would lose its files.
     with tempfile.TemporaryDirectory(prefix="duly-tests-", dir=_folder_in_memory()) as home:
         running = embedded.start(Path(home), settings=settings)
         try:

@@ -1,4 +1,4 @@
-"""Waiting for something that nobody signals, and the seed of a search."""
+"""Waits for conditions that must be polled, and draws the seed of a random search."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ async def eventually(holds: Callable[[], bool | Awaitable[bool]], *, seconds: fl
 def drawn_seed(variable: str = "DULY_TEST_SEED") -> int:
     """The seed with which a search begins.
 
-    The environment variable gives it. In CI it is always the same, so that a red run is due to the change; else it is
-    random.
+    The environment variable sets it. Without the variable, the seed is always the same in CI, so that a red run is due
+    to the change, and random elsewhere.
     """
     if given := os.environ.get(variable):
         return int(given)

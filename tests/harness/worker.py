@@ -59,7 +59,7 @@ class Workbench:
         try:
             await eventually(ended, seconds=seconds)
         except TimeoutError:
-            raise AssertionError(f"it is still {await self.run_of(job_id)}") from None
+            raise AssertionError(f"the run has not ended: {await self.run_of(job_id)}") from None
         return await self.run_of(job_id)
 
     async def succeeded(self, job_id: str) -> Run:

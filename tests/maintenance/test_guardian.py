@@ -1,4 +1,4 @@
-"""The guardian: each state that should never be is made by hand and put right once; a healthy store is left alone."""
+"""The guardian: each state that should never occur is made by hand and repaired once; a healthy store is left alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from harness.waiting import eventually
 
 @pytest.fixture
 def guardian(pool: Pool) -> Guardian:
-    """Without a grace: the second look may come at once."""
+    """A guardian without a grace: the second look may come at once."""
     guardian = Guardian(pool, grace_seconds=0)
     guardian.lead(True)
     return guardian
@@ -61,7 +61,7 @@ async def unplan(pool: Pool, *jobs: NewJob) -> None:
 
 
 class TestGrace:
-    """Nothing is repaired at first sight, nor at the second, but after the grace, by what it is then."""
+    """Nothing is repaired at the first or the second look, but only after the grace, and only if it is still wrong."""
 
     @pytest.fixture
     def patient(self, pool: Pool, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Guardian, list[float]]]:
@@ -267,7 +267,7 @@ class TestLost:
         assert await count(pool, "runs") == 0
 
     async def test_a_run_whose_day_was_pruned_is_not_lost(self, pool: Pool, guardian: Guardian) -> None:
-        """A monthly job's last run: nobody knows any more how it ended, and it must not run again."""
+        """The last run of a monthly job: its outcome is not recorded any more, and it must not run again."""
         job = due_job(pool, pool.clock.now() + timedelta(hours=1))
         await put(pool, job)
         await pool.query("update duly.jobs set last_run_at = now() - interval '31 days'")
@@ -339,7 +339,7 @@ class TestShards:
     ) -> None:
         await pool.query("insert into duly.terms (shard, epoch, node_id, started_at) select 0, 41, $1, now()", uuid4())
         await pool.query("delete from duly.shards where shard in (0, 7)")
-        # Nobody leads shard 0, so nobody leads the upkeep: any node does this.
+        # No node leads shard 0, so none leads the upkeep: any node makes this repair.
         guardian = Guardian(pool)
         await guardian.run_once()
         rows = await pool.query("select shard, epoch from duly.shards where shard in (0, 7) order by shard")

@@ -1,6 +1,6 @@
-"""A report or a backup that stays open while the day's partitions are made: fires and outcomes go on.
+"""Fires and outcomes go on while a report or a backup stays open and the day's partitions have to be made.
 
-DULY_TEST_READER_SECONDS=600 is the whole promise: ten minutes, and no fire later than a second.
+DULY_TEST_READER_SECONDS=600 tests the whole promise: ten minutes, and no fire more than a second late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.waiting import eventually
 from harness.worker import Workbench
 
 SECONDS = float(os.environ.get("DULY_TEST_READER_SECONDS", "8"))
-# A machine that does other things as well is late by itself.
+# The short test allows more, because a busy machine is late by itself.
 LATE = 1.0 if "DULY_TEST_READER_SECONDS" in os.environ else 3.0
 JOBS = 20
 
@@ -30,7 +30,7 @@ JOBS = 20
 async def test_fires_go_on_beside_a_report_across_the_making_of_a_partition(
     pool: Pool, settings: Settings, operations: Operations, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Far more tries than there are really, so that a short report meets as many.
+    # Partitions are tried far more often than usual, so that a short report meets as many tries as a long one.
     monkeypatch.setattr(partitions, "_MIN_PAUSE_SECONDS", 1.0)
     monkeypatch.setattr(partitions, "_MAX_PAUSE_SECONDS", 1.0)
     app = Duly(settings=settings)

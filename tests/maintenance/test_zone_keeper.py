@@ -1,4 +1,4 @@
-"""Time-zone data in the store: which is in force, who plans by it, and what becomes of plans when it changes."""
+"""Time-zone data in the store: the release in force, the nodes that plan by it, and the plans when it changes."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Machine:
         self._folder = folder
 
     def install(self, version: str, hours: float, *changes: tuple[datetime, float]) -> None:
-        """For a process that begins now."""
+        """Installs data for a process that begins now."""
         self.write(version, hours, *changes)
         forget_zones()
 
     def write(self, version: str, hours: float, *changes: tuple[datetime, float]) -> None:
-        """Under a process that goes on."""
+        """Replaces the data under a process that goes on."""
         for name, data in {
             ZONE: zone_file(timedelta(hours=hours), [(at, timedelta(hours=new)) for at, new in changes]),
             OTHER: zone_file(timedelta(hours=5)),
@@ -141,7 +141,7 @@ class TestPlans:
     async def test_a_fire_that_comes_first_puts_its_plan_right(
         self, machine: Machine, keeper: ZoneKeeper, scheduler: FrozenScheduler, operations: Operations, pool: Pool
     ) -> None:
-        """Before the walk over all jobs has come to it: here it never comes."""
+        """The walk over all jobs has not come to the job; in this test it never does."""
         machine.install("2030a", 3)
         await keeper.run_once()
         job_id = await put(operations, scheduler, "0 9,10 * * *")
@@ -151,7 +151,7 @@ class TestPlans:
         await keeper.run_once()
         for hour in range(25):
             await scheduler.step(NOW + hour * HOUR)
-        assert await runs_of(pool, job_id) == [NINE - 2 * HOUR]  # the one of ten finds it unfinished
+        assert await runs_of(pool, job_id) == [NINE - 2 * HOUR]  # at ten o'clock that run is unfinished
         moved = [detail["moved_to"] for what, detail in await changes_of(pool, job_id) if what == "rezoned"]
         assert moved == ["2030-05-05T07:00:00+00:00"]
 
@@ -220,7 +220,7 @@ class TestPlans:
         move = zones.move
 
         async def after_a_change(*args: Any) -> set[UUID]:
-            # Its next time is the same as before: the row is another one.
+            # next_run_at is the same as before, but the row is a new version.
             await pool.query("update duly.jobs set schedule = '0 6 * * *', timezone = 'UTC', updated_at = duly.now()")
             return await move(*args)
 
@@ -331,7 +331,7 @@ class TestVersions:
         assert load_zone(ZONE).utcoffset(NINE.replace(tzinfo=None)) == 2 * HOUR
 
     async def test_who_was_slower_changes_nothing(self, machine: Machine, keeper: ZoneKeeper, pool: Pool) -> None:
-        """Two leaders for a moment, whose machines were upgraded to different releases."""
+        """For a moment there are two leaders, whose machines were upgraded to different releases."""
         machine.install("2030a", 3)
         await keeper.run_once()
         machine.install("2030c", 2)

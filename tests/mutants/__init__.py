@@ -1,1 +1,1 @@
-"""Mutants of the source text: Duly with one thing taken out or turned round, and the tests that must notice."""
+"""Mutants of the source text: each is Duly with one thing removed or inverted, and the tests that must notice."""

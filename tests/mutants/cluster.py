@@ -1,4 +1,4 @@
-"""Who leads which shard."""
+"""Mutants of terms: which node leads which shard."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         "acquire-unseen-epoch",
-        "two nodes that saw the same take the same shard",
+        "two nodes that saw the same epoch take the same shard",
         "store/sql/cluster/acquire.sql",
         " and s.epoch = w.epoch",
         "",
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "acquire-waits",
-        "a fire that hangs holds up all who take shards",
+        "a fire that hangs holds up every node that takes shards",
         "store/sql/cluster/acquire.sql",
         "for update of s skip locked",
         "for update of s",
@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "hand-over-anothers",
-        "a node gives away a shard of another",
+        "a node hands over a shard that another node leads",
         "store/sql/cluster/hand_over.sql",
         " and s.node_id = $1",
         " and $1::uuid is not null",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "leave-keeps-shards",
-        "shards of a node that left wait for its lease",
+        "the shards of a node that left wait until its lease expires",
         "store/sql/cluster/leave.sql",
         "update duly.shards s set node_id = null from ours where s.shard = ours.shard",
         "update duly.shards s set node_id = s.node_id from ours where s.shard = ours.shard",
@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "beat-by-a-later-clock",
-        "a lease that was extended meanwhile looks run out",
+        "a lease that was extended meanwhile looks expired",
         "store/sql/cluster/beat.sql",
         "statement_timestamp()",
         "clock_timestamp()",
@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "term-from-the-answer",
-        "a term is trusted from when the answer came",
+        "a term is trusted from the time of the answer, not of the request",
         "cluster/member.py",
         "self._trust_until(began + ",
         "self._trust_until(time.monotonic() + ",
@@ -89,7 +89,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody-steps-down",
-        "a node without a beat goes on",
+        "a node whose beats fail goes on leading",
         "cluster/member.py",
         "elif self.terms:",
         "elif False:",
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "uneven-shares",
-        "one node leads far more than another",
+        "one node leads far more shards than another",
         "cluster/assignment.py",
         "load[node] < share or",
         "load[node] < share + 2 or",
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "forget-who-fired",
-        "the leader that fired a run has no name",
+        "the leader that fired a run is no longer known",
         "store/sql/cluster/forget_nodes.sql",
         "    select node_id from duly.terms\n    union\n",
         "",
@@ -129,7 +129,7 @@ MUTANTS = (
     ),
     Mutant(
         "forget-who-leads",
-        "a shard is led by nobody known",
+        "the leader of a shard is no longer known",
         "store/sql/cluster/forget_nodes.sql",
         "    union\n    select node_id from duly.shards\n",
         "",
@@ -137,7 +137,7 @@ MUTANTS = (
     ),
     Mutant(
         "forget-who-works",
-        "a run is worked on by nobody known",
+        "the worker that holds a run is no longer known",
         "store/sql/cluster/forget_nodes.sql",
         "    union\n    select worker_id from duly.live_claims\n",
         "",
@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         "forget-who-was-just-here",
-        "whoever left a minute ago is forgotten where many come and go",
+        "a node that left a minute ago is forgotten if many nodes come and go",
         "store/sql/cluster/forget_nodes.sql",
         "clock.now - interval '1 hour'",
         "clock.now",

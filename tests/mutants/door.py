@@ -1,4 +1,4 @@
-"""Who gets in: the local key, its file, and where it is sent."""
+"""Mutants of access to the API: the local key, its file, and where it is sent."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _API = ("api/test_local_key.py",)
 MUTANTS = (
     Mutant(
         "loopback-is-a-proof",
-        "whoever comes through a proxy or from another account of the machine is admin",
+        "a caller through a proxy or from another account of the machine is admin",
         "api/access.py",
         "if not given:\n            if self._open and not await self.has_keys():",
         "if not given:\n            if not await self.has_keys():",
@@ -18,7 +18,7 @@ MUTANTS = (
     ),
     Mutant(
         "open-takes-commands",
-        "everybody on the machine runs programs as the worker",
+        "every account on the machine runs programs as the worker",
         "operations/rights.py",
         'commands = holds(role, "operator") and not anybody',
         'commands = holds(role, "operator")',
@@ -34,7 +34,7 @@ MUTANTS = (
     ),
     Mutant(
         "any-key-is-the-local-key",
-        "what begins like a local key opens the door",
+        "any text that begins like a local key is accepted as one",
         "local_keys.py",
         "return self._key is not None and hmac.compare_digest(given.encode(), self._key.encode())",
         "return self._key is not None",
@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "exposed-key-goes-on",
-        "a key that others have read stays good",
+        "a key that others may have read stays valid",
         "local_keys.py",
         "if stat.S_IMODE(found.st_mode) & 0o077:\n            raise Exposed",
         "if False:\n            raise Exposed",
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "key-for-a-dead-server",
-        "a client shows the key to whoever has taken the port",
+        "a client sends the key to any program that has taken the port",
         "local_keys.py",
         "        if _lock(descriptor, fcntl.LOCK_SH):\n            return None",
         "        if False:\n            return None",
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "key-through-a-proxy",
-        "a proxy of the environment is shown the local key",
+        "the local key is sent to a proxy that the environment names",
         "client/clients.py",
         '"trust_env": not self._own_server,',
         '"trust_env": True,',

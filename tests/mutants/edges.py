@@ -1,4 +1,4 @@
-"""Errors of a healthy server, days that pass, links that fell silent."""
+"""Mutants of edge cases: errors of a healthy server, passing days, silent links."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MUTANTS = (
     ),
     Mutant(
         "no-error-is-the-data",
-        "a job whose data are refused is tried for ever, and all that are due with it",
+        "a job whose data are refused is tried for ever, and so are all jobs that are due with it",
         "store/pool.py",
         '_DATA = ("22", "23")',
         '_DATA = ("00",)',
@@ -31,7 +31,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody-is-set-apart",
-        "one job that draws an error each time keeps all others from firing",
+        "one job that causes an error each time keeps all others from firing",
         "store/sifting.py",
         "return self._failed >= TRIES - 1",
         "return False",
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "the-whole-row-by-row",
-        "an error about the store is asked for each of two thousand rows",
+        "a write that fails because of the store is tried for each of two thousand rows",
         "store/sifting.py",
         "elif fruitless >= _MAX_FRUITLESS:",
         "elif False:",
@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "apart-stands-in-the-way",
-        "what was set apart is tried together with all others again",
+        "rows that were set apart are tried together with all others again",
         "store/sifting.py",
         "[[one] for one in reversed(known)] + ([rows] if rows else [])",
         "[[*rows, *known]]",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "apart-takes-places",
-        "outcomes that cannot be written use up a worker",
+        "outcomes that cannot be written use up a worker's concurrency",
         "worker/worker.py",
         "self._concurrency - self._in_flight + self.completer.apart",
         "self._concurrency - self._in_flight",
@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "settings-of-the-role",
-        "somebody's search_path decides which functions are called",
+        "the role's search_path decides which functions are called",
         "store/pool.py",
         '    "search_path": "pg_catalog, pg_temp",\n',
         "",
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "races-within-are-errors",
-        "several statements that lost a race together are not done again",
+        "a transaction of several statements that lost a race is not repeated",
         "store/pool.py",
         "async with self._transaction() as transaction:\n                return await work(transaction)",
         "async with self.transaction() as transaction:\n                return await work(transaction)",
@@ -103,7 +103,7 @@ MUTANTS = (
     ),
     Mutant(
         "full-queue-of-notifications",
-        "a queue of notifications that was full once stays so",
+        "a queue of notifications that was full once stays full",
         "store/pool.py",
         'await self._fetch(statement("store/notifications"), ())',
         "pass",
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "silence-is-golden",
-        "nobody asks a listening connection whether it is still there",
+        "a listening connection is not checked for being alive",
         "store/notifier.py",
         "not await self._listens(self._connection)",
         "False",
@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "silent-and-waiting",
-        "without announcements what is due soon waits for the next re-read",
+        "without announcements, jobs that are due soon wait for the next re-read",
         "scheduler/loader.py",
         "elif not hearing:",
         "elif False:",
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "terms-in-force-forgotten",
-        "the term that a run was fired under has no name",
+        "the term in which a run was fired is no longer known",
         "store/sql/cluster/forget_terms.sql",
         "t.epoch < least(kept.first, kept.last)",
         "t.epoch <= least(kept.first, kept.last)",
@@ -159,7 +159,7 @@ MUTANTS = (
     ),
     Mutant(
         "tenant-waits-for-ever",
-        "a tenant whose transaction is open is never told",
+        "a submit that waits for an open transaction of its tenant gets no answer",
         "store/sql/tenants/room_in_time.sql",
         "select set_config('lock_timeout', $4::text, true) offset 0",
         "select set_config('lock_timeout', '0', true), $4::text offset 0",
@@ -183,7 +183,7 @@ MUTANTS = (
     ),
     Mutant(
         "parked-without-a-pause",
-        "what cannot be fired is tried every few minutes for ever",
+        "a job that cannot be fired is tried every few minutes for ever",
         "store/sql/maintenance/parked.sql",
         "p.retry_at <= duly.now()",
         "true",
@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "parked-with-the-same-pause",
-        "what cannot be fired is tried as often after a year",
+        "a job that cannot be fired is tried just as often after a year",
         "store/sql/maintenance/unpark.sql",
         " and retry_at is null)",
         ")",
@@ -211,7 +211,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-pool-for-one",
-        "a test of a year takes a connection from a pool for each statement",
+        "a test that simulates a year takes a connection from a pool for each statement",
         "testing/single_connection.py",
         "async def _fetch(",
         "async def _not_used(",

@@ -1,4 +1,4 @@
-"""Firing what is due, and what is late."""
+"""Mutants of firing, on time and late."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "fire-without-epoch",
-        "whoever once led a shard may fire for it",
+        "a former leader of a shard may still fire for it",
         "store/sql/fires/fire.sql",
         "and epoch = $2 for share",
         "and $2::int is not null for share",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "fire-queues-without-end",
-        "more wait than max_queued says",
+        "more runs wait than max_queued allows",
         "store/sql/fires/fire.sql",
         "coalesce(b.waiting, 0) + r.number - (b.job_id is null)::int > d.max_queued",
         "false",
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "fire-drops-unsaid",
-        "what was missed leaves no trace",
+        "missed occurrences leave no trace",
         "store/sql/fires/fire.sql",
         "where m.reason <> 'deferred'",
         "where false",
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "on-time-waits",
-        "a job that is kept locked holds up all that are due",
+        "a job that is kept locked holds up all due jobs",
         "store/sql/fires/on_time.sql",
         "for no key update of j skip locked",
         "for no key update of j",
@@ -113,7 +113,7 @@ MUTANTS = (
     ),
     Mutant(
         "on-time-without-epoch",
-        "a deposed leader fires what is on time",
+        "a deposed leader fires occurrences on time",
         "store/sql/fires/on_time.sql",
         " and s.epoch = t.epoch",
         "",
@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "on-time-early",
-        "what is fired ahead starts ahead",
+        "a run that is fired ahead of its time also starts ahead of its time",
         "store/sql/fires/on_time.sql",
         "greatest(m.expected, clock.now)",
         "clock.now",
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         "due-overlooks-claims",
-        "of a hundred jobs none seems to be running",
+        "a look at many jobs sees none of them running",
         "store/sql/fires/due.sql",
         "then j.job_id in (select duly.claimed_jobs())",
         "then false",
@@ -185,7 +185,7 @@ MUTANTS = (
     ),
     Mutant(
         "change-by-a-clock-gone-back",
-        "where the clock has gone back, a run that began while runs could overlap is not waited for",
+        "after the clock has gone back, a run that began while runs could overlap is not waited for",
         "store/sql/jobs/change.sql",
         "greatest(clock.now, j.last_run_at, j.extra_at)",
         "clock.now",
@@ -209,7 +209,7 @@ MUTANTS = (
     ),
     Mutant(
         "release-waits",
-        "a job that is kept locked holds up the late runs of all",
+        "a job that is kept locked holds up the late runs of all jobs",
         "store/sql/fires/release.sql",
         "for no key update skip locked",
         "for no key update",
@@ -217,7 +217,7 @@ MUTANTS = (
     ),
     Mutant(
         "catch-up-newest-first",
-        "a job with two outages behind it runs both in turn",
+        "a job with two outages behind it alternates between their late runs",
         "store/sql/fires/catch_ups.sql",
         "older.last_at < c.last_at)",
         "older.last_at < c.last_at and false)",
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "fires-nothing-after-loss",
-        "where a lost answer moved a job to is found by the next re-read",
+        "a job that was moved by a fire whose answer was lost is found only by the next re-read",
         "scheduler/firer.py",
         "self._doubted(shard)",
         "pass",
@@ -241,7 +241,7 @@ MUTANTS = (
     ),
     Mutant(
         "late-is-on-time",
-        "late ones stand before those on time",
+        "late occurrences are fired before those on time",
         "scheduler/backlog.py",
         "on_time_from_us = self._future.now_us - self._misfire_grace_us",
         "on_time_from_us = 0",
@@ -249,7 +249,7 @@ MUTANTS = (
     ),
     Mutant(
         "touched-is-forgotten",
-        "a job that was locked in its moment is not looked at again",
+        "a job that was locked when it was to fire is not looked at again",
         "scheduler/firer.py",
         "elif shard in done.led:",
         "elif False:",
@@ -265,7 +265,7 @@ MUTANTS = (
     ),
     Mutant(
         "queue-lets-nobody-go",
-        "runs that queue are not marked as such",
+        "runs of a job with overlap=queue are not marked as serial",
         "scheduler/planner.py",
         '_SERIAL if overlap == "queue" else 0',
         "0",
@@ -281,7 +281,7 @@ MUTANTS = (
     ),
     Mutant(
         "announcement-lost-unseen",
-        "after a reconnect nobody looks",
+        "after a reconnect the loader does not look",
         "scheduler/loader.py",
         'if payload is None or payload == "*":',
         'if payload is None:\n            return\n        if payload == "*":',
@@ -289,7 +289,7 @@ MUTANTS = (
     ),
     Mutant(
         "listener-does-not-look",
-        "what was announced while nobody listened waits for a poll",
+        "work that was announced while no session listened waits for a poll",
         "store/notifier.py",
         "meanwhile are lost.\n        self._tell_to_look()",
         'meanwhile are lost.\n        self._again = hasattr(self, "_again") or self._tell_to_look() is None',
@@ -297,7 +297,7 @@ MUTANTS = (
     ),
     Mutant(
         "fire-needs-the-parked",
-        "who locks a table that a fire has nothing to do with stops all fires",
+        "a lock on a table that fires do not need stops all fires",
         "store/sql/fires/due.sql",
         "and j.next_run_at is not null\n",
         "and j.next_run_at is not null and not exists (select from duly.parked p where p.job_id = j.job_id)\n",
@@ -313,7 +313,7 @@ MUTANTS = (
     ),
     Mutant(
         "refused-counts-as-dropped",
-        "what the fence refused is told as dropped",
+        "occurrences that the fence refused are reported as dropped",
         "scheduler/firer.py",
         "            if job_id not in done.moved:\n                continue\n            if reason == DEFERRED",
         "            if reason == DEFERRED",

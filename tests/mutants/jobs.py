@@ -1,4 +1,4 @@
-"""Submitting and changing jobs, by Python and by SQL."""
+"""Mutants of submits and of changes to jobs, by Python and by SQL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MUTANTS = (
     *lists.MUTANTS,
     Mutant(
         "secrets-shown-by-a-change",
-        "whoever may change a job lets its secret fields be shown",
+        "a caller who may change a job can make its secret fields visible",
         "operations/revising.py",
         "any(not covers(path, policy.secret_fields) for path in job.policy.secret_fields)",
         "False",
@@ -17,7 +17,7 @@ MUTANTS = (
     ),
     Mutant(
         "secrets-in-the-log-of-changes",
-        "a job's changes tell what its secret fields were",
+        "a job's list of changes shows what its secret fields were",
         "operations/revising.py",
         'old["payload"] = shown_payload(job.payload, (*job.policy.secret_fields, *policy.secret_fields))',
         "pass",
@@ -33,7 +33,7 @@ MUTANTS = (
     ),
     Mutant(
         "put-back-overlooks-claims",
-        "where the clock has gone back, a run that is running is fired again",
+        "after the clock has gone back, a running run is fired again",
         "store/sql/jobs/put_back.sql",
         "from duly.held_runs held where held.job_id = j.job_id",
         "from duly.held_runs held where false",
@@ -53,7 +53,7 @@ MUTANTS = (
     ),
     Mutant(
         "retract-what-is-due",
-        "a run whose time has come is taken back",
+        "a run that is already due is taken back",
         "store/sql/jobs/retract.sql",
         "scheduled_at > duly.now() and ",
         "",
@@ -69,7 +69,7 @@ MUTANTS = (
     ),
     Mutant(
         "put-back-counts",
-        "a run that never was counts",
+        "a run that was taken back still counts",
         "store/sql/jobs/put_back.sql",
         "run_count = j.run_count - taken.count",
         "run_count = j.run_count",
@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         "put-back-forgets",
-        "what ran before is forgotten",
+        "a job that is put back forgets its last run",
         "store/sql/jobs/put_back.sql",
         "select max(h.scheduled_at)",
         "select min(h.scheduled_at)",
@@ -93,7 +93,7 @@ MUTANTS = (
     ),
     Mutant(
         "cancel-stops-all",
-        "running ones are stopped although nobody asked",
+        "running runs are stopped although that was not requested",
         "store/sql/jobs/end_runs.sql",
         "where $3::boolean",
         "where true",
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "requeue-what-was-stopped",
-        "a run that was cancelled by itself is tried again",
+        "a run that was cancelled without its job is tried again",
         "store/sql/runs/requeue.sql",
         "one.ordinal = any (held.cancelled) as stopped",
         "false as stopped",
@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "cancel-run-in-the-old-place",
-        "a run that goes back in this moment counts as asked to stop",
+        "a run that is requeued at this moment counts as asked to stop",
         "store/sql/runs/cancel.sql",
         " and not (one.ordinal = any (c.released))",
         "",
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "deploy-plans-anew",
-        "a deploy loses what was missed",
+        "a deploy loses missed occurrences",
         "operations/revising.py",
         "planned_anew = moved or",
         "planned_anew = True or",
@@ -171,7 +171,7 @@ MUTANTS = (
     ),
     Mutant(
         "cancel-run-what-was-let-go",
-        "a run that was put back is asked to stop where it was",
+        "a run that was requeued is asked to stop under its former claim",
         "store/sql/runs/cancel.sql",
         " and not (one.ordinal = any (c.released))",
         "",
@@ -179,7 +179,7 @@ MUTANTS = (
     ),
     Mutant(
         "cancel-run-line-stands",
-        "the end of a cancelled run lets nobody go",
+        "the end of a cancelled run does not let the next run of its line start",
         "store/runs.py",
         'if row["became"] == "cancelled":',
         "if False:",
@@ -187,7 +187,7 @@ MUTANTS = (
     ),
     Mutant(
         "trigger-without-end",
-        "more wait by hand than max_queued says",
+        "more triggered runs wait than max_queued allows",
         "store/sql/jobs/trigger.sql",
         "where overlap = 'parallel' or max_queued > (",
         "where true or max_queued > (",
@@ -203,7 +203,7 @@ MUTANTS = (
     ),
     Mutant(
         "redrive-keeps-the-outcome",
-        "a redriven run is dead and alive",
+        "a redriven run is queued and still recorded as dead",
         "store/sql/dead_letters/redrive.sql",
         "h.status = 'dead'",
         "h.status = 'dead' and false",
@@ -211,7 +211,7 @@ MUTANTS = (
     ),
     Mutant(
         "redrive-beside-the-claim",
-        "a redriven run is brought back by rescue too",
+        "a redriven run is also brought back by rescue",
         "store/sql/dead_letters/let_go.sql",
         "set released = array_cat(c.released, gone.ordinals)",
         "set released = c.released",
@@ -227,7 +227,7 @@ MUTANTS = (
     ),
     Mutant(
         "change-over-another",
-        "a change overwrites another",
+        "a change overwrites a concurrent one",
         "store/sql/jobs/change.sql",
         " and version = $3 and status",
         " and $3::int is not null and status",
@@ -299,7 +299,7 @@ MUTANTS = (
     ),
     Mutant(
         "unpark-what-was-touched",
-        "a job that somebody took in hand goes on by itself",
+        "a parked job that a person has changed meanwhile goes on by itself",
         "store/sql/maintenance/unpark.sql",
         " and version = f.version and status",
         " and status",
@@ -347,7 +347,7 @@ MUTANTS = (
     ),
     Mutant(
         "sql-submit-as-the-session",
-        "a session that has given up its rights submits with them",
+        "a session that has set another role still submits with its own rights",
         "function submit",
         "coalesce(nullif(current_setting('role'), 'none'), session_user)",
         "session_user",
@@ -371,7 +371,7 @@ MUTANTS = (
     ),
     Mutant(
         "sql-door-open-to-all",
-        "everybody may call whatever the schema has",
+        "every role may call every function of the schema",
         "store/schema/12_rights.sql",
         "revoke execute on all functions in schema duly from public;",
         "",
@@ -379,7 +379,7 @@ MUTANTS = (
     ),
     Mutant(
         "literals-of-any-type",
-        "somebody's operator decides what a policy says, behind a pooler",
+        "behind a pooler, a foreign operator decides how a policy is read",
         "store/statements.py",
         '_MEMBER.sub(r"\\1 \\2::text", text)',
         "text",
@@ -387,7 +387,7 @@ MUTANTS = (
     ),
     Mutant(
         "sql-submit-any-content",
-        "the same key with other content is the same job",
+        "a submit with the same key and other content counts as the same job",
         "function submit",
         "existing.fingerprint is distinct from print",
         "false",
@@ -403,7 +403,7 @@ MUTANTS = (
     ),
     Mutant(
         "sql-submit-tells-no-leader",
-        "a moment that is near waits for the next re-read",
+        "a one-off that is due soon waits for the next re-read",
         "function submit",
         "perform duly.announce_due(array[new_shard], array[new_id], array[run_at]);",
         "null;",

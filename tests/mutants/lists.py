@@ -1,4 +1,4 @@
-"""Lists that cost their page, and reads that stop nobody."""
+"""Mutants of lists, which cost what their page costs, and of reads, which must not hold up others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SHARED = f"{_READS}::test_one_tenants_reads_leave_connections_to_others_and_are
 MUTANTS = (
     Mutant(
         "one-tenant-reads-on-all-connections",
-        "six lists of one tenant keep every other from being served",
+        "six lists of one tenant keep every other tenant from being served",
         "store/pool.py",
         "self._pool.get_max_size() // 2",
         "self._pool.get_max_size()",
@@ -34,7 +34,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-page-that-ended-by-bytes-is-the-last",
-        "whatever lies behind a page that was full of bytes is never listed",
+        "jobs after a page that ended by its bytes are never listed",
         "operations/jobs.py",
         "if found and found[-1].job_id != asked[-1]:",
         "if not found and asked:",
@@ -42,7 +42,7 @@ MUTANTS = (
     ),
     Mutant(
         "active-ones-by-a-walk-alone",
-        "beside many that are completed, active jobs are some hundred empty pages away",
+        "among many completed jobs, active ones come after some hundred empty pages",
         "store/jobs.py",
         "best = None if going_on is None else _both(",
         "best = None if True else _both(",
@@ -50,7 +50,7 @@ MUTANTS = (
     ),
     Mutant(
         "a-list-forgets-those-that-run",
-        "an ended job whose run lives is not among the active ones",
+        "an ended job with an unfinished run is not listed as active",
         "store/sql/jobs/list_live.sql",
         "from (select job_id from queued union",
         "from (select job_id from queued where false union",
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "figures-of-whoever-is-busiest",
-        "behind another tenant's queue one's own runs are not counted",
+        "a tenant's runs behind another tenant's long queue are not counted",
         "store/sql/store/tenant_counts.sql",
         "from own join duly.runs r on r.job_id = own.job_id",
         "from live r join own on r.job_id = own.job_id",
@@ -66,7 +66,7 @@ MUTANTS = (
     ),
     Mutant(
         "one-look-for-all-tenants",
-        "one tenant's slow look keeps all others' pages waiting",
+        "one tenant's slow read keeps the pages of all other tenants waiting",
         "api/live.py",
         "kind = who.tenant, who.role",
         'kind = "default", who.role',

@@ -1,4 +1,4 @@
-"""What a mutant is, and how it is put into a copy of the tree."""
+"""Defines a mutant and puts it into a copy of the tree."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ SOURCE = Path("src") / "duly"
 
 
 class Unmatched(Exception):
-    """The product has changed, and the mutant must follow it."""
+    """Raised if the product has changed and the mutant must be updated."""
 
 
 @dataclass(frozen=True)
 class Mutant:
     """`old` stands exactly once in `file`; with `new` in its place, one of `tests` fails.
 
-    `what`: the harm that is done, in words. `file`: below src/duly, or `function x` for the schema file that
-    defines duly.x. `tests`: below tests, what pytest is called with: the fewest that should notice.
+    `what`: the harm that the mutant does, in words. `file`: a path below src/duly, or `function x` for the schema file
+    that defines duly.x. `tests`: arguments for pytest, relative to tests; the fewest tests that should notice.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Mutant:
 
     @property
     def named(self) -> tuple[str, ...]:
-        """Those of its tests that are no whole file."""
+        """The tests that are named themselves, not by their file."""
         return tuple(test for test in self.tests if "::" in test)
 
     def path(self, root: Path) -> Path:
@@ -46,10 +46,10 @@ class Mutant:
         path = self.path(root)
         text = path.read_text() if path.exists() else ""
         if text.count(self.old) != 1:
-            raise Unmatched(f"{self.name}: {path.name} has {text.count(self.old)} times, not once: {self.old!r}")
+            raise Unmatched(f"{self.name}: {path.name} has this {text.count(self.old)} times, not once: {self.old!r}")
         return text.replace(self.old, self.new)
 
     def apply(self, root: Path) -> None:
-        """To a copy of the tree, never to the checkout."""
+        """Writes the mutant into `root`, which is a copy of the tree, never the checkout."""
         text = self.mutated(root)
         self.path(root).write_text(text)

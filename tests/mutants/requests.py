@@ -1,4 +1,4 @@
-"""What callers send: heads, bodies and pauses that must not cost others anything."""
+"""Mutants of the API's defences: heads, bodies and pauses of one client must not cost others anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MUTANTS = (
     ),
     Mutant(
         "length-beside-chunks",
-        "what follows a request with two lengths is answered as a second one",
+        "the bytes after a request with two lengths are answered as a second request",
         "api/connections.py",
         'if b"transfer-encoding" in names and b"content-length" in names:',
         "if False:",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "all-errors-kept",
-        "a batch of wrong fields holds half a million objects, and each search for garbage holds up everybody",
+        "a batch of wrong fields holds half a million objects, and each garbage collection delays all requests",
         "api/routes/batch.py",
         "most=_MAX_NAMED if len(refused) < _MAX_WITH_ERRORS else 1",
         "",

@@ -1,4 +1,4 @@
-"""Who may do what: commands, tenants, workers."""
+"""Mutants of rights: commands, tenants, workers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MUTANTS = (
     ),
     Mutant(
         "guard-inherits-everything",
-        "a command reads the worker's environment in its parent's",
+        "a command reads the worker's environment in that of its parent process",
         "worker/processes/guard.py",
         'for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ',
         "for name in os.environ",
@@ -34,7 +34,7 @@ MUTANTS = (
     ),
     Mutant(
         "command-inherits-everything",
-        "PGPASSWORD and keys of a cloud reach every command",
+        "PGPASSWORD and cloud keys reach every command",
         "worker/account.py",
         'if name in names or name.startswith("LC_")',
         'if not name.startswith("DULY_")',
@@ -58,7 +58,7 @@ MUTANTS = (
     ),
     Mutant(
         "bounds-of-nobody",
-        "what a tenant is bound to is not looked at when jobs come in",
+        "a tenant's bounds are not checked when its jobs are submitted",
         "operations/preparing.py",
         "if bounds is not None:",
         "if False:",
@@ -74,7 +74,7 @@ MUTANTS = (
     ),
     Mutant(
         "worker-serves-everybody",
-        "a worker for one tenant begins another's run",
+        "a worker for one tenant starts another tenant's run",
         "store/sql/runs/claim_served.sql",
         " and j.tenant = any ($8::text[])\n                from duly.jobs j",
         "\n                from duly.jobs j",
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "walk-never-goes-on",
-        "a crowd of others' runs keeps a tenant's worker from the tenant's own",
+        "many runs of other tenants keep a tenant's worker from the tenant's own runs",
         "worker/floors.py",
         "self._floors[lane] = end + timedelta(microseconds=1)",
         "pass",

@@ -1,11 +1,11 @@
-"""`make mutants`: each mutant of the list in a copy of the tree, over the tests that should catch it.
+"""`make mutants` puts each mutant of the list into a copy of the tree and runs the tests that should catch it.
 
-    make mutants                              # all of them
-    make mutants ARGS="claim fire-skips"      # those whose name has one of these words in it
+    make mutants                              # all mutants
+    make mutants ARGS="claim fire-skips"      # mutants whose name contains one of these words
     make mutants ARGS="--jobs 2 --timeout 120"
 
-The tests are first run without any mutant: one that fails anyway catches nothing. What survives is listed last, and the
-exit code says whether there is any.
+The tests first run without any mutant: a test that fails anyway catches nothing. Mutants that survive are listed last,
+and the exit code tells whether there are any.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for mutant in chosen:
             mutant.mutated(ROOT)
     except Unmatched as error:
-        print(f"the list is not true any more: {error}")
+        print(f"the list of mutants is out of date: {error}")
         return 2
     if options.list:
         for mutant in chosen:
@@ -73,10 +73,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__, add_help=True)
-    parser.add_argument("names", nargs="*", help="words; mutants that have one of them in their name")
-    parser.add_argument("--jobs", type=int, default=1, help="how many mutants side by side")
+    parser.add_argument("names", nargs="*", help="only mutants whose name contains one of these words")
+    parser.add_argument("--jobs", type=int, default=1, help="number of mutants to run at the same time")
     parser.add_argument("--timeout", type=float, default=600, help="seconds for one mutant")
-    parser.add_argument("--list", action="store_true", help="only say which there are")
+    parser.add_argument("--list", action="store_true", help="only list the mutants")
     parser.add_argument("--unchecked", action="store_true", help="do not run the tests without a mutant first")
     return parser.parse_args(arguments)
 
@@ -93,11 +93,11 @@ def _copy(target: Path) -> None:
 def _pytest(
     tree: Path, tests: Sequence[str], *options: str, server: str, timeout: float | None = None
 ) -> tuple[int | None, str]:
-    """Exit code, None if it took too long, and the output."""
+    """Runs the tests. Returns the exit code, or None if they took too long, and the output."""
     environment = os.environ | {
-        "PYTHONPATH": str(tree / "src"),  # before the installed one: that is the checkout
+        "PYTHONPATH": str(tree / "src"),  # before the installed duly, which is the checkout
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # those that nobody needs here take as long as most of the tests
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # loading the others takes as long as most of the tests
         "DULY_TEST_SERVER": server,
     }
     places = [f"tests/{one}" for one in tests]
@@ -108,7 +108,7 @@ def _pytest(
     try:
         output, _ = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        # Asked, so that it stops the server and the processes that it has started; then made to.
+        # First SIGTERM, so that pytest stops the server and the processes that it has started; then SIGKILL.
         process.terminate()
         try:
             output, _ = process.communicate(timeout=20)
@@ -128,28 +128,28 @@ def _pass_without_mutants(clean: Path, chosen: Sequence[Mutant]) -> bool:
         check=True,
     ).stdout
     if not where.startswith(str(clean)):
-        print(f"the copy in {clean} is not what is imported: {where}")
+        print(f"duly is not imported from the copy in {clean}, but from {where}")
         return False
     tests = list(dict.fromkeys(test for mutant in chosen for test in mutant.tests))
-    print(f"without a mutant: {len(tests)} places of tests", flush=True)
+    print(f"without a mutant: {len(tests)} tests or files of tests", flush=True)
     with hasty_postgres() as server:
         code, output = _pytest(clean, tests, server=server)
     print(output.splitlines()[-1] if output else "", flush=True)
     if code != pytest.ExitCode.OK:
         print(output)
-        print("these tests do not pass as they are: what they catch says nothing")
+        print("these tests fail without a mutant, so they prove nothing about mutants")
     return code == pytest.ExitCode.OK
 
 
 def _run_all(chosen: Sequence[Mutant], folder: Path, jobs: int, timeout: float) -> list[Result]:
     results = []
-    # One for each that runs at the same time: the template of their databases is made anew for every mutant.
+    # One server for each mutant that runs at the same time: every mutant makes the template of its databases anew.
     servers: Queue[str] = Queue()
     with ExitStack() as stack:
         for _ in range(jobs):
             servers.put(stack.enter_context(hasty_postgres()))
         executor = ThreadPoolExecutor(jobs)
-        # Whoever interrupts this waits for those under way, not for all that are still to come.
+        # An interrupt waits for the mutants under way, not for all that are still to come.
         stack.callback(executor.shutdown, cancel_futures=True)
         running = [executor.submit(_run, mutant, folder, servers, timeout) for mutant in chosen]
         for number, future in enumerate(running, start=1):
@@ -175,27 +175,27 @@ def _run(mutant: Mutant, folder: Path, servers: Queue[str], timeout: float) -> R
         if code == pytest.ExitCode.TESTS_FAILED and not any(
             one.split("[")[0].startswith(mutant.named) for one in found
         ):
-            # Of a whole file another test than the right one may have failed, by chance. It must do so again.
+            # In a whole file an unrelated test may have failed by chance. It must fail again.
             code, output = _pytest(tree, found, server=server, timeout=timeout)
             if code == pytest.ExitCode.OK:
-                return Result(mutant, "UNSURE", time.monotonic() - began, f"{found[0]} failed once and passed then")
+                return Result(mutant, "UNSURE", time.monotonic() - began, f"{found[0]} failed once and then passed")
     finally:
         servers.put(server)
         shutil.rmtree(tree, ignore_errors=True)
     seconds = time.monotonic() - began
     if code is None:
-        # The tests have timeouts of their own: what hangs fails there.
+        # The tests have their own timeouts: a test that hangs fails there.
         return Result(mutant, "UNSURE", seconds, "its tests took too long")
     if code == pytest.ExitCode.TESTS_FAILED:
         return Result(mutant, "caught", seconds, f"by {', '.join(found)}")
     if code == pytest.ExitCode.OK:
         return Result(mutant, "SURVIVED", seconds)
-    # It does not import, or the tests are not there: nothing was tried.
+    # The mutant cannot be imported, or the tests do not exist: nothing was tried.
     return Result(mutant, "ERROR", seconds, output[-2000:])
 
 
 def _failed(output: str) -> list[str]:
-    """Which tests the end of pytest's output names, below tests."""
+    """The failed tests that pytest's output names, relative to tests."""
     lines = [line.split(" - ")[0] for line in output.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
     return [line.split(" ", 1)[1].removeprefix("tests/") for line in lines]
 

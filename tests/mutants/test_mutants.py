@@ -1,4 +1,4 @@
-"""The list of mutants is true: each finds its text, is another program than the original, and can be run."""
+"""The list of mutants is up to date: each mutant finds its text, differs from the original, and can be run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_it_applies_and_compiles(mutant: Mutant) -> None:
 
 
 async def test_the_statements_can_be_prepared(pool: Pool) -> None:
-    """One that PostgreSQL does not even read would be caught by any test, for the wrong reason."""
+    """A statement that PostgreSQL cannot parse would be caught by any test, for the wrong reason."""
     broken = []
     for mutant in MUTANTS:
         if mutant.file.startswith("store/sql/"):

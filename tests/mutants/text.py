@@ -1,4 +1,4 @@
-"""What is shown: text from elsewhere, log lines, addresses."""
+"""Mutants of output: foreign text, log lines, addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _HIDDEN = ("test_addresses.py",)
 MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "says-it-raw",
-        "an error message of a stranger's moves the cursor of whoever looks at it",
+        "a foreign error message moves the cursor in the reader's terminal",
         "cli/output.py",
         "visible_lines(part) for part in text.split(_STYLE)",
         "part for part in text.split(_STYLE)",
@@ -17,7 +17,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "known-style",
-        "a name brings its own colours along: what marks ours is no secret",
+        "a name can bring its own colours, because the marker of Duly's styles is known",
         "cli/output.py",
         '_STYLE = f"\\x1b{os.urandom(8).hex()}["',
         '_STYLE = "\\x1b["',
@@ -25,7 +25,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "forged-field",
-        "a name with a line break in it makes a field of its own",
+        "a name with a line break in it looks like another field",
         "cli/output.py",
         "{_below(value, width + 2)}",
         "{value}",
@@ -33,7 +33,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "raw-json",
-        "--json turns the reading direction around",
+        "--json prints characters that reverse the reading direction",
         "cli/output.py",
         "visible_json(json.dumps(document, indent=indent, ensure_ascii=False))",
         "json.dumps(document, indent=indent, ensure_ascii=False)",
@@ -41,7 +41,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "forged-record",
-        "a message with a line break in it makes a record of its own",
+        "a message with a line break in it looks like another record",
         "logs.py",
         "told = [visible(self.formatMessage(record))]",
         "told = [self.formatMessage(record)]",
@@ -49,7 +49,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "forged-traceback",
-        "an error with a line break in it makes a record of its own",
+        "an error with a line break in it looks like another record",
         "logs.py",
         "_INDENT + line for line",
         "line for line",
@@ -73,7 +73,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "parsers-words",
-        "what the driver says of an address it cannot read is repeated in the log",
+        "the driver's message about an address it cannot read is repeated in the log",
         "store/pool.py",
         "    try:\n        check_postgres(url)\n    except ValueError:\n        # The driver",
         "    try:\n        pass\n    except ValueError:\n        # The driver",
@@ -81,7 +81,7 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant(
         "quoted-settings",
-        "a setting that is wrong is told with all the others, passwords included",
+        "the error about one wrong setting shows all the others, passwords included",
         "config.py",
         "hide_input_in_errors=True",
         "hide_input_in_errors=False",

@@ -1,4 +1,4 @@
-"""When a job is due."""
+"""Mutants of schedules and plans: when a job is due."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "late-is-never-missed",
-        "an outage is caught up with run by run",
+        "after an outage all missed occurrences run, one by one",
         "timing/missed.py",
         "and expected >= now - misfire_grace",
         "",
@@ -15,7 +15,7 @@ MUTANTS = (
     ),
     Mutant(
         "skip-runs-one",
-        "a skipped outage runs once",
+        "after an outage one missed occurrence runs although missed_window is SKIP",
         "timing/missed.py",
         '1 if policy.missed_window == "RUN_ONCE" else 0',
         "1",
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "window-shifted",
-        "the catch-up window excludes what stands on its edge",
+        "the catch-up window excludes an occurrence on its edge",
         "timing/missed.py",
         "sum(moment < self.window_from",
         "sum(moment <= self.window_from",
@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "keeps-the-oldest",
-        "the oldest late ones run, not the newest",
+        "the oldest late occurrences run, not the newest",
         "timing/missed.py",
         "due = due[dropped:]",
         "due = due[: len(due) - dropped]",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     Mutant(
         "gap-unsaid",
-        "what a change of the clocks dropped leaves no trace",
+        "an occurrence that a change of the clocks dropped leaves no trace",
         "timing/missed.py",
         'if since is not None and policy.dst_gap == "skip" and not once:',
         "if False:",
@@ -71,7 +71,7 @@ MUTANTS = (
     ),
     Mutant(
         "interval-count-off",
-        "an outage of an interval is one longer",
+        "one occurrence too many of an interval counts as missed",
         "timing/interval.py",
         "return max(0, through_until - through_after)",
         "return max(0, through_until - through_after + 1)",
@@ -79,7 +79,7 @@ MUTANTS = (
     ),
     Mutant(
         "leap-years-always",
-        "29 February 2100 is a day",
+        "29 February 2100 counts as a day",
         "timing/calendar_days.py",
         "(year % 100 != 0 or year % 400 == 0)",
         "True",
@@ -111,7 +111,7 @@ MUTANTS = (
     ),
     Mutant(
         "second-is-first",
-        "the second of a doubled time is the first",
+        "dst_fold=second takes the first of a doubled time",
         "timing/dst.py",
         "if early > late:\n            return (local - (late if second else early))",
         "if early > late:\n            return (local - early)",
@@ -119,7 +119,7 @@ MUTANTS = (
     ),
     Mutant(
         "lost-day-runs",
-        "a day that never was has its runs",
+        "a day that a zone left out has runs",
         "timing/dst.py",
         'if gap == "shift" and not shift.lost_day(local):',
         'if gap == "shift":',
@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "second-pass-lost",
-        "within the first pass the second is not seen",
+        "within the first pass of a doubled hour the second pass is not seen",
         "timing/dst.py",
         "start = local if here.fold else shift.after - MICROSECOND",
         "start = local",
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "gap-not-counted",
-        "a count leaves out what a gap moved",
+        "a count leaves out an occurrence that a gap moved",
         "timing/dst.py",
         "            count += 1\n",
         "            count += 0\n",
@@ -151,7 +151,7 @@ MUTANTS = (
     ),
     Mutant(
         "until-exclusive",
-        "UNTIL ends the rule one too early",
+        "UNTIL ends the rule one occurrence too early",
         "timing/rrule.py",
         "moment <= self.until",
         "moment < self.until",
@@ -159,7 +159,7 @@ MUTANTS = (
     ),
     Mutant(
         "bare-dates-ignored",
-        "EXDATE of a whole day takes nothing",
+        "EXDATE of a whole day removes nothing",
         "timing/rrule.py",
         "elif found.date() in self.taken_days:",
         "elif False:",
@@ -167,7 +167,7 @@ MUTANTS = (
     ),
     Mutant(
         "exdates-ignored",
-        "EXDATE takes nothing",
+        "EXDATE removes nothing",
         "timing/rrule.py",
         "if found in self.taken:",
         "if False:",
@@ -207,7 +207,7 @@ MUTANTS = (
     ),
     Mutant(
         "jitter-pulls-in",
-        "jitter brings an occurrence from before the job",
+        "jitter brings in an occurrence from before the job's creation",
         "timing/definition.py",
         "start_at = anchor + MICROSECOND",
         "start_at = None",
@@ -287,7 +287,7 @@ MUTANTS = (
     ),
     Mutant(
         "fire-by-old-rules",
-        "a plan of before is fired at the wrong local time, and again at the right one",
+        "a plan by the old rules is fired at the wrong local time, and again at the right one",
         "scheduler/planner.py",
         "any_rezoned = changed_since() is not None",
         "any_rezoned = False",

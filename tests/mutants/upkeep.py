@@ -1,4 +1,4 @@
-"""Rescue, lines, the guardian, the store's own retries."""
+"""Mutants of rescue, lines, the guardian and the store's own retries."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "claim-below-the-bar",
-        "a clock that goes back puts claims where nobody looks",
+        "a clock that goes back puts claims below the floor, where they are not seen",
         "function new_claim_id",
         "(select bar from duly.claim_floor)",
         "0",
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "partition-moves-beside-writers",
-        "an outcome that comes while its day's rows move is refused",
+        "an outcome that is written while its day's rows move is refused",
         "function make_partition",
         "execute format('lock table only duly.%I in share row exclusive mode', parent);",
         "",
@@ -57,7 +57,7 @@ MUTANTS = (
     ),
     Mutant(
         "migration-stands-in-line",
-        "a migration that waits for a table makes everybody wait",
+        "a migration that waits for a table makes all other sessions wait",
         "store/migrate.py",
         """await connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")""",
         "pass",
@@ -65,7 +65,7 @@ MUTANTS = (
     ),
     Mutant(
         "rescue-forgets-history",
-        "what has ended runs again",
+        "a run that has ended runs again",
         "store/sql/maintenance/rescue.sql",
         "and not duly.has_ended(one.job_id, one.scheduled_at)",
         "",
@@ -73,7 +73,7 @@ MUTANTS = (
     ),
     Mutant(
         "rescue-what-was-let-go",
-        "what the claim has put back comes back twice",
+        "a run that its claim has put back comes back twice",
         "store/sql/maintenance/rescue.sql",
         "and not (one.ordinal = any (c.released))",
         "",
@@ -97,7 +97,7 @@ MUTANTS = (
     ),
     Mutant(
         "rescue-all-together",
-        "runs meet the one that killed their worker again together",
+        "all runs of a lost claim start together again with the one that killed their worker",
         "store/sql/maintenance/rescue.sql",
         "case when lost_together > 1",
         "case when false",
@@ -105,7 +105,7 @@ MUTANTS = (
     ),
     Mutant(
         "rescue-frees-nobody",
-        "a run that ends by rescue lets nobody go",
+        "a run that ends by rescue does not let the next run of its line start",
         "store/sql/maintenance/rescue.sql",
         "where duly.is_serial(flags)) as serial",
         "where false) as serial",
@@ -129,7 +129,7 @@ MUTANTS = (
     ),
     Mutant(
         "rescue-tells-nobody",
-        "what was rescued waits for a poll",
+        "rescued runs wait for a poll",
         "store/sql/maintenance/rescue.sql",
         "(select distinct queue from queued) q",
         "(select distinct queue from queued where false) q",
@@ -137,7 +137,7 @@ MUTANTS = (
     ),
     Mutant(
         "line-lets-all-go",
-        "two of a line run at once",
+        "two runs of a line are active at once",
         "store/sql/jobs/put_in_order.sql",
         "bool_or(active) as active",
         "false as active",
@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         "line-forgets-who-is-last",
-        "a fire does not see who stands last",
+        "a fire does not see the last run of a line",
         "store/sql/jobs/put_in_order.sql",
         "set extra_at = line.last",
         "set extra_at = j.extra_at",
@@ -153,7 +153,7 @@ MUTANTS = (
     ),
     Mutant(
         "line-unmarked",
-        "one that stands before others does not let them go",
+        "a run with others behind it in its line does not let them start",
         "store/sql/jobs/put_in_order.sql",
         "set flags = duly.as_serial(r.flags)",
         "set flags = r.flags",
@@ -161,7 +161,7 @@ MUTANTS = (
     ),
     Mutant(
         "line-seen-at-its-ends-only",
-        "the end of a run lets one go beside another that stands in the middle of the line",
+        "the end of a run lets a waiting one start although another in the middle of the line is active",
         "store/sql/jobs/put_in_order.sql",
         "r.state = 'queued' and duly.is_serial(r.flags)",
         "r.state = 'queued' and duly.is_serial(r.flags) and false",
@@ -177,7 +177,7 @@ MUTANTS = (
     ),
     Mutant(
         "parallel-runs-unmarked",
-        "runs from when the job's could overlap are overlooked in a line",
+        "runs from the time when the job's runs could overlap are overlooked in a line",
         "store/sql/jobs/change.sql",
         "case when after.serial then duly.as_serial(r.flags) else r.flags end",
         "r.flags",
@@ -185,7 +185,7 @@ MUTANTS = (
     ),
     Mutant(
         "requeued-unmarked",
-        "a run that comes back beside others that wait is overlooked in their line",
+        "a run that is requeued while others wait is overlooked in their line",
         "store/sql/runs/requeue.sql",
         "run.flags | duly.mark_of_line(run.job_id)",
         "run.flags",
@@ -193,7 +193,7 @@ MUTANTS = (
     ),
     Mutant(
         "rescued-unmarked",
-        "a run that is rescued beside others that wait is overlooked in their line",
+        "a run that is rescued while others wait is overlooked in their line",
         "store/sql/maintenance/rescue.sql",
         "flags | duly.mark_of_line(job_id)",
         "flags",
@@ -201,7 +201,7 @@ MUTANTS = (
     ),
     Mutant(
         "line-tells-nobody",
-        "the next of a line waits for a poll",
+        "the next run of a line waits for a poll",
         "store/sql/jobs/put_in_order.sql",
         "from ordered where state = 'queued') q",
         "from ordered where false) q",
@@ -209,7 +209,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweep-frees-beside",
-        "one that waits goes beside one that stands in the queue",
+        "a waiting run is let go although another run of its line is in the queue",
         "store/sql/maintenance/free_waiting.sql",
         "and r.state <> 'waiting'",
         "and false",
@@ -217,7 +217,7 @@ MUTANTS = (
     ),
     Mutant(
         "sweep-frees-beside-the-running",
-        "upkeep believes that nothing runs",
+        "upkeep does not see running runs",
         "store/sql/maintenance/free_waiting.sql",
         "from duly.held_runs held where not duly",
         "from duly.held_runs held where false and not duly",
@@ -225,7 +225,7 @@ MUTANTS = (
     ),
     Mutant(
         "guardian-at-first-sight",
-        "what heals by itself is repaired",
+        "a defect that would heal by itself is repaired",
         "maintenance/guardian.py",
         "latest = time.monotonic() - self._grace",
         "latest = time.monotonic()",
@@ -233,7 +233,7 @@ MUTANTS = (
     ),
     Mutant(
         "guardian-ends-leases-at-first-sight",
-        "a lease is ended that a worker is about to extend",
+        "a lease that a worker is about to extend is ended",
         "maintenance/guardian.py",
         "before[key] <= now - self._grace",
         "before[key] <= now",
@@ -259,7 +259,7 @@ MUTANTS = (
     ),
     Mutant(
         "guardian-ends-the-extended",
-        "a lease is ended that was extended since",
+        "a lease that was extended meanwhile is ended",
         "store/sql/maintenance/expire_claims.sql",
         " and held.lease_until = seen.lease_until",
         "",

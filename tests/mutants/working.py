@@ -1,4 +1,4 @@
-"""Claiming, beating, and what becomes of a run."""
+"""Mutants of claims, heartbeats and the outcomes of runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "claim-waits-for-locks",
-        "a run that somebody keeps locked holds up all claims",
+        "a run that a foreign transaction keeps locked holds up all claims",
         "store/sql/runs/claim.sql",
         "for update skip locked",
         "for update",
@@ -39,7 +39,7 @@ MUTANTS = (
     ),
     Mutant(
         "one-webhook-secret-for-all",
-        "whoever can check one tenant's calls can forge all others'",
+        "a receiver that can verify one tenant's calls can forge those of all others",
         "worker/targets/http.py",
         "tenant_secret(secret, tenant) for secret",
         "secret for secret",
@@ -82,7 +82,7 @@ MUTANTS = (
     ),
     Mutant(
         "claim-ignores-floors",
-        "a claim walks over all that is gone",
+        "a claim walks over all runs that are gone",
         "store/sql/runs/claim.sql",
         "and r.run_at >= coalesce(lane.floor, '-infinity')",
         "",
@@ -98,7 +98,7 @@ MUTANTS = (
     ),
     Mutant(
         "claim-newest-first",
-        "what was due first waits longest",
+        "the run that was due first waits longest",
         "store/sql/runs/claim.sql",
         "        order by r.run_at\n        limit",
         "        order by r.run_at desc\n        limit",
@@ -114,7 +114,7 @@ MUTANTS = (
     ),
     Mutant(
         "claim-lowest-priority-first",
-        "the least urgent goes first",
+        "the least urgent run goes first",
         "worker/claimer.py",
         "range(9, -1, -1)",
         "range(10)",
@@ -138,7 +138,7 @@ MUTANTS = (
     ),
     Mutant(
         "complete-closes-over-forgotten",
-        "a claim is closed over an outcome that a promoted database has forgotten",
+        "a claim is closed although a promoted database has lost an outcome of it",
         "store/sql/runs/complete.sql",
         "and not duly.has_ended(one.job_id, one.scheduled_at)",
         "and false",
@@ -146,7 +146,7 @@ MUTANTS = (
     ),
     Mutant(
         "complete-frees-nobody",
-        "the end of a run does not let the next one go",
+        "the end of a run does not let the next run of its line start",
         "store/sql/runs/complete.sql",
         "filter (where duly.is_serial(flags))",
         "filter (where false)",
@@ -162,7 +162,7 @@ MUTANTS = (
     ),
     Mutant(
         "requeue-twice",
-        "a retry that is sent again is two",
+        "a retry that is sent twice puts the run back twice",
         "store/sql/runs/requeue.sql",
         "where not (one.ordinal = any (held.released)) and not",
         "where not",
@@ -178,7 +178,7 @@ MUTANTS = (
     ),
     Mutant(
         "requeue-counts-all",
-        "what was given back counts as an attempt",
+        "giving a run back counts as an attempt",
         "store/sql/runs/requeue.sql",
         "run.attempt - run.refund",
         "run.attempt",
@@ -245,7 +245,7 @@ MUTANTS = (
     ),
     Mutant(
         "beat-for-everything",
-        "leases are extended that nobody works under",
+        "leases that the worker does not name are extended, too",
         "store/sql/runs/heartbeat.sql",
         "claim_id = any ($3::uuid[]) and worker_id = $1",
         "worker_id = $1",
@@ -261,7 +261,7 @@ MUTANTS = (
     ),
     Mutant(
         "beat-unknown",
-        "a worker that the store has forgotten is not told",
+        "a worker that the store has forgotten does not learn of it",
         "store/sql/runs/heartbeat.sql",
         "where not exists (select from alive)",
         "where false",
@@ -277,7 +277,7 @@ MUTANTS = (
     ),
     Mutant(
         "lease-from-the-answer",
-        "a lease is trusted from when the answer came",
+        "a lease is trusted from the time of the answer, not of the request",
         "worker/leases.py",
         "self._trusted_until[claim_id] = sent + ",
         "self._trusted_until[claim_id] = time.monotonic() + ",
@@ -293,7 +293,7 @@ MUTANTS = (
     ),
     Mutant(
         "lease-never-given-up",
-        "no handler is told when no heartbeat comes through",
+        "no handler is stopped when no heartbeat gets through",
         "worker/leases.py",
         "if until <= now]",
         "if False]",
@@ -301,7 +301,7 @@ MUTANTS = (
     ),
     Mutant(
         "settled-by-anybody",
-        "an outcome of another worker passes for one's own",
+        "a worker takes another worker's outcome for its own",
         "store/sql/runs/settled.sql",
         " and h.claim_id = asked.claim_id",
         "",
@@ -317,7 +317,7 @@ MUTANTS = (
     ),
     Mutant(
         "completer-closes-the-lost",
-        "a claim is closed over a run that was given up",
+        "a claim is closed although one of its runs was given up",
         "worker/completer.py",
         "self._left_to_rescue.add(run.claim_id)\n        self._remove_runs(run.claim_id, 1)",
         "self._remove_runs(run.claim_id, 1)",
@@ -325,7 +325,7 @@ MUTANTS = (
     ),
     Mutant(
         "completer-believes-refusals",
-        "what was refused counts as ended",
+        "a run whose outcome was refused counts as ended",
         "worker/completer.py",
         "not in mine)",
         "not in mine and False)",
@@ -333,7 +333,7 @@ MUTANTS = (
     ),
     Mutant(
         "completer-loses-what-failed",
-        "outcomes whose write failed are gone",
+        "outcomes whose write failed are lost",
         "worker/completer.py",
         "self._outcomes[:0] = left",
         "pass",
@@ -381,7 +381,7 @@ MUTANTS = (
     ),
     Mutant(
         "floor-goes-back",
-        "a lane is looked at from further back each time",
+        "a lane's floor can go back",
         "worker/floors.py",
         "max(floor, self._floors.get(lane, floor))",
         "floor",
@@ -389,7 +389,7 @@ MUTANTS = (
     ),
     Mutant(
         "floor-for-ever",
-        "the whole lanes are never looked at again",
+        "lanes are never read from their beginning again",
         "worker/floors.py",
         "now >= self._look_again_at",
         "self._look_again_at == 0",
@@ -397,7 +397,7 @@ MUTANTS = (
     ),
     Mutant(
         "floor-above-what-commits-late",
-        "many runs that commit late come a few at a time",
+        "many runs that commit late are claimed a few at a time",
         "worker/floors.py",
         "slow and not more_below",
         "slow",
@@ -405,7 +405,7 @@ MUTANTS = (
     ),
     Mutant(
         "timed-out-counts",
-        "what a handler says after its time was up is its result",
+        "a result that a handler returns after its timeout counts",
         "worker/executor.py",
         "execution.stop is Stop.TIMEOUT or execution.stop is Stop.LEASE_LOST",
         "execution.stop is Stop.LEASE_LOST",
@@ -413,7 +413,7 @@ MUTANTS = (
     ),
     Mutant(
         "shutdown-costs-an-attempt",
-        "a run that goes back at shutdown has one attempt less",
+        "a run that is given back at shutdown loses an attempt",
         "worker/executor.py",
         'return Requeued(run, "queued", 0.0, None, None, refund=1)',
         'return Requeued(run, "queued", 0.0, None, None)',
@@ -429,7 +429,7 @@ MUTANTS = (
     ),
     Mutant(
         "lost-lease-speaks",
-        "a run whose lease is lost has an outcome",
+        "a worker records an outcome for a run whose lease it has lost",
         "worker/executor.py",
         "case Stop.LEASE_LOST:\n                return None",
         "case Stop.LEASE_LOST:\n                return self._failed(execution, error)",
@@ -437,7 +437,7 @@ MUTANTS = (
     ),
     Mutant(
         "begins-without-a-lease",
-        "a handler begins under a lease that is over",
+        "a handler starts under a lease that has expired",
         "worker/executor.py",
         "        execution.ensure_held()\n        if target",
         "        if target",
@@ -453,7 +453,7 @@ MUTANTS = (
     ),
     Mutant(
         "ledger-remembers-the-refused",
-        "a stale worker's key ends another's run as deduplicated",
+        "a stale worker's key ends another worker's run as deduplicated",
         "store/sql/ledger/remember.sql",
         " and claim_id = ended.claim_id",
         "",

@@ -1,4 +1,4 @@
-"""Many jobs at once: copied where they can be, inserted where they cannot, and nobody sees the difference."""
+"""Submits of many jobs: copied if possible and inserted otherwise, with the same result."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def prepared(requests: list[JobRequest], settings: Settings, now: datetime) -> l
 
 
 class Ear:
-    """Hears what leaders and workers are told."""
+    """Collects the notifications that leaders and workers get."""
 
     def __init__(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
         self._connection = connection
@@ -78,7 +78,7 @@ class Ear:
         self._heard.append((channel, payload))
 
     async def heard(self) -> list[tuple[str, object]]:
-        """Since the last time. Notifications arrive in the order of commits, so one of our own comes last."""
+        """The notifications since the last call. They arrive in the order of commits, so `the_end` comes last."""
         await self._connection.execute("notify the_end")
         await eventually(lambda: ("the_end", "") in self._heard)
         heard, self._heard = self._heard[:-1], []
@@ -120,7 +120,7 @@ async def test_what_is_copied_is_stored_and_told_as_what_is_inserted(
     batches = [
         VARIED,
         [JobRequest("noop", schedule=MOMENT) for _ in range(5)],
-        # What leaders hold in memory is announced: one by one, or as a range; the horizon itself is part of it.
+        # Jobs due within the leaders' horizon are announced: one by one, or as a range. The horizon itself is included.
         [JobRequest("noop", schedule=now + edge + timedelta(microseconds=n)) for n in range(-1, 2)],
         [JobRequest("noop", schedule=now + timedelta(seconds=n)) for n in range(50)],
         [JobRequest("noop", schedule=now + timedelta(seconds=n)) for n in range(51)],
@@ -201,7 +201,7 @@ async def test_one_bad_job_among_ten_thousand_is_named_and_nothing_is_stored(
         await operations.submit_many(requests)
     assert refused.value.field == "jobs[7777].payload"
     assert await count(pool, "jobs") == 0
-    # Where each has an answer of its own, the others are stored.
+    # If each job has an answer of its own, the others are stored.
     answers = await store_operations.for_tenant("default").submit_each(requests)
     assert [index for index, one in enumerate(answers) if not isinstance(one, SubmittedId)] == [7_777]
     assert await count(pool, "jobs") == 9_999
@@ -235,7 +235,7 @@ async def test_many_jobs_are_there_if_the_callers_transaction_commits_and_not_if
     pool: Pool, app: Duly, database_url: str
 ) -> None:
     connection = await asyncpg.connect(database_url)
-    # Whatever the caller has taught its connection: rows are the same.
+    # The caller's own type codecs must not change the rows.
     await connection.set_type_codec("jsonb", schema="pg_catalog", encoder=json.dumps, decoder=json.loads)
     await connection.set_type_codec("uuid", schema="pg_catalog", encoder=str, decoder=str)
     requests = [app.request("noop", {"n": n}) for n in range(MANY)]
@@ -281,7 +281,7 @@ async def test_a_copy_that_the_database_refuses_leaves_nothing_behind(pool: Pool
     with pytest.raises(DataRefused):
         await operations.submit_many([JobRequest("noop", queue="refused") for _ in range(MANY)])
     assert await count(pool, "jobs") == 0
-    # The connection is as good as before.
+    # The connections still work.
     await asyncio.gather(*(operations.submit_many([JobRequest("noop") for _ in range(MANY)]) for _ in range(8)))
     assert await count(pool, "jobs") == 8 * MANY == await count(pool, "runs")
 

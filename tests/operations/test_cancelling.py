@@ -1,4 +1,4 @@
-"""A cancelled run does not run again: beside a retry, a rescue or a claim, in any order."""
+"""A cancelled run does not run again, even if a retry, a rescue or a claim happens meanwhile, in any order."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def retry(pool: Pool, *claimed: ClaimedRun) -> None:
 
 
 async def give_up(pool: Pool) -> None:
-    """The worker is lost."""
+    """Lets all leases expire and rescues the runs, as if their workers were lost."""
     await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
     await maintenance.rescue(pool)
 
@@ -68,7 +68,7 @@ class TestBesideARetry:
 
         async def meanwhile() -> None:
             coming_back.append(asyncio.ensure_future(retry(pool, *claimed) if how == "retry" else give_up(pool)))
-            # Where the cancellation holds the claim's row, it waits for that.
+            # The retry or rescue waits if the cancellation has locked the claim's row.
             await asyncio.wait(coming_back, timeout=0.2)
 
         held.meanwhile = meanwhile
@@ -177,7 +177,7 @@ class TestOneRun:
         assert await runs.requeue(pool, [back]) == 1
         assert await outcomes(pool) == ["cancelled"]
         assert await count(pool, "runs") == 0
-        # Sent again after its answer was lost.
+        # The same again, as after a lost answer, finds nothing.
         assert await runs.requeue(pool, [back]) == 0
 
     async def test_the_next_of_its_line_goes(self, pool: Pool, operations: Operations) -> None:
@@ -226,7 +226,7 @@ class TestOneRun:
 
 @pytest.mark.search
 async def test_no_attempt_begins_after_the_answer(bench: Workbench, pool: Pool) -> None:
-    """Cancelled while an attempt fails, so that the run is on its way back, at moments by chance."""
+    """Jobs are cancelled at random moments while an attempt fails, so that the run is on its way back."""
     seed = drawn_seed()
     print(f"DULY_TEST_SEED={seed}")
     dice = random.Random(seed)
@@ -255,7 +255,7 @@ async def test_no_attempt_begins_after_the_answer(bench: Workbench, pool: Pool) 
             await asyncio.gather(*(one(f"{batch}.{n}") for n in range(20)))
         await asyncio.sleep(1)
     late = {number: max(begun[number]) - answered[number] for number in answered}
-    # The first attempt had begun; what comes later than this is one that had waited.
+    # First attempts begin before the answer. An attempt more than 0.2 s after it had waited as a retry.
     assert [number for number, after in late.items() if after > 0.2] == []
     assert await count(pool, "runs") == 0
     assert await outcomes(pool) == ["cancelled"] * len(answered)

@@ -1,4 +1,4 @@
-"""Changing jobs that are there, and jobs that stand still because their zone is gone."""
+"""Changes of existing jobs, and jobs that are parked because their zone is missing."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class TestPlanning:
     async def test_the_new_schedule_begins_after_the_edit_even_if_an_occurrence_is_a_little_late(
         self, scheduler: FrozenScheduler, operations: Operations, minutely: NewJob
     ) -> None:
-        """Not at one of its moments between the late one and the edit: nobody had asked for that yet."""
+        """Moments of the new schedule between the late occurrence and the edit do not fire: it was not in force yet."""
         now = START + MINUTE + 3 * SECOND
         await scheduler.at(now)
         changed = await operations.jobs.change(str(minutely.job_id), {"schedule": "*/2 * * * * *"})
@@ -320,7 +320,7 @@ class TestStates:
         await scheduler.put(once)
         await scheduler.lead(once)
         await scheduler.step(START + MINUTE)
-        # Its run has begun: what it is may still change, when it is no longer.
+        # Its run was fired: the schedule can no longer change, but other fields can.
         assert (await operations.jobs.change(str(once.job_id), {"priority": 8})).priority == 8
         with pytest.raises(Conflict, match="planned anew"):
             await operations.jobs.change(str(once.job_id), {"schedule": START + DAY})
@@ -375,7 +375,7 @@ class TestStates:
 
 
 class Zones:
-    """A place for zones of the test's own, which can be taken away."""
+    """A time zone of the test's own, which can be taken away."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "Atlantis" / "Main"
@@ -414,7 +414,7 @@ def zones(tmp_path: Path) -> Iterator[Zones]:
 class TestParked:
     @pytest.fixture
     async def parked(self, scheduler: FrozenScheduler, pool: Pool, zones: Zones) -> NewJob:
-        """A job whose zone was taken away, found so when it was due."""
+        """A job that was parked because its zone was missing when it was due."""
         job = due_job(
             pool, START + MINUTE, kind="cron", schedule="* * * * *", timezone="Atlantis/Main", policy=PARALLEL
         )
@@ -459,7 +459,7 @@ class TestParked:
         zones.bring()
         resumed = await operations.jobs.resume(str(parked.job_id))
         assert (resumed.status, resumed.next_run_at) == ("active", START + 2 * MINUTE)
-        # A person pauses it afterwards: that is not the unparker's to undo.
+        # A person pauses the job afterwards; the unparker must not undo that.
         await operations.jobs.pause(str(parked.job_id))
         await unparker.run_once()
         assert (await scheduler.job(parked))["status"] == "paused"

@@ -1,4 +1,4 @@
-"""Dead letters: kept whole, listed, redriven, purged; and nothing of another tenant's."""
+"""Dead letters are kept whole, listed, redriven and purged, each tenant's apart from the others'."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def dead(
     error: str = ERROR,
     **fields: object,
 ) -> list[DeadLetter]:
-    """That many jobs whose one run is dead, oldest first."""
+    """The dead letters of `total` new jobs with one run each, oldest first."""
     request = JobRequest("report", **{"payload": {"n": 7}, **fields})  # type: ignore[arg-type]
     for _ in range(total):
         await operations.submit(request, allow_unknown_handler=True)
@@ -69,7 +69,7 @@ async def test_a_redriven_run_starts_anew_with_the_same_key(pool: Pool, operatio
     await runs.complete(pool, [Succeeded(one, 1, 2) for one in claim.runs])
     run = await operations.runs.get(letter.run_id)
     assert (run.status, run.attempt) == ("succeeded", 1)
-    # What was tried before is still told.
+    # The earlier attempts are still shown.
     assert [attempt.error.type for attempt in run.attempts if attempt.error] == ["Boom"]
     assert await count(pool, "job_changes", "what = 'redriven'") == 1
 
@@ -86,7 +86,7 @@ async def test_one_that_dies_again_is_a_dead_letter_again_with_all_its_attempts(
 
 
 async def test_the_worker_that_buried_it_cannot_speak_of_it_any_more(pool: Pool, operations: Operations) -> None:
-    """Its claim still stands, for other runs, when the run is redriven."""
+    """The worker's claim still holds another run when the buried run is redriven."""
     for _ in range(2):
         await operations.submit(JobRequest("report"), allow_unknown_handler=True)
     claim = await take(pool)
@@ -97,7 +97,7 @@ async def test_the_worker_that_buried_it_cannot_speak_of_it_any_more(pool: Pool,
     assert await runs.complete(pool, [Succeeded(claim.runs[0], 1, 2)]) == 0
     assert await runs.bury(pool, [Buried(claim.runs[0], 1, 2, ERROR)]) == 0
     assert await runs.requeue(pool, [Requeued(claim.runs[0], "queued", 0.0, None, None)]) == 0
-    # And its end does not bring the run a second time.
+    # The rescue of the claim does not bring the redriven run a second time.
     await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
     assert (await maintenance.rescue(pool)).requeued == 1
     assert await count(pool, "runs") == 2
@@ -135,7 +135,7 @@ async def test_many_are_redriven_in_batches_and_none_twice(
     seen = []
     async for swept in operations.dead_letters.redrive_all():
         seen.append(swept.done)
-        # Each dies again at once: it must not be sent again by the same sweep.
+        # Each run dies again at once: the same sweep must not redrive it again.
         await bury(pool, (await take(pool)).runs)
     assert seen[-1] == 35
     assert len(seen) >= 4

@@ -1,4 +1,4 @@
-"""A deploy that changes what the code declares, at any moment of the job's life: overdue, firing, retrying, parked."""
+"""Deploys that change a declared job at any moment of its life: overdue, firing, retrying, parked."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class TestInTheMiddleOfAFire:
         due = START
         held.meanwhile = lambda: self._fall_due(scheduler, due, handler, begun)
         for version in range(1, 40):
-            # The occurrence falls due in the middle of the deploy, and the old and the new schedule have it.
+            # The occurrence falls due in the middle of the deploy, and is in the old and in the new schedule.
             due += 4 * MINUTE
             minute = f"*/{1 + version % 2}" if timing == "changed" else "*"
             for minutes in (3, 2, 1):
@@ -153,7 +153,7 @@ class TestInTheMiddleOfAFire:
             await deploying.declare(declared(f"{minute} * * * *", payload={"version": version}))
             if held.statements < version:
                 break
-            await scheduler.step(due + SECOND)  # who was locked out looks again
+            await scheduler.step(due + SECOND)  # a fire that found the job locked is tried again
             where = f"held before statement {version}"
             late = await take(scheduler.pool)
             if handler == "runs on" and begun:
@@ -162,10 +162,10 @@ class TestInTheMiddleOfAFire:
             ran = [run.scheduled_at for run in [*begun, *late.runs]]
             rows = await scheduler.pool.query("select status from duly.history where scheduled_at = $1", due)
             told = [row["status"] for row in rows]
-            # What is overdue when the plan is made anew is given up, and recorded so.
+            # An occurrence that is overdue when the job is planned anew is given up and recorded as missed.
             assert (ran, told) == ([due], ["succeeded"]) or (timing, ran, told) == ("changed", [], ["missed"]), where
             assert (await code.job()).payload == {"version": version}
-        assert version > 5, "it was held nowhere"
+        assert version > 5, "the deploy was held before too few statements"
         assert await count(scheduler.pool, "history", "status = 'skipped'") == 0
 
     async def _fall_due(self, scheduler: FrozenScheduler, due: datetime, handler: str, begun: list[ClaimedRun]) -> None:
@@ -206,7 +206,7 @@ class TestRunsThatWait:
     async def test_a_run_that_comes_back_while_the_job_moves_follows_as_well(
         self, scheduler: FrozenScheduler, pool: Pool, code: Deployed, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its way back began before the change was seen, and it stands in the old queue after the change."""
+        """The run's way back began before it could see the change, so it is in the old queue after the change."""
         from duly.store import jobs
 
         await code.deploy(declared("* * * * *", queue="a"))
@@ -272,7 +272,7 @@ class TestStandingStill:
         changed = await code.operations.jobs.change(str(code.job_id), {"priority": 9})
         assert await code.deploy(declared("* * * * *", priority=9)) == changed
         await code.operations.jobs.change(str(code.job_id), {"priority": 1})
-        # The code says nothing new, so what was done by hand since then stays.
+        # The code declares nothing new, so the change by hand stays.
         assert (await code.deploy(declared("* * * * *", priority=9))).priority == 1
 
 
@@ -301,7 +301,7 @@ class TestOver:
         assert job.next_run_at == START + 30 * MINUTE
         for minute in (11, 30, 31):
             await scheduler.step(START + minute * MINUTE)
-        assert await scheduler.runs() == [START + 10 * MINUTE]  # it is still unfinished: overlap is skip
+        assert await scheduler.runs() == [START + 10 * MINUTE]  # this run is still unfinished, and overlap is skip
         assert await count(scheduler.pool, "history", "status = 'skipped'") == 1
 
     async def test_another_handler_is_what_runs_from_then_on(self, scheduler: FrozenScheduler, code: Deployed) -> None:

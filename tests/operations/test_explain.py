@@ -41,7 +41,7 @@ ERROR = '{"type": "ValueError", "message": "no\\nluck", "traceback": null}'
 
 
 class World:
-    """One store on a clock that stands still, one scheduler `alpha` that fires when it is told to."""
+    """A store on a clock that stands still, and a scheduler `alpha` that fires when the test calls `fire`."""
 
     def __init__(self, pool: Pool, operations: Operations) -> None:
         self.pool = pool
@@ -71,7 +71,7 @@ class World:
         return (await cluster.acquire(self.pool, node_id=node_id, shards=[shard], epochs=[epoch]))[shard]
 
     async def fire(self, job: Job) -> None:
-        """As the job's leader does, until nothing of it is due."""
+        """Fires the job as its leader does, until no occurrence of it is due."""
         assert job.shard is not None
         shard = (await self.pool.query("select epoch, node_id from duly.shards where shard = $1", job.shard))[0]
         epoch = shard["epoch"] if shard["node_id"] is not None else await self.lead(job.shard)
@@ -86,7 +86,7 @@ class World:
                     await fires.fire(self.pool, epochs={job.shard: epoch}, batch=part)
 
     async def succeed(self) -> None:
-        """Run whatever is queued."""
+        """Claims all queued runs and completes them."""
         claim = await take(self.pool)
         started = to_micros(self.now)
         await runs.complete(
@@ -97,7 +97,7 @@ class World:
 
     async def explain(self, job: Job, at: datetime | None = None) -> Explanation:
         explanation = await self.operations.explain.occurrence(str(job.job_id), at=at)
-        # Whatever it is, it can be told.
+        # Every explanation has a sentence and a document.
         assert explanation.sentence.endswith("."), explanation.sentence
         assert explanation_document(explanation)["verdict"] == explanation.verdict
         return explanation
@@ -143,14 +143,14 @@ async def test_after_26_hours_without_a_scheduler_every_occurrence_has_one_verdi
     found = await world.explain_range(job, START, end)
     assert [one.scheduled_at for one in found] == [START + n * MINUTE for n in range(1, 1561)]
     assert Counter(verdicts(found)) == expected
-    # The rule that each of the missed ones names, and how many it says they are, add up.
+    # Each missed occurrence names a rule and the number of occurrences that it applies to; these numbers add up.
     counts: dict[tuple[Any, Any], int] = {}
     for one in found:
         if one.verdict is Verdict.MISSED:
             counts[one.facts["first"], one.facts["rule"]] = one.facts["count"]
             assert one.facts["first"] <= one.scheduled_at <= one.facts["last"]
     assert sum(counts.values()) == expected.get("missed", 0)
-    # One by one they are told the same.
+    # One by one, the occurrences get the same explanations.
     for one in (found[0], found[777], found[-1]):
         alone = await world.explain(job, one.scheduled_at)
         assert (alone.verdict, alone.sentence) == (one.verdict, one.sentence)
@@ -292,7 +292,7 @@ async def test_missed_inside_a_stretch_is_found_past_runs_by_hand(world: World) 
     assert told.facts["rule"] == "SKIP"
     assert told.facts["count"] == 60
     assert "one of 60 from 2030-05-05 12:01:00Z to 2030-05-05 13:00:00Z" in told.sentence
-    # A part of the stretch only.
+    # Only a part of the stretch is asked for.
     part = await world.explain_range(job, START + 40 * MINUTE, START + 50 * MINUTE)
     assert verdicts(part) == ["missed"] * 11
 
@@ -364,14 +364,14 @@ async def test_parked_with_its_reason(world: World, pool: Pool) -> None:
     await pool.query("update duly.jobs set timezone = 'Mars/Olympus' where job_id = $1", job.job_id)
     await world.at(START + 10 * MINUTE)
     await world.fire(job)
-    # Its zone is gone, so its occurrences cannot be named; but a time has an answer all the same.
+    # Its zone is missing, so its occurrences cannot be listed; but a given time can still be explained.
     told = await world.explain(job, START + 20 * MINUTE)
     assert told.verdict is Verdict.PARKED
     assert "Mars/Olympus" in told.sentence
     assert (await world.explain(job, START + 5 * MINUTE)).verdict is Verdict.UNRECORDED
     await world.at(START + 11 * MINUTE)
     assert (await world.explain(job)).verdict is Verdict.PARKED
-    # The zone returns: what was overdue and what followed are accounted for.
+    # When the zone is back, the overdue occurrence and those after it are explained.
     await pool.query("update duly.jobs set timezone = 'Europe/Berlin' where job_id = $1", job.job_id)
     forget_zones()
     await world.at(START + 25 * MINUTE)
@@ -401,7 +401,7 @@ async def test_a_redefined_schedule_leaves_the_past_to_the_old_one(world: World,
         "and planned anew from then on."
     )
     assert "schedule_then" not in found[2].facts
-    # What would be one today was none then.
+    # A time that is an occurrence of the new schedule, but was none of the old one.
     told = await world.explain(job, START + HOUR)
     assert told.verdict is Verdict.CHANGED
     assert "the schedule in force was 15 * * * * Europe/Berlin" in told.sentence
@@ -525,7 +525,7 @@ async def test_pruned_history_is_told_from_lost_history(world: World, pool: Pool
     told = await world.explain(job, START + HOUR)
     assert told.verdict is Verdict.PRUNED
     assert "2030-05-05" in told.sentence
-    # Nothing else is taken for it: the next one is still to come.
+    # No other occurrence counts as pruned: the next one is not due yet.
     assert verdicts(await world.explain_range(job, START, START + 2 * HOUR)) == ["pruned", "not_due"]
 
 
@@ -578,7 +578,7 @@ class TestDaylightSaving:
         found = await world.explain_range(job, first, world.now)
         assert verdicts(found) == ["fired", "dst_dropped", "fired"]
         assert found[1].sentence.startswith("Dropped because dst_gap is skip")
-        # With nothing recorded of it, the schedule itself still tells.
+        # Without a record, the schedule itself still explains it.
         await world.pool.query("delete from duly.history")
         assert (await world.explain(job, gap)).verdict is Verdict.DST_DROPPED
 

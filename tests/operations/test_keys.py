@@ -1,4 +1,4 @@
-"""API keys: shown once, stored hashed, told from wrong ones cheaply, and worthless soon after they are revoked."""
+"""API keys: shown once, stored hashed, cheap to tell from wrong ones, and refused soon after they are revoked."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def counting(pool: Pool) -> Counting:
 
 @pytest.fixture
 async def gate(counting: Counting, settings: Settings) -> StoreOperations:
-    """Another process's view of the store: what an API server has."""
+    """The operations of another process, such as an API server."""
     return await StoreOperations.open(counting, settings)
 
 
 def wrong_key(key_id: str = "0" * 12) -> str:
-    """Well-formed, with the right checksum: only the store can tell that it is none."""
+    """A well-formed key with the right checksum: only the store can tell that it does not exist."""
     body = f"duly_{key_id}_{keys_module._spell(secrets.randbits(256), 43)}"
     return body + keys_module._checksum(body)
 
@@ -110,7 +110,7 @@ async def test_a_revoked_key_is_refused_by_running_processes_within_seconds(
         return await gate.keys.authenticate(created.text) is None
 
     await eventually(is_refused, seconds=5)
-    # It stays so, and whoever had not seen it never lets it in.
+    # The key stays revoked, and a process that had not seen it before never accepts it.
     assert await store_operations.keys.authenticate(created.text) is None
     assert (await store_operations.keys.revoke(created.key.key_id)).revoked_at == revoked.revoked_at
 
@@ -145,7 +145,7 @@ async def test_a_flood_of_wrong_keys_is_a_few_statements_and_keeps_little(
     assert not any(answers[1:])
     assert counting.sent.count("keys/find") <= 10
     assert len(gate.keys._ring._wrong) <= 2_000
-    # The good one was not pushed out, and a wrong one that is repeated asks nobody.
+    # The good key is still remembered, and a repeated wrong key costs no statement.
     counting.sent.clear()
     assert await gate.keys.authenticate(good) is not None
     assert await gate.keys.authenticate(flood[-1]) is None
@@ -193,7 +193,7 @@ async def test_the_last_use_is_noted_once_a_minute(
         return used[-1] != used[-2]
 
     await eventually(noted)
-    # Another process sees that it is noted, and writes nothing.
+    # Another process sees that the use was noted, and writes nothing.
     counting.sent.clear()
     await (await StoreOperations.open(counting, settings)).keys.authenticate(created.text)
     await pool.query("update duly.clock set shift = interval '2 minutes'")

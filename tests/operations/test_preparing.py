@@ -1,4 +1,4 @@
-"""Preparing many jobs: what they share is checked once, and nothing else comes of it than if each were checked."""
+"""Preparing many jobs: their common shape is checked once, with the same result as if each job were checked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DOUBLED = datetime(2026, 11, 1, 1, 30, tzinfo=NEW_YORK)
 SETTINGS = Settings.model_construct(database_url="", payload_max_bytes=1000)
 SHARDS = 64
 
-# Each is followed by ones that are equal to it, or nearly.
+# Each request is followed by others that are equal to it, or nearly.
 VARIED = [
     JobRequest("a"),
     JobRequest("a", payload={"n": 1}),
@@ -64,7 +64,7 @@ VARIED = [
 
 def test_a_job_among_others_is_prepared_as_it_would_be_alone() -> None:
     preparing = Preparing(NOW, tenant="them", settings=SETTINGS, shard_count=SHARDS)
-    # Twice, and in turn: what the first of a kind left behind serves those after it.
+    # All twice, so that later requests use what was remembered of the first one of their kind.
     requests = VARIED + [replace(request) for request in VARIED[::-1]]
     for job_id, request in zip(new_job_ids(len(requests), 1_700_000_000_000_000), requests, strict=True):
         alone = prepare(job_id, request, NOW, tenant="them", settings=SETTINGS, shard=shard_of(job_id, SHARDS))
@@ -128,12 +128,12 @@ def test_jobs_with_the_same_changes_share_a_policy_and_others_do_not() -> None:
     assert first.policy == Policy(max_retries=9, timeout_seconds=5, overlap="queue")
     assert app.request("plain", timeout_seconds=5).policy == Policy(timeout_seconds=5)
     assert app.request("plain").policy is DEFAULT_POLICY
-    # True is equal to 1, and no number of retries.
+    # True is equal to 1, but is no number of retries: the two must not share a policy.
     assert app.request("plain", max_retries=1).policy.max_retries is not True
     assert app.request("plain", max_retries=True).policy.max_retries is True
-    # What cannot be remembered is taken as it is; the submit says what is wrong with it.
+    # A value that cannot be remembered is taken as it is; the submit reports what is wrong with it.
     unhashable: Any = [1]
     assert app.request("plain", max_retries=unhashable).policy.max_retries == [1]  # type: ignore[comparison-overlap]
-    # And so many are remembered, not more.
+    # The number of remembered policies is bounded.
     assert {app.request("plain", max_retries=n).policy.max_retries for n in range(3000)} == set(range(3000))
     assert _policy_with.cache_info().currsize <= 1024

@@ -1,4 +1,4 @@
-"""Previews, and a job's lifetime as the log of its changes tells it. No store."""
+"""Previews, and a job's lifetime according to the log of its changes. No store."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_schedule_that_never_fires_is_refused() -> None:
         ("2026-03-08T07:00+01:00", "2026-03-08T06:00"),
         ("2026-03-08 09:00", "2026-03-08T13:00"),
         ("2026-03-08", "2026-03-08T05:00"),
-        ("2026-03-08T02:30", "2026-03-08T07:00"),  # which is where a job of that time goes
+        ("2026-03-08T02:30", "2026-03-08T07:00"),  # in a gap: moved as a job's time would be
         ("2026-11-01T01:30", "2026-11-01T05:30"),
     ],
 )
@@ -170,7 +170,8 @@ class TestLifetime:
                 Change(utc("2026-01-05T06:00"), "redefined", {"before": before}),
             ],
         )
-        # 02:00Z in Berlin until its own end; from the third on at six; the very moment of a change is the old one's.
+        # 03:00 in Berlin (02:00Z) until the end of that schedule; from the third on at six, and from the fifth on at
+        # nine. At the very moment of a change, the old schedule still holds.
         assert self.hours(life, "2026-01-01", "2026-01-06") == ["01 02", "02 02", "04 06", "05 06", "05 09"]
         found = life.before(utc("2026-01-03T20:00"))
         assert found is not None

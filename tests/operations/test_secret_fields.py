@@ -1,5 +1,5 @@
-"""Fields of a payload that a job calls secret: who gets them, who is shown `***`, and that neither a change nor a
-mistake gives them away or loses them. That they are nowhere to be seen: tests/cli/test_secrets.py."""
+"""Secret fields of a payload: handlers get them, readers see `***`, and neither a change nor a mistake reveals or loses
+them. tests/cli/test_secrets.py tests that they are visible nowhere."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ async def test_who_sends_back_what_was_shown_does_not_lose_the_secret(operations
         await operations.submit_many([JobRequest("h"), *many])
     assert refused.value.field == "jobs[1].payload.a[0].password"
     assert (await operations.jobs.get(str(job.job_id))).payload == {"a": [{"password": SECRET}]}
-    # Where it is no secret it is just a text.
+    # In a field that is not secret, `***` is an ordinary string.
     await submitted(operations, {"stars": "***"}, "password")
 
 
@@ -209,7 +209,7 @@ async def test_every_interface_takes_them(
 
 
 async def test_where_it_cannot_be_read_what_is_secret_nothing_is_shown(operations: Operations, pool: Pool) -> None:
-    """Somebody else's SQL has spoilt the row."""
+    """Another program has written bad values into the row."""
     job = await submitted(operations)
     for policy in ('{"secret_fields": "password"}', '{"secret_fields": [7]}', '{"secret_fields": [], "overlap": 7}'):
         await pool.query("update duly.jobs set policy = $2::jsonb where job_id = $1", UUID(str(job.job_id)), policy)

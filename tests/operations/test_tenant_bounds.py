@@ -1,4 +1,4 @@
-"""Tenants that are bound to some tasks and queues, and to no commands: wherever a job comes in or is changed."""
+"""Tenants that may use only some tasks and queues, and no commands: every way to submit or change a job is checked."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ async def test_what_is_within_bounds_is_taken(
     bound: Operations, store_operations: StoreOperations, handler: Any
 ) -> None:
     assert (await bound.submit(request(handler), allow_unknown_handler=True)).created
-    # Of another tenant anything is.
+    # Another tenant may submit anything.
     free = request("other", "default")
     assert (await store_operations.for_tenant("free").submit(free, allow_unknown_handler=True)).created
 

@@ -1,4 +1,4 @@
-"""Tenants' limits: as many active and paused jobs as allowed, also when many submit at the same moment."""
+"""Tenants' limits: at most `max_jobs` active and paused jobs, even if many clients submit at the same moment."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def test_a_batch_that_does_not_fit_leaves_nothing_behind(
 ) -> None:
     await store_operations.tenants.set("acme", max_jobs=6_000)
     with pytest.raises(LimitReached, match="6001"):
-        # Several statements' worth.
+        # Enough jobs for several statements.
         await operations.submit_many([request() for _ in range(6_001)])
     assert await count(pool, "jobs") == await count(pool, "tenant_jobs") == 0
     assert len(await operations.submit_many([request() for _ in range(6_000)])) == 6_000
@@ -60,7 +60,7 @@ async def test_a_job_that_is_over_gives_its_place_back(
     await operations.submit(request(schedule=None))
     with pytest.raises(LimitReached):
         await operations.submit(request())
-    # A run that is under way keeps its job's place.
+    # A job whose run is under way keeps its slot.
     claim = await take(pool)
     with pytest.raises(LimitReached):
         await operations.submit(request())
@@ -144,7 +144,7 @@ async def test_a_limit_can_be_raised_and_taken_away(
     await store_operations.tenants.set("acme", max_jobs=None)
     for _ in range(3):
         await operations.submit(request())
-    # And set again: what came in meanwhile counts.
+    # When the limit is set again, jobs submitted meanwhile count.
     await store_operations.tenants.set("acme", max_jobs=6)
     fresh = (await StoreOperations.open(pool, settings)).for_tenant("acme")
     await fresh.submit(request())
@@ -169,7 +169,7 @@ async def test_places_are_found_page_by_page_among_many(
     made = await operations.submit_many([request() for _ in range(12_000)])
     with pytest.raises(LimitReached):
         await operations.submit(request())
-    # The newest: on the last page.
+    # The newest job is on the last page.
     await operations.jobs.cancel(str(made[-1].job_id))
 
     async def fits() -> bool:
@@ -178,7 +178,7 @@ async def test_places_are_found_page_by_page_among_many(
             return True
         return False
 
-    # A look in vain is not repeated at once.
+    # A search for free slots that found none is not repeated at once.
     await eventually(fits, seconds=10)
     with pytest.raises(LimitReached):
         await operations.submit(request())

@@ -1,7 +1,7 @@
-"""When a schedule occurs, found the slow way: minute by minute on the wall, or by another library. No product code.
+"""Finds when a schedule occurs, slowly: minute by minute on the wall clock, or by another library. No product code.
 
-A `Calendar` knows one stretch of time in one zone. What it says of a text is a list of nominal instants (before any
-jitter and bounds) and the instants at which `dst_gap="skip"` dropped something.
+`occurrences` covers one range of time. Its answer has the nominal instants (before jitter and bounds) and the instants
+at which `dst_gap="skip"` dropped an occurrence.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def walls(zone: str, first: datetime, last: datetime) -> tuple[dict[datetime, Wa
 
 @dataclass(frozen=True)
 class Definition:
-    """What decides when a job occurs."""
+    """The fields that decide when a job occurs."""
 
     schedule: str
     timezone: str
@@ -50,7 +50,7 @@ class Definition:
 
 @lru_cache(maxsize=4096)
 def occurrences(what: Definition, first: datetime, last: datetime) -> Answer:
-    """Everything nominal in [first, last]."""
+    """All nominal occurrences in [first, last]."""
     text = what.schedule
     if text.startswith("every "):
         return Answer(tuple(_interval(what, first, last)))

@@ -1,6 +1,6 @@
-"""The expected fate of one job: a model of the contract, told the same story as the product, and as slow as it likes.
+"""The expected fate of one job: a model of the contract that goes through the same story as the product, slowly.
 
-Handlers take no time here, so a run is unfinished only while it waits for a retry, or behind one that does.
+Handlers take no time here, so a run is unfinished only while it waits for a retry, or behind a run that does.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ MICROSECOND = timedelta(microseconds=1)
 
 
 class Refused(Exception):
-    """The product must refuse this."""
+    """Raised for an operation that the product must refuse."""
 
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of a job that decide anything."""
+    """The fields of a job that affect its runs."""
 
     schedule: str
     timezone: str = "UTC"
@@ -48,7 +48,7 @@ class Fields:
 
 @dataclass
 class Unfinished:
-    run_at: datetime | None  # None: it waits behind another
+    run_at: datetime | None  # None: the run waits behind another
     missed: bool
     attempt: int = 0
 
@@ -65,7 +65,7 @@ class Ended:
 
 @dataclass
 class Model:
-    """One job. `offset` turns its jitter_seconds into its own offset; `horizon` is the time that the story covers."""
+    """One job. `offsets`: its own offset for each jitter_seconds; `horizon`: the time that the story covers."""
 
     fields: Fields
     created: datetime
@@ -85,7 +85,7 @@ class Model:
         self.updated = self.created
         self.next = self._first(self.fields, self.created)
 
-    # When
+    # Planning
 
     def _answer(self, fields: Fields) -> Answer:
         what = Definition(
@@ -102,7 +102,7 @@ class Model:
         return self.offsets[fields.jitter_seconds]
 
     def _within(self, fields: Fields, moments: tuple[datetime, ...]) -> list[datetime]:
-        """Jittered, of those within the bounds."""
+        """The moments that are within the job's bounds, with its jitter added."""
         offset = self._offset(fields)
         first = fields.start_at
         if first is None and offset and not fields.once:
@@ -117,7 +117,7 @@ class Model:
         return next((one for one in self._within(fields, self._answer(fields).nominal) if one > after), None)
 
     def _first(self, fields: Fields, now: datetime) -> datetime:
-        """A new plan; an occurrence beyond the horizon is as good as one."""
+        """The first occurrence of a new plan. An occurrence beyond the horizon counts as none."""
         if fields.once:
             nominal = self._answer(fields).nominal
             if not nominal:
@@ -129,7 +129,7 @@ class Model:
         return found
 
     def _answered(self, fields: Fields, fired: datetime | None, now: datetime) -> datetime:
-        """Up to where occurrences are over: now, and the occurrence that the last run was for, where jitter puts it."""
+        """The time up to which occurrences are over: the latest of now, the last run, and its occurrence's new time."""
         if fired is None:
             return now
         offset = self._offset(fields)
@@ -139,7 +139,7 @@ class Model:
             own = max((one for one in nominal if fired - timedelta(days=1) < one <= fired), default=own)
         return max(now, fired, own + offset)
 
-    # What is done to it
+    # Operations
 
     def pause(self, now: datetime) -> None:
         if self.paused:
@@ -188,7 +188,7 @@ class Model:
         if new.once:
             planned = first if self.last_run is None or first > self.last_run else now
         elif only_jitter and not overdue:
-            # The same occurrence, at its new time, or at once.
+            # The same occurrence at its new time, or now if that time has passed.
             planned = max(self.next - self._offset(old) + self._offset(new), now)
             if not old.once and self.next - self._offset(old) not in self._answer(new).nominal:
                 planned = self._left(new, now)
@@ -205,7 +205,7 @@ class Model:
         return found
 
     def trigger(self, now: datetime) -> datetime:
-        """Returns when it is; the caller asks the product for the very microsecond and tells `triggered`."""
+        """Returns `now`. The caller takes the exact microsecond from the product and passes it to `triggered`."""
         waiting = sum(one.run_at is None for one in self.unfinished.values())
         if self.fields.overlap != "parallel" and waiting >= self.fields.max_queued:
             raise Refused("full")
@@ -220,10 +220,10 @@ class Model:
         self.unfinished[at] = Unfinished(now if self.fields.overlap == "parallel" else None, was.missed)
         self._free(now)
 
-    # What it does
+    # Fires and attempts
 
     def pass_until(self, until: datetime, now: datetime) -> None:
-        """Let time pass from `now`, from event to event."""
+        """Lets time pass from `now` on, from event to event."""
         while True:
             moments = [one.run_at for one in self.unfinished.values() if one.run_at is not None]
             if self.next is not None:
@@ -240,7 +240,7 @@ class Model:
             self._free(now)
 
     def _due(self, fields: Fields, now: datetime) -> list[datetime]:
-        """What is due and unfired: the planned one, and those of the timetable behind it."""
+        """The due occurrences that have not fired: the planned one, and those of the timetable after it."""
         if self.next is None or self.next > now:
             return []
         later = [] if fields.once else self._within(fields, self._answer(fields).nominal)
@@ -285,7 +285,7 @@ class Model:
         waiting = sum(one.run_at is None for one in self.unfinished.values())
         begun = []
         for place, (at, missed) in enumerate(runs):
-            # Several that are found together follow one another, and so do those that RUN_ALL is to make up for.
+            # Missed occurrences found together run one after another, and so do all that RUN_ALL makes up for.
             follows = missed and (len(runs) > 1 or fields.missed_window == "RUN_ALL")
             if fields.overlap == "parallel" or (not busy and place == 0):
                 self.unfinished[at] = Unfinished(now, missed)
@@ -326,7 +326,7 @@ class Model:
         self.ended[at] = Ended(status, one.missed, one.attempt)
 
     def _free(self, now: datetime) -> None:
-        """The first that waits goes when nothing before it is unfinished."""
+        """Lets the first waiting run start if all unfinished runs wait."""
         if self.unfinished and all(one.run_at is None for one in self.unfinished.values()):
             self.unfinished[min(self.unfinished)].run_at = now
 

@@ -9,8 +9,11 @@ from typing import Any
 
 
 def all_pairs(fields: Mapping[str, Sequence[Any]], dice: random.Random) -> list[dict[str, Any]]:
-    """Greedy: each row is begun with a pair that is still missing, and each further field takes the value that brings
-    most of those that are."""
+    """Returns the rows, found greedily.
+
+    Each row begins with a pair that is still missing, and each further field takes the value that adds most of the
+    missing pairs.
+    """
     names = list(fields)
     missing = {
         ((a, i), (b, j))

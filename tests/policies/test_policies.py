@@ -1,9 +1,8 @@
 """Every job field with every kind of schedule, in pairs, through fire, retry, pause, resume, change, trigger, redrive
-and outage: how often each job ran, when, and what was recorded must be what a brute-force oracle says.
+and outage: how often and when each job ran, and what was recorded, must match a brute-force oracle.
 
-A story is one store on a virtual clock, with jobs in which every two values of two fields meet, and random things done
-to them. `DULY_TEST_POLICIES=50` tells so many stories instead of one (minutes); `DULY_TEST_SEED=7` begins with that
-seed.
+A story is one store on a virtual clock, with jobs that cover every pair of values of two fields, and random operations
+on them. `DULY_TEST_POLICIES=50` runs 50 stories instead of one (minutes); `DULY_TEST_SEED=7` begins with that seed.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ OUTAGES = (5 * SECOND, 11 * SECOND, 70 * MINUTE, 7 * HOUR, 26 * HOUR)
 
 
 class World(DulyTest):
-    """Beside what a test's own parts do, waiting runs are let go as the rescuer does it, only at once."""
+    """A DulyTest that also lets waiting runs go, as the rescuer does, but at once."""
 
     async def _step(self, target: datetime) -> tuple[int, Sequence[str]]:
         await maintenance.free_waiting(self._pool)
@@ -74,7 +73,7 @@ class Story:
         self.made: dict[str, int] = {}
         self.told: list[str] = []
 
-    # What there is to choose from
+    # Values of the fields
 
     def schedules(self) -> list[str | None]:
         start, day = self.start, self.day
@@ -129,7 +128,7 @@ class Story:
             "handler": ("ok", "flaky", "fails", "permanent"),
         }
 
-    # Telling it
+    # The story
 
     async def tell(self) -> None:
         await self.world.at(self.start)
@@ -159,7 +158,7 @@ class Story:
         await self.compare()
 
     def soon(self, moment: datetime) -> datetime:
-        """Sometimes at the very time of an occurrence."""
+        """Returns `moment`, or sometimes the exact time of an occurrence before it."""
         planned = sorted(one.next for one in self.models.values() if one.next and self.world.now < one.next <= moment)
         return self.dice.choice(planned) if planned and self.dice.random() < 0.3 else moment
 
@@ -195,12 +194,12 @@ class Story:
                 model = Model(Fields(**kept | {"schedule": now.isoformat(), "jitter_seconds": 0}), now, row["handler"],
                               offsets, self.horizon)  # fmt: skip
                 model.fields = Fields(**kept | {"schedule": now.isoformat()})
-                # It runs whatever its window says: nobody is late for what is to run now.
+                # A job that runs now ignores its catch-up window: it cannot be late.
             else:
                 model = Model(Fields(**kept), now, row["handler"], offsets, self.horizon)
         except Refused as refusal:
             if refused is None:
-                raise AssertionError(f"{row} was taken") from refusal
+                raise AssertionError(f"{row} was accepted") from refusal
             return
         assert refused is None or any(offsets.values()), f"{row} was refused: {refused}"
         if refused is None:
@@ -213,7 +212,7 @@ class Story:
         dead = [at for at, one in model.ended.items() if one.status == "dead"]
         what = dice.choice(["pause", "resume", "change", "change", "trigger", "redrive" if dead else "change"])
         if model.next is None and not model.paused and what != "redrive":
-            what = "trigger"  # what else can be done to one that has ended is for other tests
+            what = "trigger"  # other operations on an ended job are for other tests
         name = ""
         value: Any = None
         if what == "change":
@@ -257,7 +256,7 @@ class Story:
         else:
             assert wanted is None, f"{what} {job_id} {name} must be refused: {wanted}"
 
-    # Judging it
+    # The comparison
 
     async def compare(self) -> None:
         pool = self.world._pool
@@ -281,11 +280,11 @@ class Story:
             status = "paused" if model.paused else "ended" if model.next is None else "active"
             assert (row["status"], row["next_run_at"], row["run_count"]) == (
                 status, model.next, model.run_count
-            ), f"{job_id} stands elsewhere ({row['status_reason']})"  # fmt: skip
-            assert history[job_id] == model.ended, f"{job_id} came to something else"
+            ), f"{job_id} has another status, plan or run_count ({row['status_reason']})"  # fmt: skip
+            assert history[job_id] == model.ended, f"{job_id} has another history"
             expected = {at: (one.attempt, one.run_at) for at, one in model.unfinished.items()}
-            assert live[job_id] == expected, f"{job_id} has other runs"
-            assert self.made[job_id] == model.calls, f"{job_id} was called another number of times"
+            assert live[job_id] == expected, f"{job_id} has other unfinished runs"
+            assert self.made[job_id] == model.calls, f"the handler of {job_id} was called a different number of times"
 
     def note(self, text: str) -> None:
         self.told.append(text)

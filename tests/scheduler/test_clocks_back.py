@@ -1,4 +1,4 @@
-"""The database's clock goes back, as at a promotion, in the middle of everything that is done to a job."""
+"""The database's clock goes back, as after a promotion, in the middle of any operation on a job."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def scheduler(pool: Pool) -> FrozenScheduler:
 
 
 async def finish(pool: Pool) -> list[datetime]:
-    """What can start starts, and ends well."""
+    """Claims all runs that may start and records them as succeeded. Returns their scheduled times."""
     claim = await take(pool)
     if claim.runs:
         assert await runs.complete(pool, [succeeded(run) for run in claim.runs], [claim.runs[0].claim_id])
@@ -45,7 +45,7 @@ async def finish(pool: Pool) -> list[datetime]:
 
 
 class TestGoingOn:
-    """Each way in which a job is planned anew, three seconds before what it has just done."""
+    """However a job is planned anew, it goes on after its last occurrence, although the clock is 3 s before that."""
 
     @pytest.fixture
     async def job(self, scheduler: FrozenScheduler, pool: Pool) -> NewJob:
@@ -63,7 +63,7 @@ class TestGoingOn:
         last = START + 2 * MINUTE
         await scheduler.step(START + MINUTE)
         if what == "skipped":
-            assert len((await take(pool)).runs) == 1  # and it runs on
+            assert len((await take(pool)).runs) == 1  # this run stays unfinished
         else:
             await finish(pool)
         if what == "missed":
@@ -131,7 +131,7 @@ class TestGoingOn:
 
 
 class TestTokens:
-    """A downstream refuses the smaller token, so whoever gets a run later has the greater one."""
+    """A downstream system refuses the smaller token, so a later claim of a run has the greater one."""
 
     @pytest.mark.parametrize("seconds", [3, 12 * 86_400])
     @pytest.mark.parametrize("how", ["retry", "snooze", "rescue", "redrive"])
@@ -173,7 +173,7 @@ class TestTokens:
 
 
 class History:
-    """One job, and whatever may be done to it, at times by chance."""
+    """One job and random operations on it, at random times."""
 
     def __init__(self, dice: random.Random, scheduler: FrozenScheduler, operations: Operations) -> None:
         self.dice = dice
@@ -204,7 +204,7 @@ class History:
         clock = self.scheduler.clock
         planners = [self._resume, self._change, self._declare, self._unpark, self._replan]
         if self.dice.random() < 0.3:
-            # By the time that is, whatever is due is fired and perhaps begun; then it was that time too early.
+            # All due occurrences are fired and perhaps started; then the clock goes back and the job is planned anew.
             acts = [self._fire, *self.dice.choice([[], [self._work]]), *self.dice.choice([[], [self._pause]])]
             for act in acts:
                 await self._do(act)

@@ -1,4 +1,4 @@
-"""A job whose plan costs too much is paused with the reason, once, and hurts nobody: on this node or on another."""
+"""A job that is too costly to plan is paused once, with the reason, and delays no other job on any node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SKIP = Policy(dst_gap="skip").to_stored()
 
 
 def costly(pool: Pool, number: int = 0, **changes: object) -> NewJob:
-    """As a Duly stored it that planned no further than to the date that was added."""
+    """A job too costly to plan, as stored by an older Duly that planned no further than the rule's RDATE."""
     due = START + SECOND
     rule = GAPS.replace("BYMONTH=3", f"BYMONTH=3;WKST={WEEKDAYS[number]}") + "\nRDATE:20300505T080001"
     fields = {"kind": "rrule", "schedule": rule, "timezone": "America/New_York", "policy": SKIP, "tenant": "a"}
@@ -51,7 +51,7 @@ async def test_it_is_paused_and_the_others_of_its_batch_fire_on_time(pool: Pool)
     await scheduler.lead(*others, *bad)
     began = time.process_time()
     await scheduler.step(START + SECOND)
-    assert time.process_time() - began < 5, "it was 20 s for each"
+    assert time.process_time() - began < 5, "without the limit each bad job takes 20 s"
     assert len(await scheduler.runs()) == len(others)
     assert await scheduler.late() == []
     for job in bad:
@@ -128,10 +128,10 @@ async def test_nothing_tries_it_again_until_it_is_changed(pool: Pool, operations
 async def test_planning_that_burns_time_and_no_fuel_is_stopped_by_the_clock(
     pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As it would be if a step of planning forgot to burn: the fuel is as good as endless."""
+    """Almost endless fuel stands for a step of planning that burns none."""
     monkeypatch.setattr(fuel, "MAX_FUEL", 4_000_000)
     scheduler = FrozenScheduler(pool)
-    # A rule that no other test asks about: what it costs is remembered.
+    # A rule that no other test plans, because its cost is remembered.
     job, other = costly(pool, 6), due_job(pool, START + SECOND)
     await scheduler.put(job, other)
     await scheduler.lead(job, other)
@@ -145,7 +145,7 @@ async def test_a_slow_plan_is_told_from_a_slow_machine(pool: Pool, monkeypatch: 
     made = Definition.timetable
 
     def asleep(definition: Definition, job_id: UUID) -> Timetable:
-        time.sleep(0.06)  # not of the processor
+        time.sleep(0.06)  # takes no processor time
         return made(definition, job_id)
 
     monkeypatch.setattr(Definition, "timetable", asleep)
@@ -198,7 +198,7 @@ async def test_what_is_submitted_changed_or_declared_is_refused_by_name(pool: Po
 async def test_a_batch_of_costly_rules_gives_others_their_turn(
     operations: Operations, store_operations: StoreOperations
 ) -> None:
-    """By time, not by count."""
+    """The batch yields by time, not by count."""
     texts = [f"FREQ=MONTHLY;BYDAY=SU;BYHOUR={n % 24};BYMINUTE={n // 24};BYSETPOS=1;COUNT=1000000" for n in range(120)]
     turns = 0
     done = asyncio.Event()
@@ -235,7 +235,7 @@ async def test_what_the_fence_refused_is_not_told_as_dropped(pool: Pool, caplog:
     await scheduler.put(job)
     await scheduler.lead(job)
     await scheduler.loader.run_once()
-    await lead(pool, job.shard)  # another has taken the lead, and this node does not know yet
+    await lead(pool, job.shard)  # another node leads the shard now, and this node does not know yet
     await scheduler.at(START + 300 * SECOND)
     await scheduler.firer.run_once()
     assert "dropped as missed" not in caplog.text

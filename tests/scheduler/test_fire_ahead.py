@@ -1,4 +1,4 @@
-"""Occurrences that are fired ahead of their time: they start at it, and are taken back if their job changes before."""
+"""Occurrences fired ahead of their time start on time, and are taken back if their job changes before that."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def scheduler(pool: Pool) -> FrozenScheduler:
 
 
 async def put(scheduler: FrozenScheduler, **changes: Any) -> NewJob:
-    """A job of every hour at one minute past, about to be due."""
+    """Stores a job that is due at one minute past every hour, and leads its shard."""
     job = due_job(scheduler.pool, DUE, kind="cron", schedule="1 * * * *", **changes)
     await scheduler.put(job)
     await scheduler.lead(job)
@@ -42,7 +42,7 @@ async def put(scheduler: FrozenScheduler, **changes: Any) -> NewJob:
 
 
 async def run_all(pool: Pool) -> int:
-    """What may start now starts and ends well."""
+    """Claims all runs that may start now and records them as succeeded. Returns their number."""
     claim = await take(pool, limit=100)
     return await end(pool, claim) if claim.runs else 0
 
@@ -81,7 +81,7 @@ async def test_overlap_is_decided_at_its_time_not_before(
     claim = await take(pool)
     assert len(claim.runs) == 1
     await scheduler.step(BEFORE)
-    assert await scheduler.runs(job) == []  # by hand, and not ended yet
+    assert await scheduler.runs(job) == []  # not fired ahead: the triggered run has not ended yet
     assert (await scheduler.job(job))["next_run_at"] == DUE
     await scheduler.at(DUE - MOMENT)
     if ends:
@@ -156,7 +156,7 @@ async def test_what_ran_before_is_remembered_when_the_next_is_taken_back(
     assert await scheduler.runs() == [DUE + 2 * HOUR]
     paused = await operations.jobs.pause(str(job.job_id))
     assert (paused.run_count, paused.last_run_at) == (2, DUE + HOUR)
-    # Nothing of it looks like a run that was lost.
+    # The guardian does not mistake the withdrawn run for a lost one.
     await scheduler.at(DUE + 3 * HOUR)
     await Guardian(pool).run_once()
     assert await scheduler.runs() == []
@@ -204,14 +204,17 @@ async def test_a_new_schedule_takes_it_back_and_other_changes_do_not(
 async def test_its_leader_is_told_of_one_that_is_put_back(
     scheduler: FrozenScheduler, pool: Pool, operations: Operations, database_url: str
 ) -> None:
-    """Nothing else tells: the change that took it back changed nothing. It must not wait for the next re-read."""
+    """The change took the fired run back and altered nothing else, so nothing else announces the job.
+
+    The job must not wait for the next re-read.
+    """
     job = await put(scheduler)
     heard: asyncio.Queue[str] = asyncio.Queue()
     notifier = Notifier(database_url)
     notifier.listen("duly_due", lambda said: heard.put_nowait(said or ""))
     await notifier.start()
     try:
-        assert await heard.get() == ""  # it listens
+        assert await heard.get() == ""  # the notifier listens now
         await scheduler.step(BEFORE)
         changed = await operations.jobs.change(str(job.job_id), {"schedule": "1 * * * *"})
         assert changed.next_run_at == DUE
@@ -272,7 +275,7 @@ async def test_several_of_a_short_period_are_taken_back_together(pool: Pool, ope
     assert await scheduler.runs() == [DUE, DUE + SECOND, DUE + 2 * SECOND]
     await scheduler.at(DUE)
     assert (await operations.jobs.pause(str(job.job_id))).run_count == 1
-    assert await scheduler.runs() == [DUE]  # its time has come: it may have been taken
+    assert await scheduler.runs() == [DUE]  # this one is due, so a worker may have claimed it
 
 
 async def test_a_peak_is_begun_early_enough_and_holds_up_nobody(

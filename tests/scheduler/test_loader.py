@@ -1,4 +1,4 @@
-"""The loader: what it reads again, and that it reads no more than that. No loop runs, unless a test says so."""
+"""The loader reads again what it must, and no more than that. No loop runs, unless a test says so."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def scheduler(pool: Pool) -> FrozenScheduler:
 
 
 class Reads:
-    """What was read from the store: how many entries, in which slices."""
+    """Counts the entries that were read from the store, and keeps the slices that were asked for."""
 
     def __init__(self, real: Callable[..., Any]) -> None:
         self._real = real
@@ -53,13 +53,13 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 
 def each_second(pool: Pool, count: int) -> list[NewJob]:
-    """Jobs of one shard, one due every second from START on."""
+    """Jobs of one shard, one due in every second after START."""
     jobs = same_shard(pool, count, START, start_at=START)
     return [job._replace(next_run_at=START + (n + 1) * SECOND) for n, job in enumerate(jobs)]
 
 
 async def test_who_is_told_to_look_looks_at_once(scheduler: FrozenScheduler, pool: Pool) -> None:
-    """The loop runs here, and its next look by itself is a minute away."""
+    """The loop runs in this test, and its next regular look is a minute away."""
     jobs = same_shard(pool, 2, START + 10 * SECOND)
     await scheduler.put(jobs[0])
     await scheduler.lead(jobs[0])
@@ -84,7 +84,7 @@ async def test_a_re_read_costs_what_falls_due_soon_and_not_what_is_held(
     reads.entries = 0
     await scheduler.at(START + MINUTE)
     await scheduler.loader.run_once()
-    # A minute that came into the horizon, and the overdue minute and the next two again (nobody fires here).
+    # The minute that came into the horizon; and again the overdue minute (nothing fires here) and the next two.
     assert reads.entries == 60 + 180
     assert len(scheduler.future) == 660
     reads.entries = 0
@@ -139,7 +139,7 @@ async def test_a_bulk_submit_is_read_by_its_range_of_ids_alone(
     new = [job._replace(shard=held[0].shard) for job in new]
     await put(pool, *new)
     ids = sorted(job.job_id for job in new)
-    for _ in range(2):  # said twice is held once
+    for _ in range(2):  # jobs that are announced twice are held once
         scheduler.loader.heard(f"*:{ids[0]}:{ids[-1]}")
         await scheduler.loader.run_once()
         assert (reads.entries, len(scheduler.future)) == (0, 660)
@@ -157,7 +157,7 @@ async def test_a_range_that_is_no_bulk_submit_is_not_read_to_its_end(
     ids = sorted(job.job_id for job in jobs)
     scheduler.loader.heard(f"*:{ids[0]}:{ids[-1]}")
     await scheduler.loader.run_once()
-    # The rest is found by when it is due.
+    # The other jobs are found by their due time.
     assert len(scheduler.future) == 100
 
 
@@ -171,7 +171,7 @@ async def test_more_bulk_submits_than_can_be_read_are_found_by_when_they_are_due
     monkeypatch.setattr(fires, "load_range", None)
     for job in jobs:
         scheduler.loader.heard(f"*:{job.job_id}:{job.job_id}")
-    scheduler.loader._ranges.clear()  # those of the last fifty that were heard after it gave up
+    scheduler.loader._ranges.clear()  # the ranges heard after the loader gave up reading ranges
     await scheduler.loader.run_once()
     assert len(scheduler.future) == 60
 
@@ -222,7 +222,7 @@ async def test_after_an_outage_what_is_coming_is_not_read_after_all_that_is_over
     monkeypatch.setattr(scheduler.loader, "_changed", lambda: seen.append(len(scheduler.future)))
     await scheduler.loader.run_once()
     assert len(scheduler.future) == 501
-    # It was in the first answer, beside the first few that are overdue.
+    # The coming job was in the first answer, beside the first ten overdue jobs.
     assert seen[0] == 11
 
 
@@ -278,7 +278,7 @@ async def test_a_term_that_begins_while_the_last_one_is_still_read_is_read_from_
 async def test_what_our_own_fire_moved_is_found_when_its_answer_was_lost(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody announces it, and the next occurrence is sooner than the next re-read."""
+    """The moved job is not announced, and its next occurrence is due before the next re-read."""
     scheduler.firer._doubted = scheduler.loader.doubt
     job = due_job(pool, START + SECOND, schedule="every 2s", start_at=START + SECOND, policy='{"overlap":"parallel"}')
     await put(pool, job)
@@ -295,7 +295,7 @@ async def test_what_our_own_fire_moved_is_found_when_its_answer_was_lost(
         patch.setattr(fires, "fire", lost)
         with pytest.raises(StoreUnavailable):
             await scheduler.step(START + SECOND, read=False)
-    assert scheduler.loader._wake.is_set(), "at once, not at the next re-read"
+    assert scheduler.loader._wake.is_set(), "the loader must read at once, not at the next re-read"
     await scheduler.loader.run_once()
     await scheduler.step(START + 3 * SECOND, read=False)
     assert await scheduler.runs() == [START + SECOND, START + 3 * SECOND]
@@ -333,7 +333,7 @@ async def test_with_notifications_off_everything_fires_within_the_re_read_interv
 
         await eventually(fired)
         rows = await pool.query("select max(fired_at - scheduled_at) as late from duly.runs")
-        # The interval, and what a busy machine needs.
+        # The re-read interval (1 s), and the delays of a busy machine.
         assert rows[0]["late"] < timedelta(seconds=4)
 
 

@@ -1,4 +1,4 @@
-"""Somebody's transaction keeps a job's row locked, for as long as they like. It holds up that job and no other."""
+"""A foreign transaction that keeps a job's row locked, for any length of time, holds up that job and no other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARALLEL = '{"overlap":"parallel"}'
 
 @asynccontextmanager
 async def locked(pool: Pool, *jobs: NewJob) -> AsyncIterator[None]:
-    """In a session that is not Duly's, and which no timeout of Duly's ends."""
+    """Locks the jobs' rows in a foreign session, which no timeout of Duly's ends."""
     connection = await asyncpg.connect(pool.url)
     try:
         async with connection.transaction():
@@ -56,7 +56,7 @@ async def scheduler(pool: Pool) -> FrozenScheduler:
 
 
 def counted(scheduler: FrozenScheduler, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """How many jobs were looked at since."""
+    """Returns a function that tells how many jobs were looked at since this call."""
     looks = 0
     fetch = scheduler.pool.fetch
 
@@ -80,7 +80,7 @@ async def test_the_others_fire(scheduler: FrozenScheduler, monkeypatch: pytest.M
         await soon(scheduler.step(at))
         assert len(await scheduler.runs()) == 38
         assert not await scheduler.runs(jobs[7])
-        # It is looked at again, but not without a pause.
+        # The firer looks at the two locked jobs again, after a pause.
         before = looks()
         await soon(scheduler.firer.run_once())
         assert looks() == before
@@ -96,7 +96,7 @@ async def test_the_others_fire(scheduler: FrozenScheduler, monkeypatch: pytest.M
 
 
 async def test_many_are_looked_at_less_often(scheduler: FrozenScheduler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody's statement writes all jobs, and takes its time: to look at them all the while would take ours."""
+    """A foreign statement writes all jobs and takes long. Looking at all of them all the time would cost too much."""
     jobs = spread(scheduler.pool, 1000, DUE)
     await scheduler.put(*jobs)
     await scheduler.lead(*jobs)
@@ -113,7 +113,7 @@ async def test_many_are_looked_at_less_often(scheduler: FrozenScheduler, monkeyp
 
 
 async def test_what_they_decide_holds(scheduler: FrozenScheduler, operations: Operations) -> None:
-    """Their transaction pauses the job, and commits after its time has come."""
+    """A foreign transaction pauses the job, and commits after the job's occurrence is due."""
     jobs = spread(scheduler.pool, 2, DUE)
     await scheduler.put(*jobs)
     await scheduler.lead(*jobs)
@@ -183,7 +183,7 @@ async def test_parked_jobs_go_on_without_the_one_that_is_locked(scheduler: Froze
     async with locked(pool, held):
         assert await soon(maintenance.unpark(pool, able=able, touched=[])) == 1
         assert (await scheduler.job(free))["status"] == "active"
-        # It stays on the list of those to come back to.
+        # The locked job stays in the list of parked jobs.
         assert [job.job_id for job in await maintenance.parked(pool, after=None, page=10)] == [held.job_id]
     assert await maintenance.unpark(pool, able=able, touched=[]) == 1
     assert (await scheduler.job(held))["status"] == "active"
@@ -203,7 +203,7 @@ async def test_outcomes_are_recorded_and_the_line_goes_on_later(scheduler: Froze
         assert await soon(runs.complete(pool, [succeeded(run) for run in claim.runs])) == 2
         assert await soon(maintenance.free_waiting(pool)) == 0
         assert await scheduler.runs(serial, "state = 'waiting'") == [DUE + MINUTE]
-    # What completion could not do, upkeep does.
+    # Completion could not let the next run of the line start; upkeep does.
     assert await maintenance.free_waiting(pool) == 1
     assert await scheduler.runs(serial, "state = 'queued'") == [DUE + MINUTE]
 
@@ -211,8 +211,8 @@ async def test_outcomes_are_recorded_and_the_line_goes_on_later(scheduler: Froze
 async def test_a_line_goes_on_at_once_after_a_short_lock(
     scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fire of the job has it locked for a moment: upkeep, seconds later, is not for that."""
-    # On a busy machine this test's own moment may be longer than a fire's.
+    """A fire locks its job for a moment. The line must not wait for upkeep, which comes seconds later."""
+    # On a busy machine this test may keep the lock longer than a fire does.
     monkeypatch.setattr(runs, "FREE_PAUSES", (*runs.FREE_PAUSES, 5.0))
     serial = due_job(pool, DUE, schedule="every 1m", policy='{"overlap":"queue"}')
     await scheduler.put(serial)
@@ -268,14 +268,14 @@ async def test_what_came_in_through_sql_is_planned_without_the_one_that_is_locke
     async with locked(pool, due_job(pool, DUE, job_id=held.job_id)):
         wait = await soon(service.work())
         assert wait is not None
-        assert wait > 0, "not without a pause"
+        assert wait > 0, "the service must pause before it tries again"
         assert [job.name for job in (await sql_submits.read(pool, page=10))[0]] == ["held"]
     assert await service.work() is None
     assert (await jobs_store.get(pool, job_id=held.job_id, tenant="default")) is not None
 
 
 async def test_who_asks_for_a_change_waits_for_it(pool: Pool, operations: Operations) -> None:
-    """Users are told what became of what they asked for: they do wait."""
+    """An operation of a user waits for the lock, so that it can report the result."""
     job = await operations.submit(JobRequest("noop", schedule="@hourly"), allow_unknown_handler=True)
     async with locked(pool, due_job(pool, DUE, job_id=job.job_id)):
         asked = asyncio.create_task(operations.jobs.pause(str(job.job_id)))

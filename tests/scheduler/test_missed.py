@@ -1,4 +1,4 @@
-"""Late, dropped, deferred: what a scheduler does with occurrences that it finds after their time, end to end."""
+"""Occurrences that a scheduler finds after their time run late, are dropped or are deferred: end to end."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TestWindow:
         await scheduler.put(silent, own, one_off)
         await scheduler.lead(silent, own, one_off)
         await scheduler.step(START + HOUR)
-        # The last occurrence is due this very moment; the one at the window's edge is still inside.
+        # The last occurrence is due at this very moment; the occurrence at the window's edge is still inside.
         assert await scheduler.late(silent) == moments(START + 50 * MINUTE, MINUTE, 10)
         assert await scheduler.missed(silent) == {"catch_up_window": 49}
         assert await scheduler.late(own) == moments(START + 30 * MINUTE, MINUTE, 30)
@@ -173,7 +173,6 @@ class TestGovernedCatchUp:
             late = await scheduler.late()
             assert len(late) == 100 * (second + 1)
             assert before <= set(late)
-        # Every job has had some of its share before any has had all of it.
         for job in jobs:
             late = await scheduler.late(job)
             assert late == moments(START + HOUR, HOUR, 10)
@@ -199,9 +198,9 @@ class TestGovernedCatchUp:
         await scheduler.put(job)
         await scheduler.lead(job)
         await scheduler.step(START + 20 * MINUTE + 30 * SECOND)
-        await scheduler.step(START + 40 * MINUTE + 30 * SECOND)  # and away again in between
+        await scheduler.step(START + 40 * MINUTE + 30 * SECOND)  # a second outage in between
         assert await count(pool, "catch_ups") == 2
-        # Those that ran at once when each was found are not what is asked here.
+        # The runs released at once, when each outage was found, do not count for the order.
         begun = set(await scheduler.late(job))
         order: list[datetime] = []
         for second in range(1, 12):
@@ -249,7 +248,7 @@ class TestGovernedCatchUp:
         await first.step(START + 20 * HOUR + MINUTE)
         second = FrozenScheduler(pool, START + 20 * HOUR + MINUTE, per_second=5)
         await second.lead(job)
-        # The deposed one changes nothing any more.
+        # The former leader changes nothing any more.
         await first.step(START + 20 * HOUR + MINUTE + SECOND)
         assert len(await second.late()) == 5
         for n in range(1, 4):
@@ -276,7 +275,7 @@ class TestRunAllOneAfterTheOther:
     async def test_all_of_them_run_oldest_first_and_never_two_at_once(
         self, pool: Pool, monkeypatch: pytest.MonkeyPatch, overlap: str, per_second: float
     ) -> None:
-        # Several portions of one backlog.
+        # The missed occurrences are handled in several portions.
         monkeypatch.setattr(missed_module, "MAX_RUNS", 10)
         scheduler = await governed(pool, per_second)
         policy = f'{{"missed_window":"RUN_ALL","overlap":"{overlap}"}}'
@@ -365,7 +364,7 @@ class TestFairness:
     async def test_a_long_line_makes_nobody_in_it_miss(
         self, scheduler: FrozenScheduler, pool: Pool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Half a million jobs of one second take longer than the grace. They were found in time."""
+        """Firing half a million jobs of one second takes longer than the grace, but they were found in time."""
         monkeypatch.setattr(backlog, "MAX_BATCH_JOBS", 10)
         jobs = same_shard(pool, 40, START + HOUR, start_at=START, policy='{"missed_window":"SKIP"}')
         await scheduler.put(*jobs)
@@ -374,7 +373,7 @@ class TestFairness:
 
         async def slow(store: Pool, **asked: Any) -> list[fires.DueJob]:
             await scheduler.at(scheduler.clock.moment + 6 * SECOND)
-            # The re-read of every minute falls into it, too, and brings the rest of the line once more.
+            # The minute's re-read happens meanwhile, too, and reads the rest of the backlog once more.
             await scheduler.loader.run_once()
             return await real(store, **asked)
 
@@ -403,7 +402,7 @@ class TestFairness:
 
 
 class TestLongOutages:
-    """Many jobs at once, however long nobody was there: seconds, and memory that does not follow the outage."""
+    """After an outage of any length many jobs at once take seconds, and memory does not grow with the outage."""
 
     @pytest.mark.parametrize(
         ("policy", "kept"),
@@ -468,7 +467,7 @@ class TestLongOutages:
         finally:
             tracemalloc.stop()
         assert peak < 8_000_000
-        # Within the grace they are on time, all ten of them; of the others a thousand a second.
+        # Each job's last ten occurrences are within the grace, so on time; late runs come at a thousand a second.
         assert len(await scheduler.runs(where="flags & 2 = 0")) == 10_000
         assert len(await scheduler.late()) == 1000
         assert (await scheduler.missed()) == {"max_missed": 1000 * (86_400 - 20)}
@@ -559,7 +558,7 @@ class TestBounds:
 
 
 async def test_a_whole_node_releases_what_is_late_at_its_rate(pool: Pool, settings: Settings) -> None:
-    """The loops and what wakes them: nothing here steps by hand."""
+    """Tests the services' loops and what wakes them: no step is called by hand."""
     past = pool.clock.now() - DAY
     jobs = spread(pool, 300, past, kind="once", schedule=past.isoformat(), policy=PARALLEL)
     assert len(await submit(pool, jobs, created_at=past)) == 300
@@ -574,6 +573,6 @@ async def test_a_whole_node_releases_what_is_late_at_its_rate(pool: Pool, settin
         await eventually(released)
     finally:
         await node.stop()
-    # A second's worth at once, the other hundred in half a second.
+    # One second's worth (200) is released at once, the other hundred takes half a second.
     assert time.monotonic() - started >= 0.45
     assert await count(pool, "catch_ups") == 0

@@ -1,7 +1,7 @@
-"""A scheduler while its database is away: it keeps trying, and when it is back every occurrence has its answer.
+"""A scheduler keeps trying while its database is away; afterwards every occurrence has run or is recorded as missed.
 
-The same for each way of being away: refused, half-open, restarted, or there but read-only, as after a failover that is
-not complete. DULY_TEST_OUTAGE_SECONDS makes them longer.
+This is tested for each kind of outage: connections refused, half-open, the server restarted, or present but read-only,
+as after an incomplete failover. DULY_TEST_OUTAGE_SECONDS makes the outages longer.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = ["database"]
 Missed = Literal["RUN_ALL", "RUN_ONCE", "SKIP"]
 SECONDS = float(os.environ.get("DULY_TEST_OUTAGE_SECONDS", "6"))
 POLICIES: tuple[Missed, ...] = ("RUN_ALL", "RUN_ONCE", "SKIP")
-# Shorter than the outage, so that what fell into it is missed and not merely late.
+# Shorter than the outage, so that the occurrences within it are missed and not merely late.
 GRACE = {"DULY_MISFIRE_GRACE_SECONDS": "2"}
 
 
 @asynccontextmanager
 async def read_only(server_url: str, database_url: str) -> AsyncIterator[None]:
-    """Sessions that begin meanwhile are read-only as long as they live, and nobody ends them afterwards."""
+    """Makes the database read-only. Sessions that begin meanwhile stay read-only, and are not ended afterwards."""
     name = urlsplit(database_url).path.lstrip("/")
     admin = await asyncpg.connect(server_url)
     ended = "select pg_terminate_backend(pid) from pg_stat_activity where datname = $1 and pid <> pg_backend_pid()"
@@ -67,7 +67,7 @@ async def submit(operations: Operations) -> None:
 
 
 async def beyond(pool: Pool, moment: Any) -> bool:
-    """Every job has had an occurrence of its own after this moment, and nothing is under way."""
+    """Whether every job has a succeeded run of an occurrence after this moment."""
     try:
         rows = await pool.query(
             "select count(*) as count from duly.jobs j where exists (select from duly.history h "
@@ -80,7 +80,7 @@ async def beyond(pool: Pool, moment: Any) -> bool:
 
 
 async def check_answers(pool: Pool) -> None:
-    """From its first to its last, every occurrence of every job ran once or is recorded as missed."""
+    """Checks that every occurrence of every job, from the first to the last, ran once or is recorded as missed."""
     rows = await pool.query(
         """
         select j.name, count(*) filter (where h.status = 'succeeded') as ran,
@@ -96,12 +96,15 @@ async def check_answers(pool: Pool) -> None:
         assert row["ran"] + row["missed"] == row["expected"], dict(row)
     missed = {name: {row["missed"] for row in rows if row["name"] == name} for name in POLICIES}
     assert missed["RUN_ALL"] == {0}
-    assert min(missed["RUN_ONCE"]) > 0, "nothing fell into the outage: this tests nothing"
+    assert min(missed["RUN_ONCE"]) > 0, "no occurrence fell into the outage: this tests nothing"
     assert min(missed["SKIP"]) > 0
 
 
 async def check_second_executions(pool: Pool, sink: Path) -> None:
-    """A worker that was itself without the database may run a run again, if the attempt it lost is on record."""
+    """Checks that a run started again only for an attempt that is recorded as lost.
+
+    The worker was without the database, too, so it may have lost its leases.
+    """
     lost = await pool.query("select * from duly.attempts where error ->> 'type' = 'LeaseLost'")
     recorded = Counter(make_run_id(row["job_id"], row["scheduled_at"]) for row in lost)
     for run, times in executions(sink).items():
@@ -109,7 +112,7 @@ async def check_second_executions(pool: Pool, sink: Path) -> None:
 
 
 async def stop_firing(pool: Pool) -> None:
-    """The jobs are paused and everything that was fired has ended, so that it can be counted."""
+    """Pauses the jobs and waits until all fired runs have ended, so that they can be counted."""
     await pool.query("update duly.jobs set next_run_at = null, status = 'paused'")
 
     async def quiet() -> bool:
@@ -146,7 +149,7 @@ async def test_a_scheduler_whose_database_was_away_catches_up_by_the_missed_poli
         assert (scheduler.poll(), worker.poll()) == (None, None)
         await stop_firing(pool)
         await check_answers(pool)
-        if how.startswith("read-only"):  # for the worker as well
+        if how.startswith("read-only"):  # the worker was affected as well
             await check_second_executions(pool, sink)
         else:
             assert set(executions(sink).values()) == {1}

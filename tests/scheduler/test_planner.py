@@ -1,4 +1,4 @@
-"""A batch of due jobs as one plan: equal jobs are planned once, and none is planned as another."""
+"""Planning a batch of due jobs: equal jobs are planned once, and no job is planned as a different one."""
 
 from __future__ import annotations
 

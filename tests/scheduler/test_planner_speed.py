@@ -1,8 +1,8 @@
-"""The scheduler's own planner, not a stand-in for it: a few hundred schedules among many jobs.
+"""The speed of the scheduler's real planner, with a few hundred schedules among many jobs.
 
-The bar, a million a second, is measured by `duly bench --only planning` (1.1 million when this was written). Asserted
-here is how much longer it takes than the least that can be done for each job, in the same run: machines differ by more
-than a change of the code should.
+The goal, a million jobs a second, is measured by `duly bench --only planning` (1.1 million when this was written). This
+test compares the planner with the least work that can be done for each job, in the same run, because machines differ
+by more than a change of the code should.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def test_planning_in_batches_keeps_its_pace() -> None:
         middle = time.process_time()
         _look_at(jobs)
         ratios.append((middle - began) / (time.process_time() - middle))
-    assert min(ratios) <= MOST, f"{min(ratios):.1f} times as long as a look"
+    assert min(ratios) <= MOST, f"planning took {min(ratios):.1f} times as long as the least work"
 
 
 def _look_at(jobs: list[DueJob]) -> None:
-    """The least that planning in batches can do for each: to know equal jobs, and to put each into its columns."""
+    """Does the least that planning in batches must do: recognise equal jobs, and put each job into columns."""
     known: dict[tuple[object, ...], int] = {}
     ids, moments, places = [], [], []
     for job in jobs:

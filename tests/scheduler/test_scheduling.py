@@ -64,7 +64,7 @@ async def test_a_node_whose_clock_is_an_hour_ahead_fires_nothing_early(scheduler
     scheduler.clock.moment = START + timedelta(hours=1)
     await scheduler.firer.run_once()
     assert await scheduler.runs() == []
-    # It is looked at again, and fires when the database says so.
+    # The firer looks at the job again, and fires it when it is due by the database's clock.
     await scheduler.at(START + timedelta(seconds=30))
     await scheduler.firer.run_once()
     assert len(await scheduler.runs()) == 1
@@ -135,7 +135,7 @@ async def test_a_monthly_job_fires_although_its_nodes_are_restarted_every_hour(
     await put(pool, job)
     moment = START
     while moment < first + timedelta(days=1):
-        # A new node each time: nothing it knows is older than its own start.
+        # A new node each time: it knows nothing from before its start.
         node = FrozenScheduler(pool)
         await node.at(moment)
         await node.take_over(job.shard)

@@ -1,4 +1,4 @@
-"""When a job runs and how often, on a virtual clock: one-offs, jitter, counted rules, and runs asked for by hand."""
+"""When and how often a job runs, on a virtual clock: one-offs, jitter, counted rules, and triggered runs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def calls(virtual: DulyTest) -> Operations:
 
 
 async def submitted(virtual: DulyTest, calls: Operations, *, offset: timedelta, **fields: object) -> str:
-    """A job whose jitter of ten minutes comes to at least `offset` and less than a minute more."""
+    """Submits a job whose jitter, of up to ten minutes, is at least `offset` and less than a minute more."""
     while True:
         job_id = await virtual.submit("noop", **fields)
         job = await calls.jobs.get(job_id)
@@ -82,7 +82,7 @@ class TestOneOffs:
         )
 
     async def test_a_stored_one_off_of_before_runs_once(self, virtual: DulyTest, calls: Operations) -> None:
-        """A store may hold one whose time lacks its jitter, with bounds that are refused now."""
+        """A store may hold a one-off whose due time lacks its jitter, with bounds that are refused now."""
         job_id = await virtual.submit("noop", schedule=NINE, jitter_seconds=600)
         await virtual._pool.query(
             "update duly.jobs set next_run_at = $1, start_at = $2, end_at = $3, max_runs = 5",
@@ -180,7 +180,7 @@ class TestByHand:
     async def test_a_trigger_in_the_very_microsecond_of_an_occurrence(
         self, virtual: DulyTest, calls: Operations, overlap: str
     ) -> None:
-        """Before the fire, between fire and claim, and after the run: each is a run of its own."""
+        """A trigger before the fire, between fire and claim, or after the run gives a run of its own."""
         job_id = await virtual.submit("noop", schedule="0 * * * *", overlap=overlap)
         await virtual.at(NINE)
         asked = {(await calls.jobs.trigger(job_id)).run_id, (await calls.jobs.trigger(job_id)).run_id}
@@ -192,7 +192,7 @@ class TestByHand:
         ended = {run.run_id: run.status for run in runs}
         assert {ended[one] for one in asked} == {"succeeded"}
         (scheduled,) = (run for run in runs if run.scheduled_at == NINE)
-        # The earlier of the two asked for by hand is unfinished when the occurrence fires.
+        # The earlier of the two triggered runs is unfinished when the occurrence fires.
         assert scheduled.status == ("skipped" if overlap == "skip" else "succeeded")
         assert len(runs) == 4
 

@@ -1,4 +1,4 @@
-"""`python -m simulation FIRST LAST` (from `tests`): simulate these seeds and say which of them break a promise."""
+"""`python -m simulation FIRST LAST` (from `tests`) simulates these seeds and prints those that break a promise."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def main() -> int:
     spent = time.process_time() - began
     print(
         f"{seeds} seeds, {broken} broken, {1000 * spent / seeds:.1f} ms, {steps / seeds:.0f} steps, "
-        f"{outcomes / seeds:.0f} outcomes, {faults / seeds:.1f} faults a seed"
+        f"{outcomes / seeds:.0f} outcomes, {faults / seeds:.1f} faults per seed"
     )
     return 1 if broken else 0
 

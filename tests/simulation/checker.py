@@ -1,7 +1,7 @@
-"""The invariants after every statement, judged by the changes alone and by nothing that the product computed.
+"""Checks the invariants after every statement, by the changes alone and by nothing that the product computed.
 
-The checker keeps its own book: where each occurrence is (in the queue, under a token, ended), which epoch each shard
-has, how many runs of a job are active. Expected occurrences are counted off from the job's anchor.
+The checker keeps its own record of where each occurrence is (in the queue, under a token, ended), which epoch each
+shard has, and how many runs of a job are active. Expected occurrences are counted off from the job's anchor.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ QUEUE, ENDED = "queue", "ended"
 
 @dataclass
 class Expected:
-    """A job as the test made it."""
+    """A job as the simulation submitted it."""
 
     job_id: UUID
     anchor: datetime
@@ -29,7 +29,7 @@ class Expected:
     max_retries: int
 
     def occurrences(self, after_or_at: datetime, before: datetime | None) -> list[datetime]:
-        """Counted off one by one."""
+        """The occurrences in a range of time, counted off one by one."""
         moments, moment = [], self.anchor + self.period
         while moment <= self.end_at and (before is None or moment < before):
             if moment >= after_or_at:
@@ -45,7 +45,7 @@ class Broken(Exception):
 @dataclass
 class Checker:
     now: Callable[[], datetime]
-    #: Whether a node, healthy now, believes that it leads this shard; and whether a worker believes in this claim.
+    #: Whether a node, healthy now, believes that it leads this shard; and whether a worker relies on this claim.
     leads: Callable[[UUID, int], bool]
     trusts: Callable[[UUID, UUID], bool]
     jobs: dict[UUID, Expected] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class Checker:
     epochs: dict[int, int] = field(default_factory=dict)
     waiting: set[Key] = field(default_factory=set)
     active: dict[UUID, set[Key]] = field(default_factory=dict)
-    #: Late occurrences that wait for their turn, with the last of those that were put off with them.
+    #: Deferred late occurrences, each with the last occurrence that was deferred together with it.
     deferred: dict[UUID, dict[datetime, datetime]] = field(default_factory=dict)
     live: int = 0
     under: dict[UUID, set[Key]] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Checker:
     def _moving(self, job_id: UUID, before: datetime, after: datetime | None, shard: int, epoch: int) -> None:
         self._fenced(shard, epoch)
         if before != self.standing.get(job_id):
-            raise Broken(f"{job_id} was moved from {before}, where it no longer stood")
+            raise Broken(f"{job_id} was moved from {before}, which was no longer its next_run_at")
         if after is not None and after <= before:
             raise Broken(f"next_run_at of {job_id} does not increase: {before} → {after}")
         self.moving, self.answered = [job_id, before, after], set()
@@ -101,7 +101,7 @@ class Checker:
         if lost := sorted(expected - self.answered):
             raise Broken(f"occurrences of {job_id} are lost: {[at.isoformat() for at in lost]}")
         if extra := sorted(self.answered - expected):
-            raise Broken(f"occurrences of {job_id} that nobody expected: {[at.isoformat() for at in extra]}")
+            raise Broken(f"unexpected occurrences of {job_id}: {[at.isoformat() for at in extra]}")
         if after is None:
             self.standing.pop(job_id)
         else:
@@ -110,7 +110,7 @@ class Checker:
     def _deferred(self, job_id: UUID, first: datetime, last: datetime, count: int) -> None:
         found = [at for at in self.jobs[job_id].occurrences(first, None) if at <= last]
         if len(found) != count:
-            raise Broken(f"{count} late occurrences of {job_id} were deferred, there are {len(found)}")
+            raise Broken(f"{count} late occurrences of {job_id} were deferred, but there are {len(found)}")
         self._answer(job_id, found)
         self.deferred.setdefault(job_id, {}).update(dict.fromkeys(found, last))
 
@@ -122,16 +122,16 @@ class Checker:
             raise Broken(f"late occurrences of {job_id} are lost: {left}")
 
     def _answer(self, job_id: UUID, moments: list[datetime]) -> None:
-        """Each of these has its answer now: by the fire that moves the job, or by the release of a late one."""
+        """Notes that these occurrences were handled: by the fire that moves the job, or by a release."""
         if self.moving is not None:
             for at in moments:
                 if at in self.answered:
-                    raise Broken(f"{job_id} at {at} is answered twice by one fire")
+                    raise Broken(f"{job_id} at {at} is handled twice by one fire")
                 self.answered.add(at)
         else:
             for at in moments:
                 if at not in self.deferred.get(job_id, ()):
-                    raise Broken(f"{job_id} at {at} came from nowhere")
+                    raise Broken(f"{job_id} at {at} was released, but had not been deferred")
                 del self.deferred[job_id][at]
 
     def _parked(self, job_ids: list[UUID], reasons: list[str]) -> None:
@@ -143,7 +143,7 @@ class Checker:
         place = self.where.get(key)
         if was is None:
             if place is not None:
-                raise Broken(f"{_name(key)} is doubled: it is {place} already")
+                raise Broken(f"{_name(key)} was queued twice: it is already {place}")
             self._answer(key[0], [key[1]])
             self.live += 1
         else:
@@ -158,7 +158,7 @@ class Checker:
 
     def _let_go(self, key: Key) -> None:
         if key not in self.waiting:
-            raise Broken(f"{_name(key)} did not wait")
+            raise Broken(f"{_name(key)} was let go, but was not waiting")
         self.waiting.discard(key)
         self._activate(key)
 
@@ -187,7 +187,7 @@ class Checker:
                 [key[1]] if last is None else self.jobs[key[0]].occurrences(key[1], last + timedelta(microseconds=1))
             )
             if len(moments) != ended.number:
-                raise Broken(f"{_name(key)}: {ended.number} were recorded as {ended.status}, there are {len(moments)}")
+                raise Broken(f"{_name(key)}: {ended.number} recorded as {ended.status}, but there are {len(moments)}")
             self._answer(key[0], moments)
             for at in moments:
                 self.where[key[0], at] = ENDED
@@ -205,7 +205,7 @@ class Checker:
 
     def _closed(self, claim_id: UUID) -> None:
         if left := self.under.pop(claim_id, None):
-            raise Broken(f"{', '.join(map(_name, left))} lost: the claim was closed over it")
+            raise Broken(f"{', '.join(map(_name, left))} lost: the claim was closed before the run ended")
 
     # The end.
 
@@ -214,14 +214,14 @@ class Checker:
         return not self.standing and not self.live and not any(self.deferred.values())
 
     def unsettled(self) -> list[str]:
-        """What should have an outcome, and has none."""
-        lines = [f"{job_id} still stands at {at}" for job_id, at in self.standing.items()]
+        """Everything that should have an outcome and has none, one line each."""
+        lines = [f"{job_id} is still due at {at}" for job_id, at in self.standing.items()]
         lines += [f"{_name(key)} is {place}" for key, place in self.where.items() if place != ENDED]
         lines += [f"{job_id} has late occurrences: {left}" for job_id, left in self.deferred.items() if left]
         return lines
 
     def check_all(self) -> None:
-        """Every expected occurrence has exactly one outcome."""
+        """Checks that every expected occurrence has exactly one outcome."""
         if lines := self.unsettled():
             raise Broken("not settled: " + "; ".join(lines[:10]))
         for job in self.jobs.values():

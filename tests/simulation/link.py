@@ -1,8 +1,8 @@
-"""The way to the store, and all that can happen on it.
+"""The link to the store, and all faults that can happen on it.
 
-`SimPool` is what the product's classes get for a pool. A call travels to the model and its answer travels back. By
-seed, either is slow, the call is refused, the answer is lost, or the link hangs until the time-out. What a node has
-sent is no longer the node's: it takes effect although its sender has been stopped or killed meanwhile.
+The product's classes get a `SimPool` for a pool. A call travels to the model and its answer travels back. By seed,
+either is slow, the call is refused, the answer is lost, or the link hangs until the time-out. A call that was sent
+takes effect even if its sender has been stopped or killed meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from simulation.model import LockedBy, Model, Refused, Row, Transaction
 T = TypeVar("T")
 
 COMMAND_TIMEOUT = 20.0
-# As the product sets it for its connections.
+# In seconds, as the product sets it for its connections.
 IDLE_IN_TRANSACTION = 5.0
 
 
@@ -40,7 +40,7 @@ class Weather:
 
 
 class Server:
-    """PostgreSQL as nodes meet it: the model behind a network."""
+    """PostgreSQL as the nodes see it: the model behind a network."""
 
     def __init__(self, timeline: Timeline, model: Model, weather: Weather, executed: Callable[[Request], None]) -> None:
         self.timeline = timeline
@@ -51,7 +51,7 @@ class Server:
         self._executed = executed
 
     def execute(self, request: Request) -> None:
-        """The call has arrived."""
+        """Executes a call that has arrived."""
         if request.withdrawn or request.executed:
             return
         if self.away:
@@ -107,7 +107,7 @@ class Request:
         self.executed = self.withdrawn = False
 
     def answer(self, rows: list[Row]) -> None:
-        """On its way back, unless the link is dead."""
+        """Sends the answer back, unless the link is dead."""
         if self.back is not None:
             self.pool.timeline.after(self.back, lambda: self._arrive(rows))
 
@@ -157,7 +157,7 @@ class SimPool:
         try:
             result = await work(Within(self, transaction))
         except BaseException:
-            # The connection is given back or closed; the server hears of it, if it does, a little later.
+            # The connection is given back or closed; the server notices a little later.
             self.timeline.after(0.003, lambda: self.server.roll_back(transaction))
             raise
         try:
@@ -183,7 +183,7 @@ class SimPool:
         try:
             return await request.future
         except asyncio.CancelledError:
-            # Whether the server hears in time that nobody wants it any more is anybody's guess.
+            # The cancellation may or may not reach the server in time.
             if self.timeline.dice.random() < 0.5:
                 request.withdrawn = True
             raise
@@ -213,12 +213,12 @@ class SimPool:
         if fate == 1.0:
             timeline.after(there, request.fail)
         elif fate == 3.0:
-            # It takes effect, and the connection breaks before the answer.
+            # The call takes effect, and the connection breaks before the answer.
             request.back = None
             timeline.after(there, execute)
             timeline.after(there + back, request.fail)
         else:
-            # Nothing comes back. It may have arrived, may arrive later than anybody waits for it, or never.
+            # No answer comes back. The call arrives in time, later than its caller waits for it, or never.
             request.back = None
             if (arrives := dice.random()) < 0.7:
                 timeline.after(there if arrives < 0.4 else dice.uniform(0, 2 * self._timeout), execute)

@@ -1,7 +1,7 @@
-"""Virtual time: event loops whose clock jumps to the next timer, and a seeded choice of who runs next.
+"""Virtual time: event loops whose clock jumps to the next timer, and a seeded choice of the loop that runs next.
 
-Every thread of every simulated process has a loop of its own. Within one, callbacks run in the order in which asyncio
-promises them; between them, the seed decides. No loop ever waits, and nothing here touches a socket or a real clock.
+Every thread of every simulated process has its own loop. Within a loop, callbacks run in the order that asyncio
+promises; between loops, the seed decides. No loop ever waits, and nothing here touches a socket or a real clock.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from random import Random
 from typing import Any
 
-#: What the database's clock says when a simulation begins.
+#: The database's time when a simulation begins.
 BEGINNING = datetime(2031, 3, 3, 12, 0, tzinfo=UTC)
 
 
 class Timeline:
-    """The one true time, which nobody in the simulation sees directly, and everything that will happen."""
+    """The true time, which no simulated process sees directly, and all events to come."""
 
     def __init__(self, dice: Random) -> None:
         self.dice = dice
@@ -39,7 +39,7 @@ class Timeline:
         return BEGINNING + timedelta(microseconds=int(self.now * 1e6))
 
     def at(self, moment: float, callback: Callable[[], None]) -> None:
-        """Something that happens outside of all nodes: in the database, on the wire, by the hand of fate."""
+        """Schedules an event outside of all nodes: in the database, on the network, or a fault."""
         self._push(moment, None, callback)
 
     def after(self, seconds: float, callback: Callable[[], None]) -> None:
@@ -53,14 +53,14 @@ class Timeline:
         self._runnable.append(loop)
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
-        """Step by step, up to a moment or until `done`, which is asked whenever time moves on."""
+        """Runs step by step, up to a moment or until `done`, which is called whenever time moves on."""
         try:
             self._run(until, done)
         finally:
             events._set_running_loop(None)
 
     def bury(self) -> None:
-        """It is over for all: let go of what their tasks hold, without their last words."""
+        """Ends all unfinished tasks after the simulation and frees what they hold, without a warning from asyncio."""
         for task in self.tasks:
             if not task.done():
                 task._log_destroy_pending = False  # type: ignore[attr-defined]
@@ -109,7 +109,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self.frozen = False
         self.dead = False
 
-    # Fate.
+    # Faults.
 
     def freeze(self) -> None:
         self.frozen = True
@@ -125,7 +125,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
 
     @property
     def behind(self) -> bool:
-        """It has not come to all that it should have done by now."""
+        """Whether the loop is frozen or has callbacks that it should have run by now."""
         return self.frozen or bool(self.waiting)
 
     # Running.
@@ -148,7 +148,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
     def begin(self, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         self.call_soon(lambda: self.create_task(work()))
 
-    # What asyncio asks of a loop.
+    # The methods that asyncio needs.
 
     def time(self) -> float:
         return self.timeline.now * self.speed + self.origin
@@ -171,7 +171,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
         self, when: float, callback: Any, *args: Any, context: Context | None = None
     ) -> events.TimerHandle:
         handle = events.TimerHandle(when, callback, args, self, context)
-        # Never a rounding error too early: here no time passes until it is done.
+        # A little later, so that no timer is early by a rounding error: no time would pass until it is due.
         self.timeline._push((when - self.origin) / self.speed + 1e-9, self, handle)
         return handle
 
@@ -201,7 +201,7 @@ class NodeLoop(asyncio.AbstractEventLoop):
 
 
 class VirtualTime:
-    """Stands in for the module `time` where the product asks it."""
+    """Stands in for the module `time` in the product."""
 
     @staticmethod
     def monotonic() -> float:
@@ -213,12 +213,12 @@ class VirtualTime:
 
     @staticmethod
     def thread_time() -> float:
-        """Work takes none."""
+        """Always 0: work takes no time in the simulation."""
         return 0.0
 
 
 class VirtualDatetime:
-    """Stands in for `datetime` where the product asks for the machine's own clock: it may be minutes off."""
+    """Stands in for `datetime` where the product reads the machine's own clock, which may be minutes off."""
 
     @staticmethod
     def now(_zone: tzinfo | None = None) -> datetime:

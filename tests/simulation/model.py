@@ -1,11 +1,12 @@
 """The contract of the store's statements as a small state machine: the specification that the simulation explores.
 
-One method a statement, named as its `.sql` file. A statement is atomic. A transaction of several holds its locks from
-the statement that takes them until it ends; what it writes is there when it commits. `test_conformance.py` runs the
-same random calls here and on PostgreSQL and compares every answer and every table, so that the two cannot drift apart.
+One method per statement, named after its `.sql` file. A statement is atomic. A transaction of several statements holds
+its locks from the statement that takes them until it ends; its writes take effect when it commits.
+`test_conformance.py` runs the same random calls here and on PostgreSQL and compares every answer and every table, so
+that the two cannot drift apart.
 
-`events` is what changed, in the words of the checker. It is written where the tables are, never derived from them, so a
-mutant of a statement cannot hide what it did.
+`events` lists the changes for the checker. A statement adds them where it writes the tables. They are never derived
+from the tables, so a mutant of a statement cannot hide what it did.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Event = tuple[Any, ...]
 
 
 class Row:
-    """Looks like the driver's record: by name, and in order."""
+    """A row like the driver's record: its values are read by name or in order."""
 
     __slots__ = ("values",)
 
@@ -124,7 +125,7 @@ class Shard(NamedTuple):
 
 @dataclass(eq=False)
 class Transaction:
-    """Several statements that belong together. `broken`: the server has given it up."""
+    """A transaction of several statements. `broken`: the server has rolled it back."""
 
     jobs: set[UUID] = field(default_factory=set)
     claims: set[UUID] = field(default_factory=set)
@@ -135,14 +136,14 @@ class Transaction:
 
 
 class LockedBy(Exception):
-    """The statement waits for this transaction."""
+    """Raised by a statement that has to wait for this transaction."""
 
     def __init__(self, transaction: Transaction) -> None:
         self.transaction = transaction
 
 
 class Refused(Exception):
-    """An error of the database itself: a constraint says no."""
+    """An error of the database itself, such as a violated constraint."""
 
 
 class Model:
@@ -159,20 +160,20 @@ class Model:
         self.events: list[Event] = []
         self.notifications: list[tuple[str, str]] = []
         self.transactions: list[Transaction] = []
-        #: Breaks ties where the database may take any: those that it took.
+        #: Runs that the database took where it had a choice; a claim here prefers them, too.
         self.taken_first: set[Key] = set()
 
-    # The ways in.
+    # Entry points.
 
     def execute(self, name: str, args: Sequence[Any]) -> list[Row]:
-        """One statement as its own transaction."""
+        """Executes one statement as its own transaction."""
         if self.transactions:
             self._wait_for_locks(name, args)
         rows: list[Row] = getattr(self, name.replace("/", "_"))(*args)
         return rows
 
     def execute_within(self, transaction: Transaction, name: str, args: Sequence[Any]) -> list[Row]:
-        """A statement of a transaction: either it takes locks, or its writes are there at the commit."""
+        """Executes one statement of a transaction: it takes locks at once, or its writes take effect at the commit."""
         if transaction.broken:
             raise Refused("the transaction was given up")
         if name == "jobs/lock_available":
@@ -269,7 +270,7 @@ class Model:
             if other is not mine and not other.claims.isdisjoint(claims):
                 raise LockedBy(other)
 
-    # Changing a row, and saying so.
+    # Changes of rows, with their events.
 
     def _set_job(self, job: Job, **changes: Any) -> None:
         self.jobs[job.job_id] = job._replace(version=job.version + 1, **changes)
@@ -431,7 +432,7 @@ class Model:
         return [Row(moved=moved or None, led=led or None, told=0)]
 
     def is_seen(self, job: Job | None, ctid: tuple[int, int]) -> bool:
-        """The very row that was looked at."""
+        """Whether the row is still the version that was looked at."""
         return job is not None and ctid == (0, job.version)
 
     def may_fire(self, job: Job | None, shard: int, expected: datetime) -> bool:
@@ -462,7 +463,7 @@ class Model:
                 continue
             assert job is not None
             if not self.is_seen(job, (0, versions[number])):
-                continue  # changed since it was looked at, or by whoever held the lock that this waited for
+                continue  # the row was changed after it was looked at
             busy = overlap[number] != "parallel" and self._busy(job)
             waiting = sum(run.state == "waiting" for run in self._runs_of(job_id))
             self.events.append(("moving", job_id, job.next_run_at, next_run_at[number], shard, epoch))
@@ -652,7 +653,7 @@ class Model:
         return rows
 
     def held_under(self, claim_id: UUID) -> Claim | None:
-        """The fence: nothing can be said of a run but under a claim that is there."""
+        """The fence: an outcome of a run is accepted only under a claim that still exists."""
         return self.claims.get(claim_id)
 
     def _named(

@@ -1,6 +1,6 @@
 """Deliberately broken versions of the statements and of the product's logic. The simulation must find each of them.
 
-Each is one mistake that somebody could make; a simulation that does not see it checks nothing.
+Each is one plausible mistake. A simulation that does not find it would prove nothing.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from simulation.model import Claim, Held, Job, Key, Model, Row
 
 
 class NoEpochCheck(Model):
-    """A fire does not ask whether its term still stands."""
+    """A fire does not check whether its term still stands."""
 
     def leads(self, shard: int, epoch: int) -> bool:
         return True
 
 
 class NoCompareAndSet(Model):
-    """A fire does not ask where the job stands."""
+    """A fire does not compare the job's next_run_at and version."""
 
     def may_fire(self, job: Job | None, shard: int, expected: datetime) -> bool:
         return job is not None and job.next_run_at is not None
@@ -60,28 +60,28 @@ class NoFence(Model):
 
 
 class BeatsExtendNothing(Model):
-    """A heartbeat is answered, and the lease stays as it was."""
+    """A heartbeat is answered, but does not extend the lease."""
 
     def extend(self, claim: Claim, until: datetime) -> None:
         pass
 
 
 class RescueByAge(Model):
-    """Claims are taken back by how old they are, however alive their worker is."""
+    """Rescue takes claims back by their age, even from a live worker."""
 
     def has_expired(self, claim: Claim) -> bool:
         return claim.claimed_at + timedelta(seconds=15) < self._now()
 
 
 class RescueForgetsHistory(Model):
-    """What a claim has already recorded is put back with the rest."""
+    """Rescue requeues runs that their claim has already recorded, too."""
 
     def to_take_back(self, claim: Claim) -> list[tuple[int, Held]]:
         return [(n, one) for n, one in enumerate(claim.held, start=1) if n not in claim.released]
 
 
 class RequeueForgets(Model):
-    """The claim does not note which runs it let go: the same retry, sent again, has effect again."""
+    """The claim does not note which runs it released: a retry that is sent twice takes effect twice."""
 
     def release(self, claim_id: UUID, ordinal: int) -> None:
         pass
@@ -93,14 +93,14 @@ class RequeueForgets(Model):
 
 
 class WaitersForgotten(Model):
-    """The end of a run lets nobody go, and upkeep looks for nobody who waits."""
+    """Neither the end of a run nor upkeep lets a waiting run start."""
 
     def jobs_put_in_order(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
         return [Row(told=0)]
 
 
 class Steals(Model):
-    """A shard is taken from whoever leads it, by a node that now and then sees nobody but itself."""
+    """A node that now and then sees no other node takes shards from their living leaders."""
 
     def cluster_acquire(self, node_id: UUID, shards: Sequence[int], epochs: Sequence[int], elected: bool) -> list[Row]:
         everybody, self.nodes = self.nodes, {one: node for one, node in self.nodes.items() if one == node_id}
@@ -185,7 +185,7 @@ LOGIC: dict[str, list[Patch]] = {
 
 
 class Advancing(Model):
-    """Knows the statement that the mutant sends before the real one."""
+    """A model that also knows the statement which the mutant sends before the real one."""
 
     def fires_advance(
         self, shards: Sequence[int], epochs: Sequence[int], job_ids: Sequence[UUID], expected: Sequence[datetime],
@@ -201,7 +201,7 @@ class Advancing(Model):
 
 @contextmanager
 def broken_logic(name: str) -> Iterator[None]:
-    """The product with this mistake in it."""
+    """Puts this mistake into the product."""
     before = []
     for owner, attribute, change in LOGIC[name]:
         original = getattr(owner, attribute)

@@ -1,4 +1,4 @@
-"""The model is what the SQL does: the same random calls on both, every answer and every table compared."""
+"""The model does what the SQL does: the same random calls run on both; every answer and every table is compared."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ERROR = '{"type": "E", "message": "", "traceback": null}'
 
 
 class Direct:
-    """The model as an executor of statements, with nothing on the way."""
+    """Executes statements on the model directly, without the simulated link."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
@@ -81,7 +81,7 @@ class Pair:
         self.counts: dict[str, int] = {}
 
     async def both(self, call: Any, **named: Any) -> Any:
-        """The same call on both, with the same answer."""
+        """Makes the same call on both and checks that both give the same answer."""
         real = await call(self.pool, **named)
         ours = await call(self.modelled, **named)
         assert real == ours, f"{call.__name__}: PostgreSQL says {real}, the model {ours}"
@@ -171,7 +171,7 @@ class Pair:
         assert fired[0] == fired[1]
 
     async def on_time(self) -> None:
-        """Both are asked what is due, and each fires by what it was told."""
+        """Looks at a due job on both, and fires it on each by that side's own answer."""
         asked = self.dice.choice(self.jobs)
         shard = self.model.jobs[asked].shard
         real = await fires.due(self.pool, job_ids=[asked])
@@ -182,7 +182,7 @@ class Pair:
         if not real or real[0].busy:
             return
         if self.dice.random() < 0.2:
-            await self.fire()  # moves it, perhaps: then the row is another one
+            await self.fire()  # this may move the job, whose row is then a new version
         epoch = self._epoch(shard)
         following = real[0].next_run_at + timedelta(seconds=5)
         fired = []
@@ -233,7 +233,7 @@ class Pair:
         }  # fmt: skip
         before = {key: run.run_at for key, run in self.model.runs.items()}
         real = await runs.claim(self.pool, **named)
-        # Which of several that could start at the same moment it takes is the database's choice.
+        # Of several runs that may start at the same moment the database may take any; the model takes the same ones.
         self.model.taken_first = {(run.job_id, run.scheduled_at) for run in real.runs}
         ours = await runs.claim(self.modelled, **named)
         pairs = [{(run.job_id, run.scheduled_at): run for run in claim.runs} for claim in (real, ours)]
@@ -248,7 +248,7 @@ class Pair:
             self.claims.append((real.claim_id, ours.claim_id, both))
 
     def _some_runs(self) -> list[tuple[ClaimedRun, ClaimedRun]]:
-        """Runs of one or two claims, which may be long gone."""
+        """Random runs of one or two claims, which may no longer exist."""
         found: list[tuple[ClaimedRun, ClaimedRun]] = []
         recent = self.claims[-12:]
         for *_, held in self.dice.sample(recent, min(len(recent), self.dice.randint(1, 2))):
@@ -296,7 +296,7 @@ class Pair:
 
     async def rescue(self) -> None:
         await self.both(maintenance.rescue)
-        # The spread of runs that were lost together is random.
+        # Rescue spreads the runs of one lost claim at random times; the model takes over PostgreSQL's times.
         for row in await self.pool.query("select job_id, scheduled_at, run_at from duly.runs where state = 'queued'"):
             key = row["job_id"], row["scheduled_at"]
             if (run := self.model.runs.get(key)) is not None and run.run_at > self.now and row["run_at"] > self.now:

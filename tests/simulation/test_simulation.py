@@ -1,6 +1,6 @@
-"""Thousands of small worlds, each from one seed: whatever fails in them, every promise holds.
+"""Thousands of small simulations, each from one seed: whatever fails in them, every promise holds.
 
-`DULY_SIM_SEEDS=20000` looks at more of them; `DULY_SIM_SEED=n` plays one again and prints what happened in it.
+`DULY_SIM_SEEDS=20000` simulates more seeds; `DULY_SIM_SEED=n` repeats one and prints its trace.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from simulation.mutants import LOGIC, MODELS, Advancing, broken_logic
 from simulation.world import Found, search, simulate, simulated
 
 SEEDS = int(os.environ.get("DULY_SIM_SEEDS", "1000"))
-#: A mistake must be found within so many seeds; most are within ten.
+#: A mistake must be found within this many seeds; most are found within ten.
 MUTANT_SEEDS = 1500
 BLOCK = 200
 
@@ -48,13 +48,13 @@ def test_every_promise_holds_whatever_fails(seeds: range) -> None:
         print("\n".join(found.trace))
     assert not broken, "\n" + "\n".join(f"seed {one.seed}: {one.broken}\n  {replay(one.seed)}" for one in broken)
     if len(seeds) > 50:
-        # Not for want of anything that happened.
+        # The test must not pass because nothing happened.
         assert faults > len(seeds)
         assert outcomes > 10 * len(seeds)
 
 
 def found_at(model: type[Model], logic: str | None) -> int | None:
-    """The first seed that shows the mistake: broken with it, and whole without."""
+    """The first seed that breaks a promise with the mistake and breaks none without it."""
     first = 1
     while first <= MUTANT_SEEDS:
         with broken_logic(logic) if logic is not None else nullcontext():
@@ -70,12 +70,12 @@ def found_at(model: type[Model], logic: str | None) -> int | None:
 
 @pytest.mark.parametrize("mistake", MODELS)
 def test_a_mistake_in_a_statement_is_found(mistake: str) -> None:
-    assert found_at(MODELS[mistake], None) is not None, f"not within {MUTANT_SEEDS} seeds"
+    assert found_at(MODELS[mistake], None) is not None, f"not found within {MUTANT_SEEDS} seeds"
 
 
 @pytest.mark.parametrize("mistake", LOGIC)
 def test_a_mistake_in_the_logic_is_found(mistake: str) -> None:
-    assert found_at(Advancing, mistake) is not None, f"not within {MUTANT_SEEDS} seeds"
+    assert found_at(Advancing, mistake) is not None, f"not found within {MUTANT_SEEDS} seeds"
 
 
 def test_a_seed_is_the_same_world_in_every_process() -> None:

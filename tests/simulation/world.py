@@ -1,4 +1,4 @@
-"""One simulation: schedulers and workers of the real code, a model for their store, and fate, all from one seed."""
+"""One simulation: real schedulers and workers, a model in place of their store, and faults, all from one seed."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from simulation.model import Job, Model
 SHARDS = 3
 LEADER_LEASE = 12.0
 WORKER_LEASE = 15.0
-#: Faults come until then; jobs end there as well.
+#: Seconds in which faults happen; jobs end at this time as well.
 FAULTS_UNTIL = 60.0
-#: By when, after the last fault, everything must have its outcome: a link that hangs is noticed, leases run out, the
-#: last of a line has had all its attempts.
+#: Seconds after the last fault within which every occurrence must have its outcome: by then a hanging link is noticed,
+#: leases have expired, and the last run of a line has had all its attempts.
 SETTLED_WITHIN = 240.0
 
 STATEMENTS = {
@@ -75,7 +75,7 @@ SETTINGS = Settings.model_construct(
 
 
 class Notifier:
-    """Notifications as they arrive here: some of them."""
+    """Passes on the notifications that the simulation delivers, which are not all of them."""
 
     hearing = True
 
@@ -97,7 +97,7 @@ class Notifier:
 
 
 class SimLeaseKeeper(LeaseKeeper):
-    """The real one, on a simulated thread."""
+    """The real lease keeper, on a simulated thread."""
 
     def start(self) -> None:
         main: Any = self._main
@@ -125,7 +125,7 @@ class _Connecting:
 
 
 class SimNode:
-    """One process after another under one name: when it ends, a supervisor starts the next."""
+    """One process after another under one name: when one ends, a supervisor starts the next."""
 
     def __init__(self, world: World, name: str, kind: str) -> None:
         self.world = world
@@ -133,7 +133,7 @@ class SimNode:
         self.kind = kind
         self.loops: list[NodeLoop] = []
         self.cut = False
-        #: The statement at which its fate strikes, between the effect and the answer, and what that is.
+        #: A statement, and the fault that strikes the node between that statement's effect and its answer.
         self.trap: tuple[str, str] | None = None
         self.life = 0
         self.stopping = self.started = False
@@ -147,7 +147,7 @@ class SimNode:
 
     @property
     def healthy(self) -> bool:
-        """Alive, and with nothing left to do at this moment: what it has not done by now it does not mean to do."""
+        """Whether the node is alive and has run all its callbacks: a step not taken by now is not intended."""
         return self.up and not any(loop.behind for loop in self.loops)
 
     def begin(self) -> None:
@@ -172,7 +172,7 @@ class SimNode:
 
     async def connect(self, loop: NodeLoop, timeout: float) -> SimPool:
         pool = SimPool(loop, self.world.server, self, timeout=timeout)
-        for _ in range(3):  # as the real one does
+        for _ in range(3):  # as the real pool does
             await pool.measure_clock()
         return pool
 
@@ -182,11 +182,11 @@ class SimNode:
             pool: Any = await self.connect(self.loops[0], COMMAND_TIMEOUT)
             if self.kind == "scheduler":
                 node = SchedulerNode(pool, self.world.settings)
-                # The rest of the upkeep is not simulated; the guardian would mend what must not break.
+                # The other upkeep services are not simulated: the guardian would repair what must not break.
                 others = [service for service in node.upkeep if not isinstance(service, Rescuer)]
                 node.upkeep = [service for service in node.upkeep if isinstance(service, Rescuer)]
                 node._services = [service for service in node._services if service not in others]
-                # Passes that find nothing to do, made rarer: it is the steps that cost.
+                # Fewer passes that find nothing to do, because every step costs time.
                 node.firer.interval = 5.0
                 node.upkeep[0].interval = 2.0
                 self.scheduler = node
@@ -206,7 +206,7 @@ class SimNode:
             self.end(self.world.dice.uniform(0.5, 3.0))
 
     def end(self, pause: float) -> None:
-        """The process is gone, from one instruction to the next."""
+        """Ends the process at once, between two steps. After a pause the next process begins."""
         for loop in self.loops:
             loop.kill()
         self.world.timeline.after(pause, self.begin)
@@ -224,7 +224,7 @@ class SimNode:
         self.world.timeline.after(seconds, thaw)
 
     def stop(self) -> None:
-        """SIGTERM."""
+        """Stops the process in order, as SIGTERM does."""
         part: Any = self.scheduler or self.worker
         if part is not None and self.up and self.started and not self.stopping:
             self.stopping = True
@@ -300,7 +300,7 @@ class World:
             self.timeline.run(FAULTS_UNTIL + SETTLED_WITHIN, self._done)
             self.checker.check_all()
             if self.timeline.errors:
-                raise Broken("an error that nobody saw: " + "; ".join(self.timeline.errors))
+                raise Broken("unhandled errors: " + "; ".join(self.timeline.errors))
         except Broken as error:
             broken = str(error)
             self.say(f"BROKEN: {broken}")
@@ -343,7 +343,7 @@ class World:
             retry_delay_seconds=3,
             timeout_seconds=dice.choice([4, 300]),
         )
-        # Off the grid, so that it does not matter whether the end belongs to it.
+        # Never at an occurrence, so that it does not matter whether the end is included.
         end_at = BEGINNING + timedelta(seconds=FAULTS_UNTIL, microseconds=dice.randrange(500_000))
         expected = Expected(job_id, now, period, end_at, policy.overlap, policy.max_retries)
         self.checker.add(expected)
@@ -437,7 +437,7 @@ class World:
         mine = (node, loop, run.claim_id)
         manner = dice.random()
         if self.over:
-            manner *= 0.75  # no more mischief
+            manner *= 0.75  # after the faults every handler succeeds
         if manner < 0.9:
             executing.append(mine)
         try:
@@ -451,7 +451,7 @@ class World:
             if manner < 0.9:
                 raise Snooze(2)
             if manner < 0.94:
-                # Goes on although it was told to stop.
+                # The handler goes on although it is cancelled.
                 try:
                     await asyncio.sleep(WORKER_LEASE)
                 except asyncio.CancelledError:
@@ -468,7 +468,7 @@ class World:
             if mine in executing:
                 executing.remove(mine)
 
-    # Questions of the parts.
+    # Callbacks of the server and the checker.
 
     def _executed(self, request: Request) -> None:
         name = request.name
@@ -519,7 +519,7 @@ class World:
 
 
 def raise_later(world: World, text: str) -> None:
-    """A handler's exception would be taken for its failure; this is ours."""
+    """Records an error of the simulation. Raised within a handler, it would count as the handler's failure."""
     world.timeline.errors.append(text)
 
 
@@ -544,13 +544,13 @@ def _uuid4() -> UUID:
 
 
 def _same_order(running: Any) -> int:
-    """Sets of runs are walked in the same order in every process."""
+    """A hash with which sets of runs have the same order in every process."""
     return hash((running.run.claim_id.int, running.run.ordinal))
 
 
 @contextmanager
 def simulated() -> Iterator[None]:
-    """The product's modules see virtual time, and the simulation's pool, ids and notifications."""
+    """Gives the product's modules virtual time, and the simulation's pool, ids and notifications."""
 
     def notifier(*_: Any) -> Notifier:
         loop: Any = asyncio.get_running_loop()
@@ -567,7 +567,7 @@ def simulated() -> Iterator[None]:
         (duly.worker.drivers, "time", VirtualTime),
         (duly.worker.leases, "time", VirtualTime),
         (duly.worker.leases, "Pool", _Connecting),
-        # Two timers that look rather often, made slower for the same reason.
+        # Two frequent timers, made slower because every step costs time.
         (duly.worker.leases, "_WATCH", 0.1),
         (duly.worker.executor, "_WATCH_SECONDS", 2.0),
         (duly.worker.execution.Execution, "__hash__", _same_order),
@@ -582,7 +582,7 @@ def simulated() -> Iterator[None]:
     for owner, name, value in patches:
         setattr(owner, name, value)
     logging.disable(logging.CRITICAL)
-    # Its own garbage is collected by `simulate`; what was there before need not be looked at again and again.
+    # `simulate` collects the simulation's own garbage; older objects need not be examined again and again.
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -598,7 +598,7 @@ def simulated() -> Iterator[None]:
 
 
 def simulate(seed: int, *, tracing: bool = False, model: type[Model] = Model) -> Found:
-    """One seed, inside `simulated()`."""
+    """Simulates one seed. Call it inside `simulated()`."""
     global _current
     if seed % 20 == 0:
         gc.collect()
@@ -611,7 +611,7 @@ def simulate(seed: int, *, tracing: bool = False, model: type[Model] = Model) ->
 
 
 def search(seeds: range, *, model: type[Model] = Model) -> tuple[Found | None, list[Found]]:
-    """Seed after seed until one breaks a promise: that one, and all."""
+    """Simulates seeds until one breaks a promise. Returns that result, or None, and the list of all results."""
     everything = []
     with simulated():
         for seed in seeds:

@@ -1,10 +1,10 @@
-"""SQL as an input door: what `duly.submit` takes is what the API takes, and it is stored alike.
+"""The SQL function `duly.submit` accepts the same jobs as the API, and both store them alike.
 
 Each case is a call of the function and a request to the API that say the same, byte for byte where a field is JSON.
-Both accept it, or neither does; what both accept is compared as it is stored, once the service for SQL submits has
-planned it.
+Either both accept the job or neither does. If both accept it, the stored rows are compared once the service for SQL
+submits has planned the job.
 
-`DULY_TEST_DOOR_SECONDS` makes it longer, `DULY_TEST_DOOR_SEED` repeats one.
+`DULY_TEST_DOOR_SECONDS` makes the random test longer, `DULY_TEST_DOOR_SEED` repeats it with one seed.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ MOMENTS = [
     "2001-01-01T00:00:00Z", "1900-01-01T00:00:00Z", "1899-12-31T23:59:59.999999Z", "1900-01-01T00:00:00+01:00",
     "9998-12-31T23:59:59Z", "2050-06-01T00:00:00.5Z",
 ]  # fmt: skip
-# Only what both interfaces can say: a bound of a recurring job goes up to the year 9998 in the API.
+# Only for run_at: in the API a bound of a recurring job may be no later than the year 9998.
 LATE_MOMENTS = ["9999-12-31T00:00:00Z", "9999-12-31T00:00:00.000001Z", "9999-12-30T23:59:59.999999Z"]
 ENDPOINTS = [
     '{"type": "http", "url": "https://example.org/hook"}', '{"type":"http","url":"https://example.org","method":"get"}',
@@ -124,13 +124,13 @@ ENDPOINTS = [
 
 @dataclass
 class Case:
-    """What is asked for. Fields of JSON are raw texts, the others the values themselves."""
+    """The arguments of one submit. JSON fields are raw texts, the others the values themselves."""
 
     handler: str = "send"
     fields: dict[str, str] = field(default_factory=dict)
     policy: dict[str, str] = field(default_factory=dict)
     named: bool = True
-    """The API wants every job to have a name: then SQL gives the same one."""
+    """Whether SQL gives a job with an endpoint the name that the API's body has, because the API requires a name."""
 
     def __str__(self) -> str:
         shown = {"handler": self.handler, **self.fields, **({"policy": self.policy} if self.policy else {})}
@@ -148,7 +148,7 @@ class Case:
         ]
 
     def body(self) -> str:
-        """The same as the API's JSON. None of its texts is changed on the way."""
+        """The same arguments as JSON for the API, with each raw text unchanged."""
         parts = {"handler": self.handler if self.is_object else text_of(self.handler)}
         for name, value in self.fields.items():
             raw = TYPES.get(name) in ("jsonb", "integer")
@@ -164,14 +164,14 @@ class Case:
 
     @property
     def exempt(self) -> bool:
-        """The short list of what the two are allowed to judge differently, each for its reason."""
+        """Whether SQL and the API may judge the case differently, for one of these reasons."""
         size = len(self.fields.get("payload", ""))
         return (
-            # A text that begins with a brace is JSON to SQL. To the API it is a name, if it is sent as one.
+            # SQL reads a handler that begins with a brace as JSON; the API reads it as a name if sent as a string.
             (self.is_object and not is_json(self.handler))
-            # jsonb has no exponents: 1e309 is a whole number of 310 digits there, and a float that is too large here.
+            # jsonb has no exponents: 1e309 is an integer of 310 digits in PostgreSQL, and too large a float in Python.
             or any(beyond in self.fields.get("payload", "") for beyond in ("1e309", "1e400"))
-            # PostgreSQL counts a payload's bytes with the blanks that it writes between them.
+            # PostgreSQL counts a payload's bytes with the blanks that it writes between its parts.
             or size > 200_000
         )
 
@@ -189,7 +189,7 @@ def is_json(text: str) -> bool:
 
 
 class Maker:
-    """Cases by a seed."""
+    """Makes random cases from a seed."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -230,7 +230,7 @@ class Maker:
         case.fields["payload_ref"] = self.text(2048)
 
     def _dedupe_key(self, case: Case) -> None:
-        # Its own number at the end, or the next case would have the same.
+        # The case's number at the end keeps two cases from having the same key.
         key = self.text(200 - 8)
         case.fields["dedupe_key"] = f"{key}{self.number:08d}" if key else key
 
@@ -310,7 +310,7 @@ class Maker:
 
 
 class Door:
-    """Asks both, and compares."""
+    """Submits cases by SQL and by the API, and reads the stored rows."""
 
     def __init__(self, pool: Pool, settings: Settings, api: httpx.AsyncClient, caller: Any) -> None:
         self.pool = pool
@@ -324,7 +324,7 @@ class Door:
             return UUID(str(await self.caller.fetchval(statement, *values)))
         except asyncpg.PostgresError as error:
             if (error.sqlstate or "")[:2] not in ("22", "23", "54"):
-                raise  # nothing that is about the arguments
+                raise  # the error is not about the arguments
             return str(error)
         except (asyncpg.InterfaceError, UnicodeEncodeError, ValueError) as error:
             return f"not even sent: {error}"
@@ -354,7 +354,7 @@ class Door:
 
 
 def refusal(row: dict[str, Any] | None, answer: UUID | str) -> str | None:
-    """Why SQL refused it, at once or when it was planned; None: it took it."""
+    """Returns why SQL refused the job, at once or when it was planned; None if it was accepted."""
     if isinstance(answer, str):
         return answer
     assert row is not None
@@ -371,10 +371,10 @@ def differences(case: Case, one: dict[str, Any], other: dict[str, Any]) -> list[
     found = [name for name in ALIKE if one[name] != other[name]]
     if json.loads(one["payload"]) != json.loads(other["payload"]):
         found.append("payload")
-    waits = one["status"] == "active" and other["status"] == "ended"  # now, and a scheduler is to fire it
+    waits = one["status"] == "active" and other["status"] == "ended"  # runs now, but a scheduler has to fire it
     if not waits:
         found += [name for name in ("status", "run_count", "last_run_at") if one[name] != other[name]]
-        # Each job has an offset of its own.
+        # With jitter each job has its own offset.
         if "jitter_seconds" not in (one["policy_text"] or "") and one["next_run_at"] != other["next_run_at"]:
             found.append("next_run_at")
     elif one["schedule"] != "now" or one["next_run_at"] != one["created_at"]:
@@ -405,14 +405,14 @@ async def check(door: Door, cases: list[Case]) -> tuple[int, list[str]]:
         if (refused is None) != isinstance(api, UUID):
             if not case.exempt:
                 wrong.append(
-                    f"{case}\n    SQL: {refused or 'taken'}\n    API: {api if isinstance(api, str) else 'taken'}"
+                    f"{case}\n    SQL: {refused or 'accepted'}\n    API: {api if isinstance(api, str) else 'accepted'}"
                 )
         elif refused is None:
             taken += 1
             assert row is not None
             assert isinstance(api, UUID)
             if different := differences(case, row, rows[api]):
-                wrong.append(f"{case}\n    stored otherwise: {'; '.join(different)}")
+                wrong.append(f"{case}\n    stored differently: {'; '.join(different)}")
     return taken, wrong
 
 
@@ -426,13 +426,13 @@ async def test_what_the_function_takes_is_what_the_api_takes_and_stored_alike(do
     while time.monotonic() < until and len(wrong) < 10:
         more, bad = await check(door, [maker.case() for _ in range(100)])
         asked, taken, wrong = asked + 100, taken + more, wrong + bad
-    print(f"{asked} cases, {taken} of them taken by both")
+    print(f"{asked} cases, {taken} of them accepted by both")
     assert not wrong, f"seed {seed}, {len(wrong)} of {asked}:\n" + "\n".join(wrong[:10])
     assert asked * 0.1 < taken < asked * 0.9
 
 
 async def test_every_single_value_by_itself(door: Door) -> None:
-    """What the seeds may miss: each schedule, zone, number and endpoint of the lists, alone."""
+    """Each schedule, zone, number and endpoint of the lists alone, because the random cases may miss some."""
     cases = [Case(fields={"schedule": schedule}) for schedule in SCHEDULES]
     cases += [Case(fields={"run_at": moment}) for moment in (*MOMENTS, *LATE_MOMENTS)]
     cases += [Case(fields={"timezone": zone, "schedule": schedule}) for zone in ZONES for schedule in ("now", "@daily")]
@@ -509,7 +509,7 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
 ) -> None:
     limited = settings.model_copy(update={"tenant_max_jobs": 2})
     caller = await asyncpg.connect(database_url)
-    # Before anybody said so, there is none.
+    # Before the service stores the limit, there is none.
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => 'early')")
     service = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, limited), told=True, tenant_max_jobs=2)
     service.lead(True)
@@ -519,13 +519,13 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h')")
     for tenant in ("default", "early"):
         if tenant == "early":
-            # What it had before counts.
+            # The job that the tenant had before the limit counts.
             await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => 'early')")
         with pytest.raises(asyncpg.ProgramLimitExceededError, match="tenant"):
             await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => $1)", tenant)
     with pytest.raises(Exception, match="0 more active or paused jobs"):
         await within.submit(JobRequest("x", schedule="every 1h"))
-    # A tenant's own limit goes before the default, and the default may go again.
+    # A tenant's own limit overrides the default, and the default can be removed again.
     await store_operations.tenants.set("early", max_jobs=3)
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => 'early')")
     free = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, settings), told=True, payload_max_bytes=100)
@@ -535,7 +535,7 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
         await caller.fetchval("select duly.submit('x', schedule => 'every 1h')")
     with pytest.raises(asyncpg.InvalidParameterValueError, match="at most 100 bytes"):
         await caller.fetchval("select duly.submit('x', payload => to_jsonb(repeat('x', 100)))")
-    # Those came while nobody counted. When the limit is back, they count.
+    # Those jobs came while there was no limit. When the limit is back, they count.
     service.lead(True)
     await service.run_once()
     with pytest.raises(asyncpg.ProgramLimitExceededError, match="tenant"):

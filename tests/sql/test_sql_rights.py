@@ -1,4 +1,4 @@
-"""The roles that may submit by SQL, the tenants they submit for, and that they can do nothing else."""
+"""Roles that may submit by SQL do so for their tenants, and can do nothing else."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from duly.store.pool import Pool
 from harness.store import count
 
 MANUAL = Path(__file__).parents[2] / "docs/sql.md"
-# What the manual granted before, and what a role with it could do.
+# The grants that an earlier manual recommended. A role that has them can do far more than submit.
 OLD_GRANTS = """
 grant usage on schema duly to {role};
 grant select on duly.clock, duly.handlers, duly.migrations to {role};
@@ -43,7 +43,7 @@ ENDPOINT = json.dumps({"type": "http", "url": "https://example.org/hook"})
 
 
 def manual(role: str) -> str:
-    """The snippet of the manual that speaks of this role."""
+    """The snippet of the manual that names this role."""
     [text] = [text for text in re.findall(r"```sql\n(.*?)```", MANUAL.read_text(), re.DOTALL) if f"'{role}'" in text]
     return str(text)
 
@@ -68,7 +68,7 @@ async def tenants(pool: Pool) -> list[str]:
 
 
 async def attempts(admin: asyncpg.Connection[asyncpg.Record]) -> dict[str, str]:
-    """Everything that can be done with anything in the schema, but to call duly.submit: what it is, and how."""
+    """Every action on every object of the schema, except a call of duly.submit: its name and its SQL."""
     found = {}
     relations = await admin.fetch(
         "select format('%I.%I', 'duly', c.relname) as name, c.relkind::text as kind, (select quote_ident(a.attname) "
@@ -106,15 +106,15 @@ async def attempts(admin: asyncpg.Connection[asyncpg.Record]) -> dict[str, str]:
 
 
 async def allowed(caller: asyncpg.Connection[asyncpg.Record], tries: dict[str, str]) -> list[str]:
-    """Those of these that a role is not refused."""
+    """Returns the names of the actions that the caller's role is not refused."""
     done = []
     for what, sql in tries.items():
         try:
             async with caller.transaction():
                 await caller.execute(sql)
-                raise asyncpg.PostgresError(what)  # nothing of it is kept
+                raise asyncpg.PostgresError(what)  # roll everything back
         except (asyncpg.InsufficientPrivilegeError, asyncpg.ObjectNotInPrerequisiteStateError):
-            continue  # (the latter of a view that nobody can write to)
+            continue  # the second error: a view that no role can write to
         except asyncpg.PostgresError:
             done.append(what)
     return done
@@ -151,7 +151,7 @@ async def test_with_the_right_of_the_manual_a_role_submits_for_its_tenant_and_ca
             assert refused.value.column_name == field
         assert await allowed(shop, tries) == []
     assert await tenants(pool) == ["b", "shop", "shop", "shop", "shop"]
-    # The search above finds something where there is something to be found.
+    # A role with too many rights shows that the search above finds something.
     old = await new_role(pool)
     async with session_of(database_url) as admin:
         await admin.execute(OLD_GRANTS.format(role=old))
@@ -207,7 +207,7 @@ async def test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_s
             await caller.execute(f"set role {b}")
     async with session_of(database_url, b) as caller:
         assert await submit(caller, handler=COMMAND) == "b"
-    # A member of a group submits for the group's tenant, and of two it says for which.
+    # A member of a group submits for the group's tenant. A member of two groups says for which tenant.
     async with session_of(database_url, member) as caller:
         assert await submit(caller) == "a"
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="tenant a and not for 'b'"):
@@ -216,7 +216,7 @@ async def test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_s
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="tenants a, b: say for which"):
             await submit(caller)
         assert await submit(caller, tenant="b") == "b"
-        # The right to commands is that of one tenant's role, and not of another's.
+        # The right to commands belongs to the role of tenant b, and does not extend to tenant a.
         assert await submit(caller, tenant="b", handler=COMMAND) == "b"
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="no commands"):
             await submit(caller, tenant="a", handler=COMMAND)
@@ -224,7 +224,7 @@ async def test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_s
         assert await submit(caller) == "a"
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="tenant a and not for 'b'"):
             await submit(caller, tenant="b")
-    # A pooler's user that is nobody by itself.
+    # A pooler's user has no tenant by itself, only as one of its roles.
     async with session_of(database_url, shared) as caller:
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match="submits for no tenant"):
             await submit(caller)
@@ -232,11 +232,11 @@ async def test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_s
             await caller.execute(f"set role {role}")
             assert await submit(caller) == tenant
             await caller.execute("reset role")
-    # A role that was granted the function by hand and has no tenant.
+    # A role that was granted the function by hand has no tenant.
     async with session_of(database_url, nobody) as caller:
         with pytest.raises(asyncpg.InsufficientPrivilegeError, match=f"{nobody} submits for no tenant"):
             await submit(caller, tenant="a")
-    # The store's owner, as itself, submits for whom it likes; as one of those, for theirs.
+    # The store's owner submits for any tenant; with another role set, for that role's tenant.
     async with session_of(database_url) as caller:
         assert await submit(caller) == "default"
         assert await submit(caller, tenant="c", handler=COMMAND) == "c"
@@ -247,7 +247,7 @@ async def test_whose_tenant_it_is_follows_the_role_that_the_session_has_or_has_s
 async def test_what_a_caller_puts_in_front_of_postgresqls_own_is_not_asked(
     database_url: str, pool: Pool, store_operations: StoreOperations
 ) -> None:
-    """Temporary tables and types come before everything unless a path names them."""
+    """PostgreSQL looks for tables and types among the temporary ones first, unless the search path lists pg_temp."""
     role = await new_role(pool)
     await store_operations.submitters.add(role, tenant="a")
     await pool.query(f"grant temporary on database {database_url.rpartition('/')[2].partition('?')[0]} to {role}")
@@ -322,7 +322,7 @@ async def test_a_role_is_bound_anew_and_let_go(
             await caller.fetchval("select duly.submit('x')")
     with pytest.raises(NotFound, match="duly submitter list"):
         await store_operations.submitters.remove(role)
-    # Nothing is left that would keep the role from being dropped; and one that is gone can be removed.
+    # A removed submitter leaves nothing that prevents dropping its role, and a dropped role can still be removed.
     await store_operations.submitters.add(other := await new_role(pool), tenant="a")
     await pool.query(f"drop role {role}")
     await pool.query(f"drop owned by {other}")

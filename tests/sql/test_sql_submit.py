@@ -1,4 +1,4 @@
-"""`duly.submit` in plain SQL: whole at once or planned within a second, and refused with the field's name."""
+"""`duly.submit` in plain SQL: a job is stored complete or planned within a second; a refusal names the field."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MANUAL = Path(__file__).parents[2] / "docs/sql.md"
 
 @pytest.fixture
 async def caller(database_url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """Somebody with a connection of their own, and nothing of Duly's in it."""
+    """A plain connection, as a program without Duly has it."""
     connection = await asyncpg.connect(database_url)
     yield connection
     await connection.close()
@@ -46,7 +46,7 @@ async def submit(caller: asyncpg.Connection[asyncpg.Record], **arguments: Any) -
 
 @pytest.fixture
 async def scheduler(pool: Pool, settings: Settings) -> AsyncIterator[SchedulerNode]:
-    """A real one, which leads all shards and has had its first looks."""
+    """A real scheduler that leads all shards."""
     async with running_scheduler(pool, settings.model_copy(update={"pool_size": 8})) as node:
 
         async def leads_all() -> bool:
@@ -239,7 +239,7 @@ async def test_a_job_that_nobody_has_planned_yet_says_so_and_loses_nothing(
     job = await operations.jobs.get(job_id)
     assert job.status == "paused"
     assert "not planned" in (job.status_reason or "")
-    # Nobody was there for three hours: what was due since then is late, as for any other job.
+    # No scheduler runs for three hours: the occurrences since then are late, as for any other job.
     await pool.query("update duly.clock set shift = interval '3 hours 1 minute'")
     await pool.measure_clock()
     async with running_scheduler(pool, settings):
@@ -263,7 +263,7 @@ async def test_without_notifications_it_is_planned_within_a_second_too(
             return (await operations.jobs.get(job_id)).status == "active"
 
         await eventually(planned)
-        # A poll a second; the rest is what a busy machine takes.
+        # The service polls once a second; the rest allows for a busy machine.
         assert time.monotonic() - started < 3
 
 
@@ -293,7 +293,7 @@ async def test_an_http_target_and_a_template_of_ones_own_run_once_they_are_check
     assert (await operations.runs.page(own)).items[0].status == "queued"
 
 
-# What is refused at once
+# Immediate refusals
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ async def test_a_misspelt_task_is_refused_once_workers_are_known(
     assert await submit(caller, handler="send_reprot", allow_unknown_handler=True)
 
 
-# The same again
+# Repeated submits
 
 
 async def test_the_same_key_and_arguments_are_the_same_job_before_and_after_it_was_planned(
@@ -489,7 +489,7 @@ async def test_the_snippets_of_the_manual_run(
     await eventually(lambda: count_is(pool, "sql_submits", "true", 0))
     assert await count(pool, "jobs") >= 5
     assert await count(pool, "jobs", "status = 'paused'") == 0
-    # The rights that the manual names are enough.
+    # The rights that the manual grants are enough.
     await store_operations.tenants.set("default", max_jobs=100)
     await caller.execute("set role shop")
     for arguments in ({}, {"schedule": "every 1h", "dedupe_key": "k"}, {"run_at": MOMENT}):

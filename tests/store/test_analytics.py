@@ -1,7 +1,7 @@
 """Long analytics queries beside the queue: they hold vacuum back, and the queue must not slow down for it.
 
-While a snapshot is held, the index entries of runs that are long gone stay at the head of their lane, and whoever looks
-for the first run walks over all of them.
+While a snapshot is held, the index entries of runs that are long gone stay at the head of their lane, and a search for
+the first run walks over all of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from duly.worker.claimer import Claimer
 from duly.worker.floors import MAX_PAUSE_SECONDS
 from harness.store import count, put_now, take
 
-# Each query takes this long, and the next one begins when a third of it is over: at no moment is there none.
+# Each query takes this long, and the next one begins when a third of it is over: there is one at every moment.
 QUERY_SECONDS = float(os.environ.get("DULY_TEST_ANALYTICS_SECONDS", "15"))
 QUERIES = 3
 PER_SECOND = 800
@@ -41,7 +41,7 @@ class Moment:
 
 
 async def analyse(url: str, begin: float) -> None:
-    """One report in one transaction: it sees the store as it was when it began, until it ends."""
+    """Runs one report in one transaction, which sees the store as it was at its beginning."""
     await asyncio.sleep(begin)
     connection = await asyncpg.connect(url, server_settings={"application_name": "analytics"})
     try:
@@ -68,7 +68,7 @@ async def test_the_backlog_does_not_grow_beside_overlapping_analytics_queries(
     moments: list[Moment] = []
 
     async def submit() -> None:
-        """At an even pace; what a busy moment held up is made good."""
+        """Submits at an even pace, and makes up for delays."""
         nonlocal submitted
         began = time.monotonic()
         while True:
@@ -112,7 +112,7 @@ async def test_the_backlog_does_not_grow_beside_overlapping_analytics_queries(
         f"at most {max(moment.waiting for moment in moments)}"
     )
     assert submitted / seconds > 0.9 * PER_SECOND, "the submitter itself could not keep its pace"
-    # A second's worth is what a busy moment may leave behind; a backlog that grows is far beyond.
+    # A busy moment may leave the runs of one second waiting; a queue that grows leaves far more.
     assert waiting <= PER_SECOND
     assert ended >= submitted - 2 * PER_SECOND
     last_half = [moment.waiting for moment in moments[len(moments) // 2 :]]
@@ -158,7 +158,7 @@ async def test_claims_begin_behind_what_is_gone_and_still_find_what_commits_late
             print(f"the whole lane {median(whole) * 1000:.1f} ms, from its floor {median(took) * 1000:.1f} ms")
             assert median(took) < median(whole) / 2
 
-            # One that was submitted in a transaction which took a minute to commit, and one of just now.
+            # One run was submitted in a transaction that took a minute to commit, the other just now.
             late, fresh = await put_now(pool, 2)
             await pool.query(
                 "update duly.runs set run_at = run_at - interval '1 minute' where job_id = $1", late.job_id

@@ -1,4 +1,4 @@
-"""Each statement that makes work for a worker or a leader announces it at its commit: nobody waits for a poll."""
+"""Each statement that makes work for a worker or a leader announces it at its commit: no node waits for a poll."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ERROR = '{"type":"ValueError","message":"no","traceback":null}'
 
 
 class Ears:
-    """Hears what is announced. PostgreSQL delivers in the order of commits, so a mark tells when all was heard."""
+    """Collects announcements. PostgreSQL delivers in the order of commits, so a mark comes after all earlier ones."""
 
     def __init__(self, pool: Pool, url: str) -> None:
         self._pool = pool
@@ -127,7 +127,7 @@ async def test_the_end_of_a_run_that_another_waits_for(ears: Ears, pool: Pool) -
 
 
 async def test_a_retry(ears: Ears, pool: Pool) -> None:
-    """One that is soon: a worker may sleep until a later one. One that is far is found by a poll."""
+    """A retry that is due soon is announced: a worker may sleep until a later run. A poll finds a distant retry."""
     await put_now(pool, 2)
     soon, far = (await take(pool)).runs
     assert await ears.during(runs.requeue(pool, [Requeued(soon, "retrying", 5, 1, 2, ERROR)])) == work()

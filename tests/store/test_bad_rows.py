@@ -1,7 +1,8 @@
-"""A bad row hurts itself only.
+"""A bad row hurts only itself.
 
-Whoever can write to the tables can leave anything there that the columns' types allow. Each such row stands beside
-innocent ones on every way that takes many rows at once: the innocent ones go on, the bad one is seen, with its reason.
+Other programs that write to the tables can leave anything there that the columns' types allow. Wherever Duly processes
+many rows at once, each such row stands beside innocent ones: the innocent ones go on, and the bad one is shown with its
+reason.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from harness.worker import Workbench
 
 DIGITS, DEEP, HUGE = "9" * 5_000, "[" * 3_000 + "]" * 3_000, "8" * 400 + ".5"
 
-# Column, type and what it is spoilt with.
+# Column, type, and the value that spoils it.
 SPOILT: list[tuple[str, str, str]] = [
     *[
         ("policy", "jsonb", policy)
@@ -95,7 +96,7 @@ class Stand:
         self.bad: dict[UUID, tuple[str, str]] = {}
 
     async def make(self, jobs: Sequence[NewJob], *, innocent: int = 3) -> None:
-        """Store them, and spoil all but some: those stand at both ends and in the middle."""
+        """Stores the jobs and spoils all but the innocent ones, which stand at both ends and in the middle."""
         assert len(jobs) == len(SPOILT) + innocent
         await put(self.pool, *jobs)
         await self.spoil([job.job_id for job in jobs], innocent=innocent)
@@ -110,7 +111,7 @@ class Stand:
                 )
                 self.bad[job_id] = (column, value[:60])
             except (asyncpg.PostgresError, DulyError):
-                # The database itself will not have it there: nothing to be afraid of.
+                # The database itself refuses the value, so it cannot occur.
                 await self.pool.query("delete from duly.jobs where job_id = $1", job_id)
                 await self.pool.query("delete from duly.runs where job_id = $1", job_id)
                 await self.pool.query("delete from duly.sql_submits where job_id = $1", job_id)
@@ -146,7 +147,7 @@ async def test_lists_and_looks_show_every_job_and_say_what_cannot_be_read(
             operations.runs.page,
             operations.jobs.upcoming,
         ):
-            with suppress(DulyError):  # about this job, and in words of ours
+            with suppress(DulyError):  # an error of Duly's own, about this job
                 await look(str(job_id))
     for job_id in stand.innocent:
         assert listed[job_id].unreadable is None
@@ -272,7 +273,7 @@ async def test_a_worker_ends_each_run_by_itself(
         pass
 
     async with bench.working(concurrency=200):
-        # Targets that no worker calls wait for one that does; everything else ends, or waits for its next attempt.
+        # Runs with a target wait for a worker that calls it; all other runs end, or wait for their next attempt.
         async def ended() -> bool:
             called = "job_id not in (select job_id from duly.jobs where target is not null)"
             return await count(pool, "runs", f"state = 'queued' and queue = 'default' and {called}") == 0
@@ -336,7 +337,7 @@ async def test_a_trigger_never_fails_for_a_policy(stand: Stand, pool: Pool, oper
     assert await count(pool, "runs") == len(stand.innocent) + len(stand.bad)
 
 
-# What nobody thought of
+# Refusals that no check foresees
 
 
 Refuse = Callable[..., Awaitable[Callable[[], Awaitable[None]]]]
@@ -344,8 +345,8 @@ Refuse = Callable[..., Awaitable[Callable[[], Awaitable[None]]]]
 
 @pytest.fixture
 async def refusing(pool: Pool) -> Refuse:
-    """Make the database refuse to write some jobs' rows into a table: as it would for data that cannot be there, or
-    with what else a trigger of somebody's may say. What it gives back takes that away again."""
+    """A function that makes the database refuse some jobs' rows in a table: as invalid data, or with another error that
+    a user's trigger may raise. It returns a function that ends the refusal."""
 
     async def refuse(
         table: str, *job_ids: UUID, event: str = "insert", state: str = "22000"
@@ -407,7 +408,7 @@ async def test_a_run_that_can_not_even_be_ended_is_put_off_and_said_so(
     caplog.clear()
     await rescuer.run_once()
     assert not caplog.records
-    # It is a matter of the database, and once that is put right the run comes back.
+    # Once the database accepts the row again, the run comes back.
     await allow()
     await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
     await rescuer.run_once()
@@ -436,7 +437,7 @@ async def test_an_unreadable_job_is_neither_changed_nor_resumed(pool: Pool, oper
     assert (await operations.jobs.cancel(str(job.job_id))).status == "cancelled"
 
 
-# What says nothing of the data, and is said of one job each time
+# Errors that do not blame the data, and that the same job raises each time
 
 
 OTHERS = ["P0001", "0A000", "54000", "XX000", "42P01"]
@@ -449,7 +450,7 @@ async def failing_passes(firer: Firer, most: int = 10) -> int:
         except StoreUnavailable:
             continue
         return failed
-    raise AssertionError("no pass was good")
+    raise AssertionError("every pass failed")
 
 
 @pytest.mark.parametrize(
@@ -468,11 +469,11 @@ async def test_others_fire_beside_a_job_that_draws_an_error_each_time(
     await scheduler.loader.run_once()
     allow = await refusing(table, bad.job_id, event=event, state=state)
     await scheduler.at(START + SECOND)
-    assert await failing_passes(scheduler.firer) == 2, "it may pass"
+    assert await failing_passes(scheduler.firer) == 2, "the batch is sent again first: the error may pass"
     assert await count(pool, "runs") == len(others)
     assert caplog.text.count(str(bad.job_id)) == 1
     assert "cannot hold this" in caplog.text
-    # It goes on like that, and nobody else notices.
+    # The bad job goes on failing, and no other job is affected.
     for second in range(2, 6):
         await scheduler.at(START + second * SECOND)
         assert await failing_passes(scheduler.firer) == 0
@@ -540,7 +541,7 @@ async def test_when_no_job_can_be_fired_each_is_not_asked_for(pool: Pool, refusi
 async def test_outcomes_are_written_beside_some_that_draw_an_error_each_time(
     pool: Pool, settings: Settings, operations: Operations, refusing: Refuse, how: str
 ) -> None:
-    """More of them than the worker has places."""
+    """As many outcomes fail as the worker has places."""
     bench = Workbench(pool, settings.model_copy(update={"worker_lease_seconds": 2.0}), operations)
     begun: Counter[str] = Counter()
     go_on = asyncio.Event()
@@ -566,7 +567,7 @@ async def test_outcomes_are_written_beside_some_that_draw_an_error_each_time(
         assert worker.completer.apart == 3
         assert await count(pool, "claims", "job_ids && $1::uuid[] and lease_until > duly.now()", bad) > 0
         assert await count(pool, "history", "job_id = any ($1::uuid[])", bad) == 0
-        # By itself, once it can be.
+        # The outcomes are written by themselves once the database accepts them.
         await allow()
         for job_id in bad:
             run = await bench.end_of(str(job_id))

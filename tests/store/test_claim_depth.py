@@ -21,8 +21,8 @@ ROUNDS = 31
 # The bar is 1.3; on a machine that does other things at the same time a measurement that misses it is taken again.
 BAR, TRIES = 1.3, 3
 
-# `waiting` may start now, oldest first. `delayed` may start within the next day, at every priority. Only runs that a
-# claim can reach here have a job: nothing else looks at it, and a million rows more would only take their time.
+# `waiting` runs may start now, oldest first. `delayed` runs may start within the next day, at every priority. Only runs
+# that a claim can reach here have a job: no other job is read, and a million more rows would only take time.
 _FILL = """
 insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, attempt, state, queue)
 select lpad(to_hex(n), 32, '0')::uuid, now(), now() - ({waiting} - n) * interval '1 millisecond', now(), 0, 5, 0,
@@ -59,7 +59,7 @@ def queues(server: Server) -> Iterator[dict[str, str]]:
             await connection.execute(f"create database {name} template template_duly")
         async with connected(server.database_url(name)) as connection:
             await connection.execute(_FILL.format(waiting=depth.waiting, delayed=depth.delayed, reached=FEW))
-            # What autovacuum does to a table that has grown.
+            # As autovacuum does with a table that has grown.
             await connection.execute("vacuum (analyze) duly.runs")
             await connection.execute("vacuum (analyze) duly.jobs")
 
@@ -69,7 +69,7 @@ def queues(server: Server) -> Iterator[dict[str, str]]:
                 await connection.execute(f"drop database if exists {name} with (force)")
 
     async def make() -> None:
-        # Together, but one connection to the template at a time is all that PostgreSQL allows.
+        # One after the other: PostgreSQL allows one connection to the template at a time.
         for depth, name in names.items():
             await fill(name, DEPTHS[depth])
 
@@ -90,7 +90,7 @@ async def connected(url: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record
 
 
 class Undone(Exception):
-    """The claim was measured and is taken back, so that the next one finds the same queue."""
+    """Rolls a measured claim back, so that the next claim finds the same queue."""
 
 
 async def seconds_of_claim(pool: Pool, limit: int) -> float:

@@ -18,7 +18,7 @@ ERROR = json.dumps({"type": "ValueError", "message": "no", "traceback": None})
 
 
 async def expire(pool: Pool, claim: Claim) -> None:
-    """Let a lease run out without waiting for it."""
+    """Lets a lease run out without waiting for it."""
     await pool.query(
         "update duly.claims set lease_until = duly.now() - interval '1 second' where claim_id = $1", claim.claim_id
     )
@@ -130,7 +130,7 @@ async def test_a_stale_token_writes_nothing(pool: Pool) -> None:
     await expire(pool, stale)
     rescued = await maintenance.rescue(pool)
     assert (rescued.claims, rescued.requeued) == (1, 20)
-    # Not all at one moment: one of them may be what took the worker down.
+    # The runs come back at different moments: one of them may have taken the worker down.
     rows = await pool.query("select min(run_at) as first, max(run_at) as last, duly.now() as now from duly.runs")
     assert rows[0]["first"] < rows[0]["last"] <= rows[0]["now"] + timedelta(seconds=2)
     await pool.query("update duly.runs set run_at = duly.now()")
@@ -147,7 +147,7 @@ async def test_a_stale_token_writes_nothing(pool: Pool) -> None:
     assert await runs.complete(pool, [succeeded(run) for run in fresh.runs]) == 20
     assert await count(pool, "history", "claim_id = $1", fresh.claim_id) == 20
     assert await runs.complete(pool, [succeeded(run) for run in stale.runs]) == 0
-    assert await runs.settled(pool, stale.runs) == set(), "what another has ended is not one's own"
+    assert await runs.settled(pool, stale.runs) == set(), "a run that another claim has ended is not settled"
 
 
 async def test_a_later_claim_of_a_run_has_a_greater_token(pool: Pool) -> None:
@@ -198,7 +198,7 @@ async def test_a_heartbeat_keeps_a_lease_from_rescue(pool: Pool) -> None:
 
 
 async def test_a_heartbeat_leaves_claims_alone_that_it_does_not_name(pool: Pool) -> None:
-    # One whose answer was lost has nobody who works on its runs.
+    # No worker executes the runs of a claim whose answer was lost.
     await put_now(pool, 2)
     worker_id = uuid4()
     unknown = await take(pool, worker_id=worker_id, limit=1)
@@ -247,7 +247,7 @@ async def test_a_run_that_kills_its_workers_ends_in_the_dead_letters(pool: Pool)
 
 
 async def test_rescue_does_not_put_back_a_run_whose_completion_commits_meanwhile(pool: Pool) -> None:
-    """The completion holds its claim; rescue must look elsewhere, and see its history row afterwards."""
+    """The completion keeps its claim locked; rescue must skip that claim, and see the history row afterwards."""
     await put_now(pool, 1)
     claim = await take(pool)
     await expire(pool, claim)
@@ -365,7 +365,7 @@ async def test_a_run_that_began_to_wait_as_its_predecessor_ended_is_freed_by_the
     )
     await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)
     claim = await take(pool)
-    # The first one ends without letting the next go, as if its completion had not seen it.
+    # The first run ends without releasing the next, as if its completion had not seen it.
     await pool.query("update duly.claims set flags = '{0}'")
     await runs.complete(pool, [succeeded(claim.runs[0])], [claim.claim_id or uuid4()])
     assert (await take(pool)).runs == []
@@ -419,9 +419,9 @@ async def test_a_claim_begins_in_each_lane_at_its_floor(pool: Pool) -> None:
 
 
 async def test_a_claim_is_not_closed_over_an_outcome_that_the_database_has_forgotten(pool: Pool) -> None:
-    """A promoted standby may lack what the worker was told was recorded: those runs must come back."""
+    """A promoted standby may lack outcomes that were confirmed to the worker: those runs must come back."""
     await put_now(pool, 3)
-    # Before this server's start, as a claim that was replicated to it is before its promotion.
+    # The claim is older than this server's start, as a replicated claim is older than the promotion.
     await pool.query("update duly.clock set frozen_at = '2020-01-01'")
     await pool.query("update duly.runs set run_at = '2019-12-31'")
     claim = await take(pool, limit=3, lease=30)
@@ -480,13 +480,13 @@ async def test_a_run_that_was_put_back_is_cancelled_where_it_is_and_nobody_is_to
 
 
 class TestCancelledJobs:
-    """A job is cancelled while a run of it is under way: that one may end, and is not tried again."""
+    """A job is cancelled while one of its runs is under way: that run may end, and is not retried."""
 
     async def running(self, pool: Pool) -> Claim:
         (job,) = await put_now(pool, 1)
         claim = await take(pool)
         assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False)
-        assert await count(pool, "claims", "cardinality(cancelled) > 0") == 0, "nobody asked for that"
+        assert await count(pool, "claims", "cardinality(cancelled) > 0") == 0, "running runs were to go on"
         return claim
 
     async def test_its_run_may_end(self, pool: Pool) -> None:
@@ -575,7 +575,7 @@ async def test_tasks_that_are_left_to_other_workers_are_not_taken(pool: Pool) ->
         )  # fmt: skip
         return [run.handler for run in taken.runs]
 
-    # What is called by its target is nobody's task, whatever its name.
+    # A run with a target is not a worker's task, whatever its handler's name.
     assert sorted(await claim(["theirs", "others"])) == ["mine", "theirs"]
     assert await count(pool, "runs") == 2
     assert await claim(None) == ["theirs", "theirs"]

@@ -1,4 +1,4 @@
-"""Figures for people: right where they are counts, and said to be none where they are not."""
+"""Figures for people are exact counts, or are marked as estimates or lower bounds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.store import put_now
 async def test_jobs_are_counted_and_not_guessed_while_they_are_few(pool: Pool) -> None:
     await put_now(pool, 75)
     await pool.query("analyze duly.jobs")
-    await put_now(pool, 125)  # the planner has not heard of these
+    await put_now(pool, 125)  # not in the planner's statistics
     await put_now(pool, 10, tenant="acme")
     whole = await stores.counts(pool)
     assert (whole.jobs, whole.jobs_estimated, whole.queued, whole.at_least) == (210, False, 210, ())

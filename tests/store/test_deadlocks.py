@@ -1,4 +1,4 @@
-"""A statement that lost a deadlock changed nothing, and is sent again: each of them, alone and as part of several."""
+"""A statement that lost a deadlock changed nothing and is sent again, whether it is alone or in a transaction."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def _losses(pool: Pool) -> int:
 
 async def test_every_statement_of_a_runs_life_is_sent_again(losing: Pool) -> None:
     await put_now(losing, 3)
-    assert await _losses(losing) > 0, "nothing was lost, so nothing was tried"
+    assert await _losses(losing) > 0, "no deadlock was lost, so nothing was tested"
     claim = await take(losing)
     assert claim.claim_id is not None
     done, retried, dead = claim.runs

@@ -94,8 +94,8 @@ def user() -> Iterator[Callable[..., User]]:
 def own_folder() -> Iterator[Path]:
     """A folder that is ours alone, and that no server outlives, even when a test fails.
 
-    Not pytest's: every pytest that starts as root closes pytest-of-root to all other accounts, also to the one that
-    runs our server at that moment.
+    It is not pytest's folder: every pytest that starts as root closes pytest-of-root to all other accounts, also to the
+    account that runs our server at that moment.
     """
     with TemporaryDirectory(prefix="duly-test-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
@@ -137,7 +137,7 @@ def processes(home: Path) -> list[int]:
 
 
 def all_gone(home: Path) -> bool:
-    """A server that has shut down takes a moment to end on a busy machine; one that goes on is found by then."""
+    """Whether all processes of the home end within 10 s: after a shutdown they may need a moment on a busy machine."""
     for pid in processes(home):
         with contextlib.suppress(ProcessLookupError):
             ended = os.pidfd_open(pid)
@@ -166,7 +166,7 @@ def socket_folder(url: str) -> Path:
 
 
 def ended(pid: int) -> bool:
-    """Wait until a process that is not our child has ended."""
+    """Waits for a process that is not our child. Returns whether it ended within 20 s."""
     try:
         handle = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -202,7 +202,7 @@ async def test_a_fresh_home_gets_a_private_durable_server(tmp_path: Path, monkey
         who = "select current_database() || ' ' || rolname from pg_roles where rolname = current_user and rolsuper"
         assert await query(server.url, who) == "duly duly"
         assert await query(server.url, "show server_encoding") == "UTF8"
-        assert await query(server.url, "select 'Z' < 'a' and lower('É') = 'é'")  # by code point, yet all letters
+        assert await query(server.url, "select 'Z' < 'a' and lower('É') = 'é'")  # C order; lower() knows all letters
         assert await query(server.url, "show fsync") == "on"
         assert await query(server.url, "show synchronous_commit") == "on"
         assert await query(server.url, "show listen_addresses") == ""
@@ -221,7 +221,7 @@ async def test_data_and_settings(home: Path) -> None:
     server = embedded.start(home, settings={"work_mem": "7MB", "listen_addresses": "*"})
     await query(server.url, "create table kept as select 42 as answer")
     assert await query(server.url, "show work_mem") == "7MB"
-    assert await query(server.url, "show listen_addresses") == ""  # what keeps strangers out is not a setting
+    assert await query(server.url, "show listen_addresses") == ""  # no setting opens the server to others
     server.release()
     server = embedded.start(home)
     assert await query(server.url, "select answer from kept") == 42
@@ -234,7 +234,7 @@ async def test_claims_in_one_process_count(home: Path) -> None:
     second = embedded.start(home)
     assert first.url == second.url
     first.release()
-    first.release()  # does not stand for the second
+    first.release()  # does not release the second claim
     assert await query(second.url, "select 1") == 1
     second.release()
 
@@ -324,7 +324,7 @@ print("released", flush=True)
     assert all_gone(home)
 
 
-# --- What crashes leave behind ----------------------------------------------------------------------------------------
+# --- After crashes ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_killed_user_leaves_a_server_that_the_next_one_takes_over(
@@ -450,7 +450,7 @@ def make_socket_folder(home: Path) -> None:
 
 
 def lowered(home: Path) -> dict[str, Any]:
-    """As root, run a program as the account of the server, which is whose process ids PostgreSQL takes seriously."""
+    """Options that let root run a program under the server's account. PostgreSQL ignores pids of other accounts."""
     owner = (home / "postgres/data").stat()
     return {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []} if AS_ROOT else {}
 
@@ -496,7 +496,7 @@ async def test_a_closed_home(made_home: Path, tmp_path: Path) -> None:
     assert await query(server.url, "select 1") == 1
     server.release()
     assert all_gone(home)
-    assert closed.stat().st_mode & 0o066 == 0  # to pass through at most, not to list
+    assert closed.stat().st_mode & 0o066 == 0  # others may at most pass through it, not list it
 
 
 async def test_a_home_too_long_for_a_socket(made_home: Path, tmp_path: Path) -> None:
@@ -532,7 +532,7 @@ def copied(made_home: Path, home: Path) -> Path:
 
 @pytest.mark.skipif(not AS_ROOT, reason="only root runs the server under another account")
 async def test_root_on_a_machine_without_a_postgres_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a fresh machine, where no package has made that account."""
+    """A fresh machine, on which no package has made that account."""
     real = pwd.getpwnam
 
     def without_postgres(name: str) -> pwd.struct_passwd:
@@ -548,7 +548,7 @@ async def test_root_on_a_machine_without_a_postgres_account(tmp_path: Path, monk
     assert all_gone(tmp_path / "home")
 
 
-@pytest.mark.skipif(not AS_ROOT, reason="all the other tests run as one")
+@pytest.mark.skipif(not AS_ROOT, reason="without root all other tests run as an ordinary user")
 def test_an_ordinary_user(tmp_path: Path, user: Callable[..., User]) -> None:
     home, nobody = tmp_path, pwd.getpwnam("nobody")
     os.chown(home, nobody.pw_uid, nobody.pw_gid)
@@ -640,7 +640,7 @@ def test_a_home_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_while_the_cluster_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A file size limit meets initdb where a full disk would: in the middle of a write.
+    # A file size limit stops initdb where a full disk would: in the middle of a write.
     real = embedded._manner
     monkeypatch.setattr(embedded, "_manner", lambda account: real(account) | {"preexec_fn": little_room})
     with pytest.raises(StoreUnavailable, match=r"initdb could not set PostgreSQL up .*File too large"):

@@ -42,7 +42,7 @@ async def test_the_same_fire_sent_twice_fires_once(pool: Pool) -> None:
 
 
 async def test_an_old_epoch_fires_nothing(pool: Pool) -> None:
-    """A leader that was paused wakes up after another took over, and tries what it had in mind."""
+    """A leader that was paused wakes up after another took over, and tries to fire what it had planned."""
     due = hours_ago(0)
     job = due_job(pool, due)
     await put(pool, job)
@@ -70,7 +70,7 @@ async def test_a_takeover_waits_for_the_fire_that_is_under_way_and_the_next_one_
 
 
 async def test_two_leaders_at_once_fire_each_occurrence_once(pool: Pool) -> None:
-    """Even if both believed in the same epoch."""
+    """This holds even if both believe in the same epoch."""
     due = hours_ago(0)
     job = due_job(pool, due)
     await put(pool, job)
@@ -82,14 +82,14 @@ async def test_two_leaders_at_once_fire_each_occurrence_once(pool: Pool) -> None
 
 
 async def test_a_simple_fire_moves_the_very_row_that_was_seen_not_its_successor_in_the_same_place(pool: Pool) -> None:
-    """The job is changed twice between look and fire, and its row comes to stand where it stood."""
+    """The job is changed twice between look and fire, so that its row is in its old place again."""
     due = hours_ago(0)
     job = due_job(pool, due)
     await put(pool, job)
     epoch = await lead(pool, job.shard)
     (seen,) = await fires.due(pool, job_ids=[job.job_id])
     for next_run_at in (due + HOUR, due):
-        # An index has this column: the old row is no part of a chain, and vacuum frees its place.
+        # An index has this column, so the old row is not part of a HOT chain, and vacuum frees its place.
         await pool.query("update duly.jobs set next_run_at = $1, schedule = 'every 2h'", next_run_at)
         await pool.query("vacuum (index_cleanup on) duly.jobs")
     (now,) = await fires.due(pool, job_ids=[job.job_id])
@@ -156,14 +156,14 @@ async def test_dropped_occurrences_are_one_row_with_their_count_and_reason(pool:
 
 
 class TestOverlap:
-    """What a fire does while an earlier run of the job is unfinished."""
+    """A fire while an earlier run of the job is unfinished."""
 
     @pytest.fixture(params=["queued", "running", "retrying"])
     def stage(self, request: pytest.FixtureRequest) -> str:
         return str(request.param)
 
     async def _unfinished(self, pool: Pool, stage: str) -> tuple[fires.Fires, int, int]:
-        """A job whose first run is unfinished in the given way, and its second fire."""
+        """The second fire of a job whose first run is unfinished in the given way, and the job's shard and epoch."""
         due = hours_ago(3)
         job = due_job(pool, due)
         await put(pool, job)
@@ -184,7 +184,7 @@ class TestOverlap:
         row = (await pool.query("select status, note from duly.history"))[0]
         assert row["status"] == "skipped"
         assert json.loads(row["note"])["reason"] == "overlap"
-        # The one that runs is still the one to wait for.
+        # The first run is still the run to wait for.
         assert await count(pool, "jobs", "last_run_at = $1", fire.expected[0] - HOUR) == 1
 
     async def test_queue_lets_the_new_one_wait(self, pool: Pool, stage: str) -> None:
@@ -311,7 +311,7 @@ async def test_a_simple_fire_of_several_shards_passes_over_those_that_were_lost(
 
 @pytest.mark.parametrize("committed", [True, False])
 async def test_a_simple_fire_leaves_a_row_that_was_written_since_it_was_seen(pool: Pool, committed: bool) -> None:
-    """Also when that write is not committed yet; it does not wait for it."""
+    """This holds also while that write is not committed; the fire does not wait for it."""
     due = hours_ago(1)
     job = due_job(pool, due)
     await put(pool, job)
@@ -329,7 +329,7 @@ async def test_a_simple_fire_leaves_a_row_that_was_written_since_it_was_seen(poo
 
 
 async def test_a_fire_leaves_a_job_that_was_changed_since_it_was_planned(pool: Pool) -> None:
-    """Also if its next_run_at is the same: what follows was planned by what is no longer so."""
+    """This holds also if next_run_at is the same: the next occurrence was planned by the old schedule."""
     due = hours_ago(1)
     job = due_job(pool, due)
     await put(pool, job)
@@ -345,7 +345,7 @@ async def test_a_fire_leaves_a_job_that_was_changed_since_it_was_planned(pool: P
 
 
 async def test_a_job_that_was_changed_since_it_was_looked_at_is_left_for_the_next_look(pool: Pool) -> None:
-    """Its next_run_at is the same, and its schedule is another."""
+    """Its next_run_at is the same, but its schedule has changed."""
     due = hours_ago(0)
     job = due_job(pool, due)
     await put(pool, job)
@@ -377,7 +377,7 @@ async def test_a_simple_fire_under_an_old_epoch_moves_nothing_and_the_other_shar
 
 @pytest.mark.parametrize("many", [3, 120])
 async def test_a_look_sees_which_jobs_are_running(pool: Pool, many: int) -> None:
-    """Few are asked one by one, for many all claims are read: the answer is the same."""
+    """For few jobs history is asked one by one, for many jobs all claims are read: the answer is the same."""
     due = hours_ago(1)
     jobs = [due_job(pool, due, shard=7) for _ in range(many)]
     await put(pool, *jobs)
@@ -390,7 +390,7 @@ async def test_a_look_sees_which_jobs_are_running(pool: Pool, many: int) -> None
     assert all(seen.busy for seen in await fires.due(pool, job_ids=ids)), "running"
     last, *others = claim.runs
     await runs.complete(pool, [succeeded(run) for run in others])
-    # Of many, those too whose claim stands because of another: a fire looks closely at them.
+    # With many jobs, a job whose claim still holds another run counts as busy too: a fire looks closely at it.
     still = {seen.job_id for seen in await fires.due(pool, job_ids=ids) if seen.busy}
     assert last.job_id in still
     await runs.complete(pool, [succeeded(last)], [last.claim_id])
@@ -410,7 +410,7 @@ async def test_only_the_leader_parks_and_only_what_stands_where_it_saw_it(pool: 
 
 
 class TestRelease:
-    """Late occurrences that waited for their turn."""
+    """Releasing late occurrences that waited for their turn."""
 
     async def waiting(self, pool: Pool) -> tuple[NewJob, int, fires.Release]:
         due = hours_ago(3)

@@ -1,4 +1,4 @@
-"""Submitting inside the caller's own transaction, with the real drivers: there if it commits, gone if it does not."""
+"""Submitting inside the caller's own transaction, with the real drivers: the job exists only if that commits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NASTY = 'it\'s "quoted" \\back\\slash, {braces}, NULL, %s %(p1)s $1 :name --no\t
 
 
 class Caller:
-    """Somebody with a connection and a transaction on it. The same few steps for every driver, sync or async."""
+    """A caller with a transaction on its connection. It has the same few steps for every driver, sync or async."""
 
     def __init__(self, connection: Any, *, submit: Callable[..., Awaitable[str]], **steps: Any) -> None:
         self.connection = connection
@@ -94,7 +94,7 @@ def driver_url(url: str, driver: str) -> sqlalchemy.URL:
 
 
 async def asyncpg_caller(connection: Any, app: Duly) -> Caller:
-    """asyncpg begins no transaction by itself: this one always has one open, like the others."""
+    """A caller that always has a transaction open, like the others: asyncpg does not begin one by itself."""
     await connection.execute("begin")
     return Caller(
         connection,
@@ -207,7 +207,7 @@ def async_sqlalchemy_of(driver: str, *, session: bool) -> Callable[[str, Duly], 
 
 @asynccontextmanager
 async def in_run_sync(url: str, app: Duly) -> AsyncIterator[Caller]:
-    """A sync session over asyncpg, as code has it that SQLAlchemy's `run_sync` calls."""
+    """A sync session over asyncpg, as in code that SQLAlchemy's `run_sync` calls."""
     engine = sqlalchemy.ext.asyncio.create_async_engine(driver_url(url, "asyncpg"))
 
     async def submit(*args: Any, connection: Any, **options: Any) -> str:
@@ -227,7 +227,7 @@ async def in_run_sync(url: str, app: Duly) -> AsyncIterator[Caller]:
 
 
 class DjangoThread:
-    """Django wants its connections used in one thread that has no event loop, as its request handlers do."""
+    """One thread without an event loop: Django wants its connections used in such a thread, as in request handlers."""
 
     def __init__(self) -> None:
         from concurrent.futures import ThreadPoolExecutor
@@ -311,7 +311,7 @@ KINDS: dict[str, Callable[[str, Duly], Any]] = {
 
 @pytest.fixture
 def app(settings: Settings) -> Duly:
-    # No address: whatever it needs, it must get over the connection it is given.
+    # The address leads nowhere: the app must get everything over the connection it is given.
     app = Duly(settings=settings.model_copy(update={"database_url": "postgresql://nobody@127.0.0.1:1/nothing"}))
 
     @app.task(queue="reports")
@@ -473,7 +473,7 @@ async def test_a_twin_of_a_transaction_that_rolls_back_is_a_job_of_its_own(
 async def test_a_value_never_gets_into_a_comment(
     opened: Callable[[str], Awaitable[Caller]], pool: Pool, store_operations: StoreOperations
 ) -> None:
-    """Some drivers write values into the statement's text, and a line break in one would end the comment."""
+    """Some drivers write values into the statement's text, where a value with a line break would end a comment."""
     await store_operations.tenants.set("acme", max_jobs=1)
     for kind in ("psycopg that binds by itself", "psycopg2"):
         joined = Joined(recognise((await opened(kind)).connection))
@@ -500,7 +500,7 @@ async def test_a_limit_refuses_and_leaves_the_transaction_whole(
     await caller.submit("send_report")
     with pytest.raises(LimitReached, match="default"):
         await caller.submit("send_report")
-    # What is there already needs no place.
+    # A job that exists already needs no slot.
     await caller.submit("send_report", dedupe_key="a")
     await caller.commit()
     assert await count(pool, "jobs") == 2
@@ -525,7 +525,7 @@ async def test_djangos_atomic_blocks_decide(database_url: str, app: Duly, pool: 
         with suppress(RuntimeError), transaction.atomic(using=alias):
             app.submit_sync("send_report", {"n": 3}, connection=connection)
             raise RuntimeError
-        # Without a transaction of the caller's every statement is its own.
+        # Without a transaction of the caller's, every statement is a transaction of its own.
         app.submit_sync("send_report", {"n": 4}, connection=connection)
         connection.close()
 
@@ -597,7 +597,7 @@ async def test_the_python_of_the_manual_runs(database_url: str, app: Duly, pool:
     alias, thread = django_alias(database_url), DjangoThread()
 
     def in_django() -> None:
-        # The reader's Django has one database, the default; this test's is called otherwise.
+        # The manual uses Django's default database; this test's database has another alias.
         def create(**fields: int) -> None:
             with connections[alias].cursor() as cursor:
                 cursor.execute("insert into orders values (%(id)s)", fields)

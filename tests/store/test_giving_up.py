@@ -1,4 +1,4 @@
-"""Statements that nobody waits for any more: what becomes of them on the server, and of their connections."""
+"""Statements that their caller has given up do not stay on the server, and dead connections are not used again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ select count(*) from pg_stat_activity where datname = current_database() and wai
 async def test_whatever_was_given_up_does_not_stay_in_the_queue_of_a_lock(
     how: str, pool: Pool, database_url: str
 ) -> None:
-    """Eight calls on a job that somebody keeps locked: none of them is left on the server, waiting."""
+    """Eight calls on a job that somebody keeps locked: none of them is left waiting on the server."""
     job = due_job(pool, pool.clock.now() + timedelta(hours=1))
     await put(pool, job)
     impatient = await Pool.connect(database_url, size=8, command_timeout=60 if how in ("cancelled", "closed") else 3)
@@ -69,7 +69,7 @@ async def test_whatever_was_given_up_does_not_stay_in_the_queue_of_a_lock(
 async def test_a_link_that_fell_silent_costs_a_prompt_statement_seconds_and_the_others_nothing(
     pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As behind a balancer that has forgotten all idle flows, and says nothing."""
+    """This is the case behind a balancer that has silently forgotten all idle connections."""
     monkeypatch.setattr(pool_module, "PROMPT_SECONDS", 1.5)
     monkeypatch.setattr(pool_module, "_CANCEL_SECONDS", 0.5)
     await put_now(pool, 1)
@@ -82,7 +82,7 @@ async def test_a_link_that_fell_silent_costs_a_prompt_statement_seconds_and_the_
             began = loop.time()
             with pytest.raises(StoreUnavailable):
                 await take(through)
-            # The other three were as dead. None of them is tried.
+            # The other three connections were dead too, and none of them is tried.
             assert len((await take(through)).runs) == 1
             assert loop.time() - began < 2 * 1.5 + 0.5
         finally:
@@ -92,7 +92,7 @@ async def test_a_link_that_fell_silent_costs_a_prompt_statement_seconds_and_the_
 async def test_a_server_that_is_merely_slow_is_not_cut_off(
     pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is not prompt has its minute; what is prompt is cancelled, and sent again it has its effect once."""
+    """An ordinary statement has a minute. A prompt one is cancelled, and takes effect once when it is sent again."""
     monkeypatch.setattr(pool_module, "PROMPT_SECONDS", 0.5)
     await put_now(pool, 3)
     other = await Pool.connect(database_url, size=2)

@@ -1,4 +1,4 @@
-"""A PostgreSQL that hangs: it takes connections and statements and answers nothing. Real processes, a real server."""
+"""A PostgreSQL that hangs: it accepts connections and statements and never answers. Processes and server are real."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from harness.store import count, take
 from harness.waiting import eventually
 
 GRACE = 2.0
-# What ends everything that does not end by itself, and a slow machine.
+# After 10 s a process ends even if something in it does not end by itself; 3 s are for a slow machine.
 FEW_SECONDS = 10.0 + 3.0
 USUAL = {
     "DULY_LEADER_LEASE_SECONDS": "5", "DULY_WORKER_LEASE_SECONDS": "15", "DULY_SHUTDOWN_GRACE_SECONDS": f"{GRACE:g}",
@@ -49,7 +49,7 @@ class Hanging:
             self._send(signal.SIGCONT)
 
     def _send(self, number: signal.Signals) -> None:
-        # First the postmaster, which makes the others.
+        # The postmaster comes first, because it starts the other processes.
         os.kill(self._postmaster, number)
         for child in Path(f"/proc/{self._postmaster}/task/{self._postmaster}/children").read_text().split():
             with suppress(ProcessLookupError):  # a session may have ended meanwhile
@@ -87,7 +87,7 @@ async def test_whoever_is_told_to_end_while_postgresql_hangs_ends_within_its_gra
             return led and await count(pool, "nodes", "kind = 'worker'") == 2
 
         await eventually(ready, seconds=60)
-        # A handler that ends while nothing can be written, in one of the workers.
+        # In one of the workers, a handler ends while nothing can be written.
         await operations.submit(JobRequest(handler="hold", payload={"seconds": 1.5}))
         await eventually(lambda: len(executions(sink)) == 1)
         with hanging.stopped():
@@ -106,7 +106,7 @@ async def test_whoever_is_told_to_end_while_postgresql_hangs_ends_within_its_gra
 async def test_a_server_that_stands_still_for_a_while_is_not_cut_off_and_what_was_sent_counts_once(
     hanging: Hanging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Longer than a prompt statement waits: a bulk submit and claims are under way."""
+    """The server stands still longer than a prompt statement waits, while a bulk submit and a claim are under way."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pool_module, "PROMPT_SECONDS", 1.0)
     pool = await Pool.connect(hanging.url)

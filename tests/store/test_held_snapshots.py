@@ -1,6 +1,7 @@
-"""While somebody's report keeps a snapshot, vacuum removes nothing: looks at claims and due jobs stay short anyway.
+"""While a report keeps a snapshot, vacuum removes nothing. Looks at claims and due jobs stay short all the same.
 
-DULY_TEST_DEAD_CLAIMS=300000 is the whole promise: due, line and rescue within three times of none.
+DULY_TEST_DEAD_CLAIMS=300000 tests the whole promise: with so many dead claims, no look at due jobs, a line or expired
+claims takes more than three times as long as with none.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ async def snapshot(url: str) -> AsyncIterator[None]:
 
 
 async def claims_come_and_go(pool: Pool, count: int) -> None:
-    """A quarter of an hour's: two workers', and one of them holds others still."""
+    """Makes and deletes claims of two workers, as in a quarter of an hour. Claims that were there before stay."""
     kept = [row["claim_id"] for row in await pool.query("select claim_id from duly.claims")]
     for _ in range(0, count, 10_000):
         await pool.query(
@@ -76,7 +77,7 @@ async def floor_of(pool: Pool) -> UUID:
 
 
 async def seen(pool: Pool) -> set[UUID]:
-    """The jobs that the two ways of looking at all claims find: they agree."""
+    """The jobs in all claims. The function and the view that look at all claims must agree."""
     by_function = {row["id"] for row in await pool.query("select duly.claimed_jobs() as id")}
     by_view = {row["id"] for row in await pool.query("select unnest(job_ids) as id from duly.live_claims")}
     assert by_function == by_view
@@ -84,7 +85,7 @@ async def seen(pool: Pool) -> set[UUID]:
 
 
 async def cost(pool: Pool, name: str, *args: Any, times: int) -> tuple[int, float]:
-    """Pages that the longest part of a statement looks at, and the median milliseconds it took. It is undone."""
+    """The pages that the largest part of a statement reads, and its median time in ms. Its changes are undone."""
     pages, took = 0, []
     connection = await asyncpg.connect(pool.url, server_settings={"enable_seqscan": "off", "search_path": "pg_catalog"})
     for _ in range(times):
@@ -93,7 +94,7 @@ async def cost(pool: Pool, name: str, *args: Any, times: int) -> tuple[int, floa
         rows = await connection.fetch(f"explain (analyze, buffers, timing off) {statement(name)}", *args)
         await undone.rollback()
         lines = [row[0] for row in rows]
-        # Without what the planner reads.
+        # The planner's own reads do not count.
         buffers = [
             line.split()
             for line in itertools.takewhile(lambda line: "Planning" not in line, lines)
@@ -108,8 +109,8 @@ async def cost(pool: Pool, name: str, *args: Any, times: int) -> tuple[int, floa
 
 
 async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
-    # Without autovacuum, which may or may not come meanwhile. After its ANALYZE the planner believes that the table has
-    # a single row and no longer looks claims up by their ids: jobs/put_in_order, runs/requeue, maintenance/lock_expired
+    # Autovacuum is off, because it might come meanwhile. After its ANALYZE the planner believes that the table has a
+    # single row and no longer looks claims up by their ids: jobs/put_in_order, runs/requeue, maintenance/lock_expired
     # and maintenance/expire_claims then read the whole index (1,400 pages and 13 ms with 20,000 dead claims).
     await pool.query("alter table duly.claims set (autovacuum_enabled = off)")
     jobs = spread(pool, 200, pool.clock.now())
@@ -125,7 +126,7 @@ async def test_dead_claims_do_not_make_looks_long(pool: Pool) -> None:
     await progress.write(pool, [(run.claim_id, run.ordinal, 0.5, "half")])
     names = (claim.claim_id,), (1,), (1,)
     ids = [job.job_id for job in jobs]
-    # Upkeep asks of one that waits whether the one before it is still held.
+    # A waiting run, for which upkeep checks whether the run before it is still held.
     await pool.query(
         "insert into duly.runs (job_id, scheduled_at, run_at, fired_at, shard, priority, state, queue) "
         "select job_id, last_run_at, 'infinity', now(), shard, priority, 'waiting', queue from duly.jobs "
@@ -211,7 +212,7 @@ class TestTheFloor:
         for _ in range(3):
             await floor.work(0)
             assert await floor_of(pool) == UUID(int=0)
-        # Others that claim meanwhile are not waited for.
+        # The floor does not wait for claims that begin meanwhile.
         other = await asyncpg.connect(pool.url)
         newer = await put_now(pool, 1)
         later = other.transaction()
@@ -227,7 +228,7 @@ class TestTheFloor:
         await other.close()
 
     async def test_no_claim_gets_a_smaller_id_when_the_clock_goes_back(self, pool: Pool) -> None:
-        # An hour ago it was an hour later.
+        # The bar is an hour in the future: the clock has gone back since it was set.
         await pool.query("update duly.claim_floor set bar = (extract(epoch from now()) * 1000)::bigint + 3600000")
         await raise_floor(pool)
         jobs = await put_now(pool, 3)
@@ -253,7 +254,7 @@ class TestTheFloor:
 
 @pytest.mark.parametrize("way", ["_leases_at", "_claims_at"])
 async def test_a_lease_that_ended_before_the_last_look_is_found_by_a_look_at_all(pool: Pool, way: str) -> None:
-    """Its claim took longer to commit than its lease."""
+    """The claim took longer to commit than its lease lasted."""
     service = Rescuer(pool)
     await put_now(pool, 1)
     await take(pool)
@@ -307,7 +308,7 @@ async def test_due_jobs_are_read_from_the_oldest_on_while_that_is_slow(
     await scheduler.step(START + 3 * MINUTE)
     assert asked[-1] == START + MINUTE
     assert await scheduler.runs() == [START + MINUTE]
-    # An hour late, and nobody told of it.
+    # The job is made an hour late, without a notification.
     await pool.query("update duly.jobs set next_run_at = $1", START - HOUR)
     await scheduler.step(START + 4 * MINUTE)
     assert len(await scheduler.runs()) == 1

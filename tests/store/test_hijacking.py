@@ -1,8 +1,8 @@
 """Objects that others create in a shared schema do not replace PostgreSQL's own functions, operators and types.
 
-Of all that fits a call, PostgreSQL takes what fits the types exactly, whichever schema of the search_path it is in. So
-a role that may do nothing but create in `public` could put an operator for a smallint and an integer there, and
-`flags & 8` would be its code, run with Duly's rights.
+Of all functions or operators that fit a call, PostgreSQL takes the one that fits the types exactly, whichever schema of
+the search_path it is in. So a role that may only create objects in `public` could put an operator for a smallint and an
+integer there, and `flags & 8` would run its code with Duly's rights.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from duly.store.statements import statement
 from harness.living import live
 
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
-# What is asked over a caller's connection, whose search_path may be anything.
+# The statements that run over a caller's connection, whose search_path may be anything.
 OVER_ANOTHERS = (
     "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates", "jobs/submit",
     "store/transaction_facts", "tenants/count_new", "tenants/room", "tenants/take",
@@ -39,7 +39,7 @@ TRAPS = Path(__file__).with_name("traps.sql")
 
 
 def called_functions() -> list[str]:
-    """The names of whatever is called in a statement or in the schema."""
+    """The names of all functions that a statement or the schema calls."""
     texts = [statement(name) for name in STATEMENTS]
     texts += [migration.sql for migration in known_migrations()]
     return sorted({name for text in texts for name in re.findall(r"([a-z_]\w*)\(", text)})
@@ -68,7 +68,7 @@ def traps(server: Server) -> None:
 
 @pytest.fixture
 async def trapped_url(server: Server, traps: None) -> AsyncIterator[str]:
-    """A store with traps around it, none of which may have been called in the end."""
+    """A store with traps around it. At the end, none of them may have been called."""
     name = f"traps_{uuid4().hex}"
     admin = await asyncpg.connect(server.url)
     await admin.execute(f"create database {name} template template_traps")
@@ -82,7 +82,7 @@ async def trapped_url(server: Server, traps: None) -> AsyncIterator[str]:
 
 
 async def bound_to(connection: asyncpg.Connection[asyncpg.Record], name: str, types: str, path: str) -> list[str]:
-    """What of `public` a statement would use in a session with this search_path, as PostgreSQL writes it down."""
+    """The objects of `public` that a statement would use with this search_path, as PostgreSQL records them."""
     text = re.sub(r"--[^\n]*", "", statement(name)).strip()
     block = connection.transaction()
     await block.start()
@@ -91,7 +91,7 @@ async def bound_to(connection: asyncpg.Connection[asyncpg.Record], name: str, ty
         try:
             await connection.execute(f"create procedure duly.probe({types}) language sql begin atomic {text}; end")
         except asyncpg.PostgresError as error:
-            # A trap was chosen and is of no use there.
+            # A trap was chosen, and does not work in this place.
             return [str(error)]
         await connection.execute("set local search_path = pg_catalog")
         rows = await connection.fetch(
@@ -109,7 +109,7 @@ async def test_every_statement_uses_postgresqls_own_whatever_is_in_public(trappe
     for name in STATEMENTS:
         asked = (await connection.prepare(statement(name))).get_parameters()
         types = ", ".join(f"{one.schema}.{one.name}" for one in asked)
-        # Behind a pooler the path is the role's, usually the default; a caller's own may put anything first.
+        # Behind a pooler the path is the role's, usually the default; a caller's path may put anything first.
         paths = ["public"] + (["public, pg_catalog"] if name in OVER_ANOTHERS else [])
         for path in paths:
             if used := await bound_to(connection, name, types, path):
@@ -119,7 +119,7 @@ async def test_every_statement_uses_postgresqls_own_whatever_is_in_public(trappe
 
 
 async def test_what_is_asked_over_a_callers_connection_is_named_above(pool: Pool, settings: Settings) -> None:
-    """The list must not fall behind the code."""
+    """The list `OVER_ANOTHERS` must not fall behind the code."""
     from duly.store import foreign
 
     asked: set[str] = set()
@@ -145,7 +145,7 @@ async def test_what_is_asked_over_a_callers_connection_is_named_above(pool: Pool
 async def submit_over(
     app: Duly, store_operations: StoreOperations, connection: asyncpg.Connection[asyncpg.Record]
 ) -> None:
-    """All that submitting over a connection does: single, many, again under the same key, within a limit."""
+    """Submits over a connection in every way: one job, many jobs, again under the same key, within a limit."""
     for most in (None, 500):
         await store_operations.tenants.set("default", max_jobs=most)
         async with connection.transaction():
@@ -170,8 +170,8 @@ async def test_a_jobs_life_with_traps_on_connections_of_our_own(trapped_url: str
 
 
 async def test_a_jobs_life_with_traps_behind_a_pooler(trapped_url: str, settings: Settings) -> None:
-    """With the path that the manual gives to the role: the driver's own look at types needs it. Duly's statements do
-    not, see above."""
+    """The search_path is the one that the manual gives to the role: the driver's own queries for types need it. Duly's
+    statements do not need it, see above."""
     admin = await asyncpg.connect(trapped_url, server_settings=OWN)
     name = await admin.fetchval("select current_database()")
     await admin.execute(f"alter database {name} set search_path = pg_catalog, pg_temp")

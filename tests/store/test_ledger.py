@@ -1,4 +1,4 @@
-"""The ledger of idempotency keys: what was refused leaves no key behind."""
+"""The ledger of idempotency keys: a refused completion leaves no key behind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from harness.store import count, put_now, take
 
 
 async def _rescued(pool: Pool) -> Claim:
-    """A claim of one run whose worker has lost it."""
+    """A claim of one run, after rescue has taken the run back."""
     await put_now(pool, 1)
     claim = await take(pool)
     await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
@@ -27,7 +27,7 @@ async def test_a_worker_that_lost_its_run_does_not_end_it_for_the_next_one(pool:
     assert await runs.complete(pool, [_ended(stale, "paid")]) == 0
     assert await count(pool, "ledger") == 0
     fresh = await take(pool)
-    # The next one asks before it calls its handler.
+    # The next worker looks for the key before it calls its handler.
     assert not await ledger.known(pool, [(job_id, "paid")], retention_seconds=60)
     assert await runs.complete(pool, [_ended(fresh, "paid")]) == 1
     assert await ledger.known(pool, [(job_id, "paid")], retention_seconds=60) == {(job_id, "paid")}

@@ -49,7 +49,7 @@ async def ended(pool: Pool, runs: int, *, seconds: float = 40) -> None:
 
 
 async def emptied(pool: Pool, *, seconds: float = 20) -> None:
-    """Nothing is left behind: a claim that is closed late is still closed."""
+    """Waits until no claim is left: also a claim that is closed late is closed."""
 
     async def no_claims() -> bool:
         return await count(pool, "claims") == 0
@@ -116,7 +116,7 @@ async def test_a_commit_whose_answer_is_lost_leaves_one_outcome_and_one_key_in_t
     spawn("worker", settings=through(proxy))
     await asyncio.to_thread(fault.wait, 3)
     await ended(pool, total)
-    # Not one is marked as deduplicated: that would be the second sending, taken for a second run.
+    # No run is marked as deduplicated: that would be a second sending, taken for a second run.
     assert await count(pool, "history", "status = 'succeeded' and attempt = 1 and flags = 0") == total
     assert await count(pool, "ledger") == total
     assert set(executions(sink).values()) == {1}
@@ -139,7 +139,7 @@ async def test_a_rescue_that_is_cut_off_in_the_middle_has_no_effect_and_is_done_
     spawn("worker")
     await asyncio.to_thread(fault.wait, 2)
     await ended(pool, total)
-    # One crash, one attempt: had a rescue counted that nobody heard of, max_retries would be used up.
+    # One crash is one attempt: if a rescue whose answer was lost counted too, max_retries would be used up.
     assert await count(pool, "history", "status = 'succeeded' and attempt = 2") == total
     assert await count(pool, "attempts", "attempt = 1 and error ->> 'type' = 'LeaseLost'") == total
     assert await count(pool, "attempts") == total
@@ -163,7 +163,7 @@ async def test_runs_of_a_claim_whose_answer_is_lost_are_rescued_although_their_w
     # The lease, a pass of the rescuer, and a claim; more only on a busy machine.
     assert time.monotonic() - lost < 3 * LEASE + 5
     assert worker.poll() is None
-    # Nobody can tell it from a crash: an attempt is counted, and what there is to know of it is recorded.
+    # The loss cannot be told from a crash, so an attempt is counted and recorded.
     assert await count(pool, "history", "status = 'succeeded' and attempt = 2") == total
     assert await count(pool, "attempts", "attempt = 1 and error ->> 'type' = 'LeaseLost'") == total
     assert set(executions(sink).values()) == {1}
@@ -187,7 +187,7 @@ async def test_handlers_of_a_worker_cut_off_by_a_link_that_hangs_are_told_before
     until = await leases_end()
     await eventually(lambda: len(lines(sink, "told")) == total)
     assert await leases_end() == until
-    # By the lease's own end, as the database knows it, all have been told.
+    # All handlers were told before the lease ended in the database.
     assert max(line.at for line in lines(sink, "told")) < until
 
     spawn("scheduler")
@@ -196,7 +196,7 @@ async def test_handlers_of_a_worker_cut_off_by_a_link_that_hangs_are_told_before
     rows = await pool.query("select * from duly.history order by job_id")
     assert {row["attempt"] for row in rows} == {2}
 
-    # When the link is back, the worker is of use again, and what it missed is left as it is.
+    # When the link is back, the worker claims again and does not change the outcomes that it missed.
     proxy.passing()
     await submit(operations, *(JobRequest("record", payload={"seconds": 0.5}) for _ in range(300)))
     await eventually(lambda: worker.pid in {line.pid for line in lines(sink, "started") if line.attempt == 1})
@@ -217,12 +217,12 @@ async def test_runs_that_were_given_up_in_an_outage_are_not_lost_when_it_ends_be
     await eventually(lambda: len(executions(sink)) == given_up)
     proxy.refuse()
     await eventually(lambda: len(lines(sink, "told")) == given_up)
-    # Nobody rescues yet, so the claim is still there when the worker comes back and has other things to write.
+    # No scheduler rescues yet, so the claim is still there when the worker comes back and has other things to write.
     proxy.passing()
     await submit(operations, *(JobRequest("record", payload={"seconds": n * 0.1}) for n in range(20)))
     await ended(pool, 20)
     held = await pool.query("select count(*) from duly.claims where job_ids && $1", jobs)
-    assert held[0]["count"] == 1, "the claim of the runs that were given up is gone, and nobody has the runs"
+    assert held[0]["count"] == 1, "the claim of the runs that were given up is gone, and the runs with it"
 
     spawn("scheduler")
     await ended(pool, 20 + given_up)

@@ -76,7 +76,7 @@ async def test_an_older_store_is_refused_with_what_is_missing(pool: Pool, monkey
 
 
 def test_the_schema_defines_each_object_once_and_in_its_final_form() -> None:
-    """A reader finds an object in one place. Later migrations change it; the schema of a new store never does."""
+    """A reader finds each object in one place. Later migrations may change it; the schema itself never does."""
     schema = known_migrations()[0].sql
     made = re.findall(
         r"^create (?:unlogged |unique )?(?:table|view|index|function) (?:duly\.)?(\w+)", schema, re.MULTILINE
@@ -129,7 +129,7 @@ async def test_a_password_is_never_shown() -> None:
 
 
 def one_more(monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
-    """This Duly brings another migration."""
+    """Lets this Duly know one more migration, 9000_more."""
     known = [*known_migrations(), Migration(9000, "more", sql)]
     monkeypatch.setattr(migrations, "known_migrations", lambda: known)
     monkeypatch.setattr(migrations, "PAUSE_SECONDS", 0.3)
@@ -137,7 +137,7 @@ def one_more(monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
 
 @asynccontextmanager
 async def holding(url: str, *statements: str) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """Somebody's transaction."""
+    """The open transaction of another session, in which these statements were executed."""
     connection = await asyncpg.connect(url, server_settings={"application_name": "monthly report"})
     try:
         async with connection.transaction():

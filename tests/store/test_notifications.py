@@ -1,4 +1,4 @@
-"""The server's queue of notifications: shared by all its databases, and full when one listener does not listen."""
+"""The server's queue of notifications, which all its databases share, fills up when one listener is stuck."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_a_queue_of_notifications_that_was_full_does_not_stay_so(small_que
         await put(pool, new_job(pool))
     assert await count(pool, "jobs") == 0
     await stuck.close()
-    # PostgreSQL itself would go on to refuse every announcement.
+    # By itself PostgreSQL would go on refusing every announcement.
     await put(pool, new_job(pool))
     assert (await count(pool, "jobs"), await count(pool, "runs")) == (1, 1)
     await pool.close()

@@ -1,4 +1,4 @@
-"""Listening: after a reconnect everybody looks for themselves."""
+"""Listening: after a reconnect every listener of the node is told to look for itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_what_was_announced_while_nobody_listened_is_looked_for(pool: Pool
     notifier = Notifier(database_url)
 
     async def look() -> None:
-        """Everybody is told to look, at a moment in which the next announcement would be heard."""
+        """Waits until every listener is told to look, at a moment when the next announcement would be heard."""
         for queue in heard.values():
             while await queue.get() != (None, True):
                 pass

@@ -1,7 +1,7 @@
 """Overlap holds whatever happens: random histories of fires, retries, rescues, cancels, triggers and redrives.
 
-The store is real; what the clients of it do is chosen at random, first one after the other against a model, then all at
-once. A failing seed is shown and can be run again: DULY_TEST_SEED=…
+The store is real. Its clients act at random: first one action after the other, compared with a model, then all at once.
+A failing seed is shown and can be run again: DULY_TEST_SEED=…
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SECOND = timedelta(seconds=1)
 ERROR = '{"type": "Boom", "message": "no", "traceback": null}'
 HISTORIES = int(os.environ.get("DULY_TEST_HISTORIES", "20"))
 
-# Unfinished runs. Of those that do not wait, a job has at most one in any snapshot, unless its runs are parallel.
+# Unfinished runs. In any snapshot at most one run of a job does not wait, unless the job's runs may overlap.
 UNFINISHED = """
 select job_id, scheduled_at, where_it_is from (
     select job_id, scheduled_at, state as where_it_is from duly.runs
@@ -55,7 +55,7 @@ def seeds() -> list[int]:
 
 @pytest.fixture
 async def connection(pool: Pool) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """As the pool's are."""
+    """A connection with the settings of the pool's connections."""
     settings = {"enable_seqscan": "off", "search_path": "pg_catalog"}
     connection = await asyncpg.connect(pool.url, server_settings=settings)
     yield connection
@@ -82,7 +82,8 @@ class History:
         policy = Policy(overlap=self.overlap, max_queued=self.max_queued, max_retries=2)
         self.job = due_job(self.pool, self.next, policy=policy.to_stored())
         await put(self.pool, self.job)
-        # It is there before its first occurrence, as jobs are: what began after its last change is looked at less.
+        # The job's last change lies before its first occurrence, as usual: once a run has started since the last
+        # change, a fire checks less.
         await self.pool.query("update duly.jobs set updated_at = $1", START - SECOND)
         self.epoch = await lead(self.pool, self.job.shard)
 
@@ -110,7 +111,7 @@ class History:
         self.log.append(f"fire {due:%S} → {after.get(due, 'skipped')}")
         waiting = sum(where == "waiting" for where in before.values())
         if self.overlap == "parallel" or not before:
-            assert after.get(due) == "queued", "nothing stood in its way"
+            assert after.get(due) == "queued", "no earlier run was unfinished"
         elif self.overlap == "skip" or waiting >= self.max_queued:
             assert due not in after
         else:
@@ -152,7 +153,7 @@ class History:
             "update duly.claims set lease_until = duly.now() - interval '1 second' where claim_id = $1", run.claim_id
         )
         await maintenance.rescue(self.pool)
-        # They come back a little apart from each other; here nobody waits.
+        # Rescue spreads the runs over some seconds; this test does not wait for that.
         await self.pool.query("update duly.runs set run_at = least(run_at, duly.now()) where state = 'queued'")
         self.log.append(f"rescue {[one.scheduled_at.second for one in (run, *lost)]}")
 
@@ -200,8 +201,8 @@ class History:
         there = await self.unfinished()
         active = sorted(moment for moment, where in there.items() if where != "waiting")
         if self.overlap != "parallel":
-            assert len(active) <= 1, f"two at once: {active}"
-            assert active or not there, f"all wait and nobody goes: {there}"
+            assert len(active) <= 1, f"two active runs: {active}"
+            assert active or not there, f"all runs wait and none is active: {there}"
 
     async def change_overlap(self, overlap: Overlap | None = None) -> None:
         drawn: Overlap = self.dice.choice(("skip", "queue", "parallel"))
@@ -213,7 +214,7 @@ class History:
         self.log.append(f"overlap {self.overlap}")
 
     async def catch_up(self) -> None:
-        """Two late ones of a job that makes up for each: they wait for one another, whatever the overlap is."""
+        """Fires two late occurrences as RUN_ALL does: missed and serial, so only `parallel` lets them overlap."""
         seen = await fires.due(self.pool, job_ids=[self.job.job_id])
         moments = [self.next, self.next + SECOND]
         job = self.job._replace(next_run_at=self.next)
@@ -231,7 +232,7 @@ class History:
         self.log.append("redrive all")
 
     async def check_looks(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
-        """A short look at the line comes to what a whole one comes to."""
+        """Checks that a short look at the line has the same result as a look at all of it."""
         whole, short = [await self._would_become(connection, whole=whole) for whole in (True, False)]
         assert whole == short
 
@@ -249,7 +250,7 @@ class History:
         return [tuple(row) for row in standing], noted
 
     async def finish(self) -> None:
-        """Everything that was begun ends, and every occurrence has one outcome."""
+        """Completes all runs, and checks that every occurrence has one outcome."""
         for _ in range(1000):
             while self.held:
                 await self.succeed()
@@ -295,7 +296,7 @@ async def test_overlap_holds_over_random_histories(pool: Pool, operations: Opera
 async def test_a_short_look_at_a_line_finds_what_a_whole_one_does(
     pool: Pool, operations: Operations, connection: asyncpg.Connection[asyncpg.Record]
 ) -> None:
-    """Whatever happened before: also while the job's policy changes to and fro."""
+    """After any history, also one in which the job's policy changes to and fro."""
     moves = (*MOVES, "change_overlap", "change_overlap", "catch_up", "redrive_all")
     for seed in seeds()[: HISTORIES // 2]:
         await pool.query(
@@ -319,7 +320,7 @@ async def test_a_short_look_at_a_line_finds_what_a_whole_one_does(
 async def test_runs_that_were_allowed_to_overlap_are_all_waited_for(
     pool: Pool, operations: Operations, overlap: Overlap, many: bool, clock: str
 ) -> None:
-    """An older one may outlive the last, and the last is what is looked at first."""
+    """An older run may outlive the last run, although a fire looks at the last run first."""
     history = History(pool, operations, "parallel", random.Random(1))
     if clock == "gone back":
         history.next = datetime.now(UTC) + timedelta(hours=1)
@@ -329,7 +330,8 @@ async def test_runs_that_were_allowed_to_overlap_are_all_waited_for(
     await pool.query("update duly.runs set run_at = duly.now()")
     older, last = (await take(pool, limit=5)).runs
     await operations.jobs.change(str(history.job.job_id), {"overlap": overlap})
-    # Of many jobs at once, only those are looked at closely that are in a claim, as this one is until both have ended.
+    # In a fire of 100 jobs or more, only jobs in a claim are checked closely. This job is in one until both runs have
+    # ended.
     others = [uuid4() for _ in range(100 if many else 0)]
 
     async def fire(due: datetime) -> str:
@@ -365,12 +367,12 @@ async def test_one_in_the_middle_of_a_line_is_not_overlooked(
     (first,) = history.held
     await history.fire()
     if how == "redriven":
-        # One that is older than what stands in the queue waits again.
+        # The first run is redriven while a newer run is queued, so it waits again.
         await runs.bury(pool, [Buried(first, 1, 2, ERROR)])
         await history.fire()
         await history.redrive()
     else:
-        # While the first two were one behind the other, a third was let in beside them; then a fourth waits again.
+        # While the second run waits for the first, a third run is let in beside them; then a fourth waits again.
         await history.change_overlap("parallel")
         await history.fire()
         if how != "stands":
@@ -388,7 +390,7 @@ async def test_one_in_the_middle_of_a_line_is_not_overlooked(
     if how != "redriven":
         assert await runs.complete(pool, [succeeded(first)]) == 1
         del before[first.scheduled_at]
-    assert await history.unfinished() == before, "one was let go beside another"
+    assert await history.unfinished() == before, "a waiting run was released beside an active one"
     assert list(before.values()).count("waiting") == len(before) - 1
 
 
@@ -400,7 +402,7 @@ async def test_the_end_of_a_run_costs_no_more_in_a_long_line(
     await put(pool, job)
 
     async def pages() -> int:
-        """That one end's look at the line reads, and changes."""
+        """The number of pages that the end of one run reads and changes in the line."""
         undone = connection.transaction()
         await undone.start()
         rows = await connection.fetch(
@@ -422,23 +424,23 @@ async def test_the_end_of_a_run_costs_no_more_in_a_long_line(
     short = await pages()
     await wait_in_line(101, 20_000)
     long = await pages()
-    # However well PostgreSQL knows how long it is.
+    # The same must hold once PostgreSQL knows how long the line is.
     await connection.execute("analyze duly.runs")
     long = max(long, await pages())
-    print(f"{short} pages with 100 that wait, {long} with 20,000")
+    print(f"{short} pages with 100 waiting runs, {long} with 20,000")
     assert long <= 2 * short + 20
 
 
 @pytest.mark.parametrize("overlap", ["skip", "queue"])
 async def test_overlap_holds_while_many_act_at_once(pool: Pool, operations: Operations, overlap: Overlap) -> None:
-    """Firer, workers, rescuer, upkeep and people on the same few jobs, as fast as they can; snapshots are checked."""
+    """Fires, workers, rescue, upkeep and people act on the same few jobs as fast as they can; snapshots are checked."""
     seconds = float(os.environ.get("DULY_TEST_OVERLAP_SECONDS", "4"))
     seed = seeds()[0]
     dice = random.Random(seed)
     policy = Policy(overlap=overlap, max_queued=5, max_retries=1)
     jobs = [due_job(pool, START, policy=policy.to_stored()) for _ in range(4)]
     await put(pool, *jobs)
-    # Each shard once: to lead it again would depose its leader.
+    # Each shard is led once: leading it again would depose its leader.
     terms = {shard: await lead(pool, shard) for shard in {job.shard for job in jobs}}
     epochs = {job.job_id: terms[job.shard] for job in jobs}
     stop = asyncio.Event()
@@ -521,7 +523,7 @@ async def test_overlap_holds_while_many_act_at_once(pool: Pool, operations: Oper
                 f"select job_id, count(*) as active, array_agg(scheduled_at || ' ' || where_it_is) as which from "
                 f"({UNFINISHED} where where_it_is <> 'waiting') active group by job_id having count(*) > 1"
             )
-            assert not rows, f"seed {seed}: two at once: {rows[0]['which']}"
+            assert not rows, f"seed {seed}: two active runs: {rows[0]['which']}"
             done["looks"] += 1
             await asyncio.sleep(0.003)
 
@@ -535,7 +537,7 @@ async def test_overlap_holds_while_many_act_at_once(pool: Pool, operations: Oper
         stop.set()
     print(f"{overlap}, seed {seed}: {dict(done)}")
     assert min(done[what] for what in ("fired", "succeed", "retry", "bury", "rescued", "triggered", "redriven")) > 0
-    # The end: what is left is worked off by one after the other, and every occurrence has its one outcome.
+    # At the end the remaining runs are completed one after the other, and every occurrence has one outcome.
     await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
     async with asyncio.timeout(30):
         while await pool.query(UNFINISHED):

@@ -143,7 +143,7 @@ class TestRowsInTheDefaultPartition:
             assert rows[0]["ended"]
 
     async def test_what_is_older_than_the_partitions_stays_there(self, pool: Pool) -> None:
-        """A past day gets no partition late: a day with a partition counts as one from which nothing was pruned."""
+        """Such a day gets no partition: a day with a partition counts as one from which nothing was pruned."""
         await record(pool, datetime(2001, 2, 3, tzinfo=UTC), job_id=(job_id := uuid4()))
         assert (await maintenance.ensure_partitions(pool)).made == 0
         assert await count(pool, "history_default") == 1

@@ -1,4 +1,4 @@
-"""Everything but LISTEN goes through a real PgBouncer in transaction mode, whose few connections all of us share."""
+"""Everything but LISTEN goes through a real PgBouncer in transaction mode. All processes share its few connections."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ async def pooled(pgbouncer: PgBouncerServer) -> AsyncIterator[Pool]:
 
 
 def through(pgbouncer: PgBouncerServer, direct_url: str | None = None) -> dict[str, str]:
-    """Settings of a process that knows the pooler, and perhaps the way around it for LISTEN."""
+    """Settings of a process that uses the pooler, and `direct_url` for LISTEN if there is one."""
     settings = {"DULY_DATABASE_URL": pgbouncer.url, "DULY_PGBOUNCER": "1"}
     return settings if direct_url is None else {**settings, "DULY_DIRECT_URL": direct_url}
 
 
 async def left_behind(pgbouncer: PgBouncerServer) -> list[tuple[str, str]]:
-    """Prepared statements and changed settings in the sessions that PgBouncer holds, by asking each of them."""
+    """The prepared statements, changed settings and advisory locks that are left in PgBouncer's sessions."""
     found: list[tuple[str, str]] = []
     connections = [
         await asyncpg.connect(pgbouncer.url, **connection_options(pgbouncer.url, pgbouncer=True)) for _ in range(3)
@@ -110,7 +110,7 @@ async def test_a_store_is_made_and_used_through_the_pooler(
         async with running_scheduler(fresh, mine) as node, running_worker(fresh, tasks, mine):
             assert node.notifier is None
             soon = operations.now() + timedelta(seconds=2)
-            # More than LARGE in one shard's batch: these are planned for their size.
+            # More than LARGE jobs in one shard's batch: such a batch is planned for its size.
             many = [JobRequest("noop", schedule=soon) for _ in range(64 * LARGE * 2)]
             await operations.submit_many(many, allow_unknown_handler=True)
             again = Policy(retry_backoff="immediate")
@@ -144,7 +144,7 @@ async def test_a_batch_that_is_planned_for_its_size_leaves_no_statement_behind(
 
 
 async def test_named_statements_would_not_survive_there(pgbouncer: PgBouncerServer) -> None:
-    """Why nothing is prepared by name: two processes that do collide in the sessions they share."""
+    """The reason why nothing is prepared by name: two processes that do so collide in the sessions they share."""
 
     async def prepare() -> None:
         for _ in range(20):
@@ -172,7 +172,7 @@ async def test_two_schedulers_and_two_workers_all_behind_the_pooler(
     *,
     listening: bool,
 ) -> None:
-    """`pool` goes around the pooler and only looks."""
+    """`pool` bypasses the pooler and is only used to look."""
     settings = {**through(pgbouncer, database_url if listening else None), "DULY_REREAD_SECONDS": "2"}
     await pool.query("create table public.effects (run_id text primary key, token text not null)")
     schedulers = [spawn("scheduler", settings=settings) for _ in range(2)]
@@ -189,7 +189,7 @@ async def test_two_schedulers_and_two_workers_all_behind_the_pooler(
     requests += [JobRequest("fail", policy=Policy(max_retries=2, retry_backoff="immediate")) for _ in range(20)]
     total = len(requests)
     await operations.submit_many(requests, allow_unknown_handler=True)
-    # A handler that outlives its lease of 3 s several times over: heartbeats pass.
+    # A handler that takes longer than two leases of 3 s: heartbeats get through the pooler.
     await operations.submit_many([JobRequest("hold", payload={"seconds": 8})], allow_unknown_handler=True)
 
     async def half_done() -> bool:
@@ -209,7 +209,7 @@ async def test_two_schedulers_and_two_workers_all_behind_the_pooler(
     assert await count(pool, "runs") == 0
     assert await count(pool, "attempts", "error ->> 'type' = 'ValueError'") == 60
     assert (await pool.query("select count(*) as count from public.effects"))[0]["count"] == 50
-    # Only what the killed worker held was started twice.
+    # Only runs that the killed worker held were started twice.
     twice = {run_id for run_id, times in executions(sink).items() if times > 1}
     lost = await count(pool, "attempts", "error ->> 'type' = 'LeaseLost'")
     assert len(twice - {line.run_id for line in lines(sink) if line.attempt > 3}) <= lost + 20

@@ -1,7 +1,8 @@
-"""Errors of a healthy database: nothing is parked, lost or doubled, and everything goes on by itself.
+"""Passing errors of a healthy database: nothing is parked, lost or recorded twice, and everything goes on by itself.
 
-A life of jobs in all their turns, with the whole of a scheduler, a worker and the API in this process, while every
-class of error is injected at every statement: before it, after it, and in place of its answer. Seeded; more of it:
+Jobs go through every turn of their lives, with a whole scheduler, a worker and the API in this process, while every
+class of error is injected at every statement: before it, after it, and in place of its answer. A seed decides where.
+For a longer test:
 
     DULY_TEST_ERRORS_SECONDS=600 pytest tests/store/test_server_errors.py -k random -s
 """
@@ -43,7 +44,7 @@ from harness.waiting import drawn_seed, eventually
 T = TypeVar("T")
 
 SECONDS = float(os.environ.get("DULY_TEST_ERRORS_SECONDS", "0"))
-# Refused data are held against a job here; elsewhere they are one more error.
+# In these statements refused data are blamed on a job; elsewhere they are one more error.
 BLAMING = (
     "fires/",
     "sql_submits/write_plans",
@@ -63,7 +64,7 @@ def spared(name: str, state: str) -> bool:
 
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:
-    """As somebody does who has to get it done: what was refused for a passing reason is asked for again."""
+    """Repeats a call that fails for a passing reason until it succeeds, as a determined caller does."""
     async with asyncio.timeout(30):
         while True:
             try:
@@ -119,7 +120,7 @@ class Life:
         return str(done.job_id)
 
     async def live(self, clean: Pool) -> None:
-        """`clean` is under no injector: it looks, and sets the scene."""
+        """Lets the jobs live. `clean` is a pool without errors, which prepares the store and looks at it."""
         pool, settings, injector = self.pool, self.settings, self.injector
         await clean.query("create table public.effects (run_id text)")
         # A worker that is gone: rescue takes its runs back.
@@ -176,7 +177,7 @@ class Life:
         await self.app.close()
 
     async def _handle(self, operations: Operations, job_id: str) -> None:
-        """What people do with a job, each as often as it takes."""
+        """Pauses, resumes, changes and triggers a job as people do, each as often as it takes."""
 
         async def done(call: Callable[[], Awaitable[Any]], status: str) -> None:
             while (await insist(lambda: operations.jobs.get(job_id))).status != status:
@@ -203,7 +204,7 @@ class Life:
                 await asyncio.sleep(0.02)
 
     async def _redrive(self, operations: Operations, clean: Pool, run_id: str) -> None:
-        """Its letter is gone, or there is a newer one: then it went through."""
+        """Redrives a run until its letter is gone or replaced by a newer one."""
         first = (await insist(lambda: operations.dead_letters.get(run_id))).buried_at
         while await count(clean, "dead_letters", "buried_at = $1", first):
             try:
@@ -212,7 +213,7 @@ class Life:
                 await asyncio.sleep(0.02)
 
     async def _ask(self, store_operations: StoreOperations, job_id: str) -> None:
-        """Whatever can be asked over HTTP: an answer, or word to try again."""
+        """Reads everything over HTTP: each request gets an answer, or is told to try again."""
         transport = httpx.ASGITransport(app=create_app(store_operations), raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             for path in (
@@ -247,7 +248,7 @@ class Life:
     _since = 0.0
 
     def _stop_in_time(self) -> None:
-        """Errors pass: what was hit goes on after them."""
+        """Ends the errors after 4 s: they pass, and everything that they hit must go on."""
         self._since = self._since or time.monotonic()
         if time.monotonic() - self._since > 4:
             self.injector.chance = 0.0
@@ -266,7 +267,7 @@ class Life:
         assert await count(clean, "history", "result::text like '%Unstorable%' or error::text like '%Unstorable%'") == 0
         effects = await clean.query("select run_id, count(*)::int as times from public.effects group by 1")
         assert [row["times"] for row in effects] == [1]
-        # A second time only where the first was lost with its lease.
+        # A handler is called a second time only if the first call was lost with its lease.
         lost = await clean.query(
             "select job_id, count(*)::int as times from duly.attempts where error ->> 'type' = 'LeaseLost' group by 1"
         )
@@ -331,7 +332,7 @@ async def test_a_fire_that_failed_for_no_fault_of_its_jobs_is_made_up_for(databa
             await scheduler.lead(*jobs)
             await scheduler.loader.run_once()
             for name in ("fires/on_time", "fires/fire"):
-                # As often as the pool itself tries what only lost a race.
+                # A statement that only lost a race is tried again by the pool itself, so it fails more often here.
                 injector.strike(name, state, times=6 if state in ("40001", "40P01") else 2)
             await scheduler.at(START + SECOND)
             for _ in range(4):
@@ -349,7 +350,7 @@ async def test_a_job_whose_data_are_refused_is_parked_alone_and_tried_again_ever
         pool = await opened(database_url)
         try:
             scheduler = FrozenScheduler(pool)
-            # A one-off: it goes on where it stood.
+            # A one-off job, which keeps its occurrence while it is parked.
             job = due_job(pool, START + SECOND, kind="once", schedule="2030-05-05T12:00:01Z")
             await scheduler.put(job)
             await scheduler.lead(job)
@@ -376,7 +377,7 @@ async def test_a_job_whose_data_are_refused_is_parked_alone_and_tried_again_ever
             injector._orders.clear()
             await scheduler.step(now)
             assert len(await scheduler.runs(job)) == 1
-            # It is remembered until a look finds that it went on.
+            # The row in duly.parked stays until the unparker finds that the job went on.
             await unparker.run_once()
             assert await count(pool, "parked") == 0
         finally:
@@ -405,7 +406,7 @@ async def test_the_api_says_that_it_is_worth_another_try(database_url: str, sett
 
 
 async def test_a_password_that_is_being_changed_is_a_passing_error(server: Server, settings: Settings) -> None:
-    """A login that is refused: by the limit of a role that has none left, as the tests' server asks for no password."""
+    """The login is refused because the role is set to NOLOGIN: the tests' server asks for no password."""
     name = f"errors_{os.getpid()}_login"
     async with a_store(server, name) as url:
         admin = await asyncpg.connect(url)
@@ -438,7 +439,7 @@ async def test_a_password_that_is_being_changed_is_a_passing_error(server: Serve
 
 @pytest.mark.parametrize("state", ["55P03", "57014", "25006", "XX000", "40001"])
 async def test_errors_on_the_wire_cost_no_run(database_url: str, pool: Pool, settings: Settings, state: str) -> None:
-    """The same at the protocol's edge, with the driver's own eyes."""
+    """The errors come in the protocol here, so that the driver itself sees them."""
     begun: Counter[str] = Counter()
     with Proxy(database_url) as proxy:
         app = Duly(settings=settings)

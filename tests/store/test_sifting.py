@@ -1,4 +1,4 @@
-"""Which rows of a batch come through when one or all of them draw an error, and at what cost."""
+"""Sifting a batch when one or all of its rows raise an error: the rows that are written, and the cost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def said(state: str) -> StoreUnavailable:
 
 
 class Table:
-    """Takes all rows but the bad ones."""
+    """A table that accepts all rows but the bad ones."""
 
     def __init__(self, bad: Collection[int], state: str = "P0001") -> None:
         self.bad = bad
@@ -110,7 +110,7 @@ def fails(apart: Apart[int, str], error: DulyError, *, fruitful: bool = False) -
 def test_a_batch_is_sent_some_times_as_it_is_and_only_for_what_may_be_a_rows() -> None:
     apart: Apart[int, str] = Apart()
     assert [fails(apart, said("P0001")) for _ in range(TRIES - 1)] == [False] * (TRIES - 2) + [True]
-    # To look for the one was of no use: not again at once.
+    # The search for a bad row was of no use, so the next failure does not start it again.
     assert not fails(apart, said("P0001"))
     assert [fails(apart, said("08006")) for _ in range(10)] == [False] * 10
     while not apart.splitting:
@@ -132,13 +132,13 @@ def test_the_pause_of_what_was_set_apart_grows() -> None:
         pauses.append(wait)
         now += wait
         assert apart.take(now) == [(1, "one")]
-        assert apart.seconds_to_next(now) is None, "it is being tried"
+        assert apart.seconds_to_next(now) is None, "the row is being tried"
         assert 1 in apart
     assert pauses[0] == FIRST_PAUSE_SECONDS
     assert pauses == sorted(pauses)
     assert pauses[-1] == MAX_PAUSE_SECONDS
     apart.forget(1)
-    assert apart.put(1, "one", now), "a new spell"
+    assert apart.put(1, "one", now), "the row is set apart anew"
 
 
 def test_a_clock_that_was_set_back_keeps_nobody_waiting() -> None:
@@ -153,4 +153,4 @@ def test_many_that_are_set_apart_are_tried_the_more_rarely() -> None:
         for key in range(1_000):
             apart.put(key, "", 0.0)
     assert apart.take(MAX_PAUSE_SECONDS) == []
-    assert 0 < len(apart.take(1_000.0)) < 100, "a few at once"
+    assert 0 < len(apart.take(1_000.0)) < 100, "only a few are tried at once"

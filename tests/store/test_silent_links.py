@@ -21,7 +21,7 @@ from harness.waiting import eventually
 async def test_without_notifications_nothing_near_is_late_or_lost(
     settings: Settings, operations: Operations, pool: Pool
 ) -> None:
-    """The usual re-read is a minute away; the grace is what matters."""
+    """The regular re-read is a minute away; without notifications the misfire grace sets the time between looks."""
     quiet = settings.model_copy(update={"notifications": False, "misfire_grace_seconds": 3.0})
     async with running_scheduler(pool, quiet) as node:
         await everything_read(node)
@@ -56,7 +56,7 @@ async def test_a_listener_that_a_balancer_has_forgotten_is_replaced_within_secon
             assert heard == [None]
             proxy.forget()
             await pool.query("select pg_notify('duly_due', 'lost')")
-            # Told to look when it was noticed and when somebody listens again.
+            # The listener is told to look when the loss is noticed, and again when the new connection listens.
             await eventually(lambda: heard == [None, None, None], seconds=15)
             await pool.query("select pg_notify('duly_due', 'heard')")
             await eventually(lambda: heard[-1] == "heard")
@@ -65,7 +65,7 @@ async def test_a_listener_that_a_balancer_has_forgotten_is_replaced_within_secon
 
 
 async def test_a_session_that_does_not_listen_any_more_is_replaced(database_url: str, pool: Pool) -> None:
-    """As behind a pooler that was given as the direct address."""
+    """This is the case behind a pooler that was given as the direct address."""
     heard: list[str | None] = []
     notifier = Notifier(database_url, interval=0.2)
     notifier.listen("duly_due", heard.append)
@@ -84,7 +84,7 @@ async def test_a_session_that_does_not_listen_any_more_is_replaced(database_url:
 async def test_a_scheduler_looks_for_itself_while_its_listener_is_away(
     settings: Settings, operations: Operations, pool: Pool, database_url: str
 ) -> None:
-    """LISTEN has a link of its own here, which does not come back; the pool's is whole."""
+    """LISTEN has a link of its own here, which does not come back; the pool's link works."""
     with Proxy(database_url) as proxy:
         direct = settings.model_copy(update={"direct_url": proxy.url, "misfire_grace_seconds": 3.0})
         async with running_scheduler(pool, direct) as node:
@@ -93,7 +93,7 @@ async def test_a_scheduler_looks_for_itself_while_its_listener_is_away(
             await eventually(lambda: node.notifier is not None and node.notifier.hearing)
             proxy.refuse()
             await eventually(lambda: node.notifier is not None and not node.notifier.hearing)
-            # The look that the loss itself brings is over.
+            # Wait until the look that the loss itself causes is over.
             await asyncio.sleep(0.5)
             due = pool.clock.now() + timedelta(seconds=2)
             request = JobRequest(name="soon", handler="noop", schedule=due.isoformat())

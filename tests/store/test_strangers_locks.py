@@ -1,10 +1,12 @@
-"""Strangers lock tables of Duly, in every mode and for longer than leases and graces, and keep their snapshot as long.
-And single jobs: the others do not notice.
+"""Strangers (sessions of other programs) lock tables of Duly in every mode, for longer than leases and graces, and keep
+a snapshot as long. They also lock single jobs: the other jobs do not notice.
 
-Which tables there are is asked of the catalog, so a new one is covered by itself. What does not need the table goes on;
-what does waits, and goes on by itself afterwards: nothing is parked, buried, lost or recorded twice.
+The list of tables comes from the catalog, so a new table is covered without a change here. Work that does not need the
+locked table goes on. Work that needs it waits, and goes on by itself afterwards: nothing is parked, buried, lost or
+recorded twice.
 
-Of what has to wait a few cases are drawn here (DULY_TEST_LOCKS_SEED repeats a draw). DULY_TEST_LOCKS=60 is all of them.
+A few of the cases in which work has to wait are drawn (DULY_TEST_LOCKS_SEED repeats a draw). DULY_TEST_LOCKS=60 tests
+all of them.
 """
 
 from __future__ import annotations
@@ -31,14 +33,15 @@ from harness.worker import Workbench
 CASES = int(os.environ.get("DULY_TEST_LOCKS", "2"))
 SEED = drawn_seed("DULY_TEST_LOCKS_SEED")
 HOLD_SECONDS = 4.0
-# What comes so soon may have been fired before the lock: it says nothing.
+# An occurrence this soon after the lock may have been fired before it, so it proves nothing.
 FIRED_BEFORE = timedelta(seconds=2)
 JOBS = 6
 
-# Nothing that Duly does every second needs more than these leave: readers, writers, vacuum, CREATE INDEX CONCURRENTLY.
+# The locks of readers, writers, vacuum and CREATE INDEX CONCURRENTLY. Nothing that Duly does every second conflicts
+# with them.
 WEAK = ("ACCESS SHARE", "ROW SHARE", "ROW EXCLUSIVE", "SHARE UPDATE EXCLUSIVE")
 STRONG = ("SHARE", "SHARE ROW EXCLUSIVE", "EXCLUSIVE", "ACCESS EXCLUSIVE")
-# Tables that a fire, a claim and a success can do without, in whatever way they are locked.
+# Tables that a fire, a claim and a completion do not need, however they are locked.
 NOT_NEEDED = {
     "api_keys", "attempts", "attempts_default", "catch_ups", "dead_letters", "job_changes", "keys", "ledger", "parked",
     "progress", "tenant_jobs", "tenants", "sql_submits",
@@ -58,7 +61,7 @@ def settings(settings: Settings) -> Settings:
 
 @asynccontextmanager
 async def locked(url: str, tables: Sequence[str], modes: Sequence[str]) -> AsyncIterator[None]:
-    """By a stranger, whose snapshot is from before."""
+    """Locks the tables in a stranger's session, whose snapshot is older than the locks."""
     connection = await asyncpg.connect(url, server_settings={"application_name": "a stranger"})
     try:
         async with connection.transaction(isolation="repeatable_read"):
@@ -87,7 +90,7 @@ async def needed(pool: Pool, table: str) -> bool:
 
 async def drawn(pool: Pool) -> list[tuple[list[str], Sequence[str]]]:
     tables = await all_tables(pool)
-    # What is to disturb nobody is held at once: all tables weakly, and those that nobody needs with all there is.
+    # Locks that must disturb nothing are held at once: weak ones on all tables, the strongest on tables not needed.
     idle = [table for table in tables if not await needed(pool, table)]
     cases = [(table, mode) for table in tables if table not in idle for mode in STRONG]
     random.Random(SEED).shuffle(cases)
@@ -119,9 +122,9 @@ class Ticks:
             )
 
     async def gone_on(self, since: datetime, jobs: Sequence[str] | None = None) -> bool:
-        """Every job, or each of these, has succeeded with an occurrence after that."""
+        """Whether every job, or each of `jobs`, has succeeded with an occurrence after `since`."""
         jobs = self.jobs if jobs is None else jobs
-        # Where it is now: whoever looks for it in the whole history waits for all days.
+        # Only today's partition is read: a query of the whole history waits for a lock on any day.
         rows = await self.pool.query(
             f"select count(distinct job_id) as count from duly.history_{self.pool.clock.now():%Y%m%d} "
             "where scheduled_at > $1 and status = 'succeeded' and job_id = any ($2::uuid[])",
@@ -131,7 +134,7 @@ class Ticks:
         return bool(rows[0]["count"] == len(jobs))
 
     async def lost(self, upto: datetime) -> list[tuple[str, datetime]]:
-        """Occurrences since the first of each job that nobody has recorded."""
+        """The occurrences since the first recorded one of each job that history lacks."""
         rows = await self.pool.query(
             "select job.job_id::text as job_id, at from (select job_id, min(scheduled_at) as first from duly.history "
             "where job_id = any ($2::uuid[]) group by job_id) job "
@@ -143,7 +146,7 @@ class Ticks:
         return [(row["job_id"], row["at"]) for row in rows]
 
     async def check(self) -> None:
-        """What was due until now is recorded, or will be."""
+        """Checks that each occurrence that was due until now is recorded, or will be."""
         upto = self.pool.clock.now() - timedelta(seconds=1)
 
         async def whole() -> bool:
@@ -174,7 +177,7 @@ async def test_what_can_go_on_goes_on_and_what_cannot_goes_on_afterwards(
         for tables, modes in await drawn(pool):
             case = f"{', '.join(tables) if len(tables) < 3 else f'{len(tables)} tables'} in {', '.join(modes)} mode"
             disturbing = modes != WEAK and any([await needed(pool, table) for table in tables])
-            print(f"{case}{': what needs it waits' if disturbing else ''}")
+            print(f"{case}{': work that needs it waits' if disturbing else ''}")
             async with locked(pool.url, tables, modes):
                 since = pool.clock.now()
                 if disturbing:
@@ -215,7 +218,7 @@ async def test_jobs_that_a_stranger_keeps_locked_hold_up_no_others(
     async with running_scheduler(pool, settings), bench.working():
         began = pool.clock.now()
         await eventually(lambda: ticks.gone_on(began), seconds=30)
-        # One of each kind, and for so long that they are late: on time and late ones take different ways.
+        # One job of each kind is locked, for so long that it is late: punctual and late jobs are fired differently.
         held, free = ticks.jobs[:3], ticks.jobs[3:]
         stranger = await asyncpg.connect(pool.url, server_settings={"application_name": "a stranger"})
         try:
@@ -223,7 +226,7 @@ async def test_jobs_that_a_stranger_keeps_locked_hold_up_no_others(
                 await stranger.execute("select from duly.jobs where job_id = any ($1::uuid[]) for update", held)
                 until = pool.clock.now() + timedelta(seconds=HOLD_SECONDS)
                 while (since := pool.clock.now()) < until:
-                    # Whoever waited for a lock would do so until a statement's time is over.
+                    # A statement that waited for the lock would do so until its time limit.
                     await eventually(lambda at=since: ticks.gone_on(at, free), seconds=PROMPT_SECONDS - 2)  # type: ignore[misc]
         finally:
             await stranger.close()

@@ -1,4 +1,4 @@
-"""Taking shards: the epoch decides, whoever elected the taker."""
+"""Taking shards: the epoch decides, however the taker was elected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ async def test_a_beat_that_had_to_wait_does_not_take_a_lease_for_ended_that_was_
 
         await eventually(blocked)
         await cluster.beat(pool, node_id=living, lease_seconds=600)
-        # Until the lease that the waiting beat saw is over.
+        # Wait until the lease that the waiting beat saw is over.
         await asyncio.sleep(1.1)
     view = await beat
     assert view is not None
@@ -78,7 +78,7 @@ DAYS = 86400.0
 
 
 async def gone_node(pool: Pool, *, days: float, kind: str = "scheduler") -> UUID:
-    """A node that was last alive so many days ago."""
+    """A node that was last alive `days` days ago."""
     node_id = uuid4()
     await cluster.join(
         pool, node_id=node_id, kind=kind, name=f"gone {days:g}", version="0", lease_seconds=-days * DAYS, info={}
@@ -134,7 +134,7 @@ async def test_however_many_nodes_come_and_go_the_store_does_not_fill_with_them(
     nodes = [await gone_node(pool, days=1 + n / 100) for n in range(60)]
     for epoch in range(1, 31):
         await term(pool, 3, epoch, nodes[60 - epoch], days=1)
-    recent = [await gone_node(pool, days=0.01) for _ in range(12)]  # within the hour: somebody may still look at them
+    recent = [await gone_node(pool, days=0.01) for _ in range(12)]  # in the last hour: people may still look at them
     tidier = Tidier(pool, ledger_retention_seconds=60)
     tidier.lead(True)
     passes = 1
@@ -144,7 +144,7 @@ async def test_however_many_nodes_come_and_go_the_store_does_not_fill_with_them(
     left = {row["node_id"] for row in await pool.query("select node_id from duly.nodes")}
     assert left == {*nodes[30:35], *recent}
     assert passes > 5  # in small batches
-    # Not again before an hour has passed: processes do not come and go that fast.
+    # The tidier looks at nodes again only after an hour: processes do not come and go that fast.
     await gone_node(pool, days=90)
     assert await tidier.work() is None
     assert len(await pool.query("select from duly.nodes")) == len(left) + 1
@@ -157,7 +157,7 @@ async def test_a_node_whose_row_somebody_keeps_locked_is_forgotten_later(pool: P
         async with asyncio.timeout(10):
             return await cluster.forget_nodes(pool, kept_seconds=DAYS, most=100, limit=100)
 
-    stranger = await asyncpg.connect(pool.url)  # nobody ends this one for doing nothing
+    stranger = await asyncpg.connect(pool.url)  # unlike the pool's, it may stay idle in a transaction
     try:
         async with stranger.transaction():
             await stranger.execute("select from duly.nodes where node_id = $1 for update", held)

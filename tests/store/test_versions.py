@@ -61,7 +61,7 @@ async def test_an_sql_submit_that_was_planned(pool: Pool) -> None:
 
 
 async def test_a_change_of_the_timing_while_the_job_fires(pool: Pool) -> None:
-    """A fire raises no version: the change names the occurrence that it was planned from."""
+    """A fire does not raise the version, so the change names the occurrence that it was planned from."""
     due = hours_ago(0)
     await put(pool, due_job(pool, due))
     changed = await revised(pool, {"schedule": "every 2h"})
@@ -83,7 +83,7 @@ async def test_runs_follow_their_job_to_another_queue_in_the_same_commit(pool: P
 
 
 async def revised(pool: Pool, changes: dict[str, Any]) -> ChangedJob:
-    """What the only job is to become, worked out from how it is now."""
+    """The only job with these changes, worked out from its current row."""
     rows = await pool.query("select job_id from duly.jobs")
     job = await jobs.get(pool, job_id=rows[0]["job_id"], tenant="default")
     assert job is not None

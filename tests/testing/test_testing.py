@@ -1,4 +1,4 @@
-"""`duly.testing`, as its users meet it: on a virtual clock, and through the manual's own files."""
+"""`duly.testing` as its users use it: on a virtual clock, and with the files of the manual."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from duly.store import embedded
 from duly.store.pool import Pool
 from duly.testing import DulyTest, StoreServer, duly_test, occurrences, running_server
 
-__all__ = ["duly_test"]  # the fixture: found by pytest because it is a name of this module
+__all__ = ["duly_test"]  # the fixture: pytest finds it as a name of this module
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-# Days of the hourly job; 365 by hand, which takes 40 s of a core.
+# Days of the hourly job. Set to 365 by hand for a whole year, which takes 40 s of a core.
 DAYS = int(os.environ.get("DULY_TEST_VIRTUAL_DAYS", "90"))
 HOUR = timedelta(hours=1)
 NEW_YORK = ZoneInfo("America/New_York")
@@ -36,7 +36,7 @@ MANUAL = Path(__file__).parents[2] / "docs/testing.md"
 
 @pytest.fixture(scope="session")
 def duly_test_server(server: Server) -> Iterator[StoreServer]:
-    """A PostgreSQL that is somebody else's, as with DULY_TEST_DATABASE_URL; the manual's files start their own."""
+    """An existing PostgreSQL, as with DULY_TEST_DATABASE_URL; the manual's files start their own."""
     with running_server(server.url) as stores:
         yield stores
 
@@ -48,7 +48,7 @@ async def virtual(duly_test: DulyTest) -> DulyTest:
 
 
 def server_seconds(pid: int) -> float:
-    """What a session's process has used of the machine."""
+    """The CPU seconds that a session's process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -75,7 +75,7 @@ class TestTime:
 
     @pytest.mark.timeout(600)
     async def test_months_of_an_hourly_job_take_seconds(self, virtual: DulyTest) -> None:
-        """Of both cores together: how long others keep it waiting for one is not its doing."""
+        """Counts CPU seconds, ours and the server's: time spent waiting for a busy machine does not count."""
         calls = 0
 
         @virtual.app.task()
@@ -93,12 +93,12 @@ class TestTime:
         assert calls == len(runs) == 24 * DAYS
         assert runs[-1].scheduled_at == START + timedelta(days=DAYS)
         assert all(run.status == "succeeded" and run.finished_at == run.scheduled_at for run in runs)
-        assert ours + servers < 120 * DAYS / 365  # measured for a year: 40, with ten others for each core
+        assert ours + servers < 120 * DAYS / 365  # measured for a year: 40, with ten other processes per core
 
     async def test_what_takes_turns_goes_over_one_connection(
         self, virtual: DulyTest, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """To take one from a pool for each statement would cost a year more than all else."""
+        """To take a connection from the pool for each statement would cost more than everything else in a year."""
         taken = 0
         acquire = Pool._acquire
 
@@ -295,7 +295,7 @@ class TestErrors:
         assert [(run.scheduled_at - START) // HOUR for run in runs if run.status == "succeeded"] == [1, 3, 4]
 
     async def test_what_is_due_fires_before_anything_ends(self, virtual: DulyTest) -> None:
-        """Also a job that was changed behind the fixture's back, beside one that it knows of."""
+        """This includes a job that was changed without the fixture, beside a job that the fixture knows of."""
 
         @virtual.app.task(max_retries=1, retry_delay_seconds=5400, retry_max_delay_seconds=5400)
         def fails() -> None:
@@ -313,7 +313,7 @@ class TestErrors:
         await virtual.advance(hours=1)
         await virtual.at(START + 3 * HOUR)
         ended = [run.status for run in await virtual.drain() if str(run.job_id) == job]
-        # The last attempt of the first run, and a late occurrence that found it unfinished.
+        # The last attempt of the first run, and a late occurrence that found that run unfinished.
         assert sorted(ended) == ["dead", "skipped"]
 
     async def test_a_handler_that_comes_back_for_ever_is_noticed(
@@ -455,7 +455,7 @@ def test_the_manual_does_what_it_says(tmp_path: Path) -> None:
     assert "6 passed" in told
     told = run(tmp_path, "-W", "error", "rehearse.py")
     assert told.count("succeeded digest of 2026-") == 12
-    # Under pytest-asyncio's own default, too.
+    # The same in pytest-asyncio's default mode.
     settings = (tmp_path / "pyproject.toml").read_text()
     (tmp_path / "pyproject.toml").write_text(settings.replace('"auto"', '"strict"'))
     marked = "import pytest\n" + (tmp_path / "test_outage.py").read_text().replace(

@@ -1,4 +1,4 @@
-"""Small words for the tests of time."""
+"""Short helpers for the tests of schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def parse(text: str, zone: str = "UTC", *, now: str = "2026-01-01", **options: A
 
 
 def chain(schedule: Schedule, after: datetime | str, count: int) -> list[datetime]:
-    """The next `count` occurrences, fewer if there are no more, one `next` at a time."""
+    """The next `count` occurrences, or fewer if the schedule ends, found by one call of `next` each."""
     moment = utc(after) if isinstance(after, str) else after
     found: list[datetime] = []
     while len(found) < count:
@@ -36,7 +36,7 @@ def chain(schedule: Schedule, after: datetime | str, count: int) -> list[datetim
 
 
 def fires(text: str, zone: str, after: str, count: int, **options: Any) -> list[str]:
-    """The same as texts: `["2026-03-08 07:00", …]`, with seconds only where there are some."""
+    """The next `count` occurrences as texts: `["2026-03-08 07:00", …]`, with seconds only if they are not zero."""
     schedule = parse_schedule(text, now=utc(after), timezone=zone, **options)
     return [spell(moment) for moment in chain(schedule, after, count)]
 

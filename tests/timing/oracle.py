@@ -1,7 +1,7 @@
-"""A second opinion on cron and DST: slow, obvious, and without a line of the product in it.
+"""A second opinion on cron and DST: slow, obvious, and without a line of the product.
 
-It looks at the wall clock of a zone minute by minute, writes down what it showed when, and reads off what an
-expression must do. No arithmetic on offsets, no search: only what `zoneinfo` says at each minute.
+The oracle reads a zone's wall clock minute by minute, notes which local time it shows at which instant, and derives
+from that when an expression must fire. No arithmetic on offsets, no search: only `zoneinfo`'s answer for each minute.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ DAYS = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
 
 @dataclass(frozen=True)
 class Wall:
-    """One minute on the wall: the instants at which it is shown, or, if it never is, when the gap ends."""
+    """One minute of the wall clock: the instants at which it is shown or, if it is never shown, the end of its gap."""
 
     local: datetime
     instants: tuple[datetime, ...]
@@ -28,7 +28,7 @@ class Wall:
 
 
 def scan(zone: ZoneInfo, first: datetime, last: datetime) -> list[Wall]:
-    """Every minute on the wall between two instants, in the order of the wall."""
+    """Every minute of the wall clock between two instants, in order of local time."""
     shown: dict[datetime, list[datetime]] = {}
     gaps: dict[datetime, datetime] = {}
     moment, previous = first, None
@@ -49,7 +49,7 @@ def scan(zone: ZoneInfo, first: datetime, last: datetime) -> list[Wall]:
 
 
 class Expression:
-    """Five cron fields, read in the plainest way. Only for correct ones."""
+    """Five cron fields, read in the plainest way. The text must be valid."""
 
     def __init__(self, text: str) -> None:
         minute, hour, day, month, weekday = text.upper().split()
@@ -95,7 +95,7 @@ class Expression:
         return False
 
     def expected(self, walls: list[Wall], gap: str, fold: str) -> list[datetime]:
-        """When it must fire, by what the wall showed."""
+        """The instants at which the expression must fire, according to the scanned wall clock."""
         fired: set[datetime] = set()
         for wall in walls:
             local = wall.local
@@ -127,7 +127,7 @@ def numbers(text: str, low: int, high: int, names: list[str] | None = None, firs
 
 
 def transitions(zone: ZoneInfo, first_year: int, last_year: int) -> list[datetime]:
-    """When a zone's offset changes, to the minute: looked for day by day, then minute by minute."""
+    """The minutes at which a zone's offset changes: found by day first, then by minute."""
     found = []
     day = datetime(first_year, 1, 1, tzinfo=UTC)
     end = datetime(last_year + 1, 1, 1, tzinfo=UTC)

@@ -1,4 +1,4 @@
-"""A budget for every question about time: whatever a rule is, the answer costs milliseconds, and it is an answer."""
+"""Every question about a schedule has a budget: for any rule the answer takes milliseconds, and it is an answer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NASTY = schedules()
 
 
 def cost(ask: Callable[[Fuel], Any], units: int = MAX_FUEL) -> int:
-    """What a question burns, whatever its answer is."""
+    """The fuel that a question burns, even if it ends in a refusal."""
     fuel = Fuel(units)
     with suppress(InvalidSchedule):
         ask(fuel)
@@ -56,9 +56,9 @@ def test_no_question_burns_more_than_its_fuel(count: int) -> None:
             refused += 1
         else:
             assert len(found) >= 1
-        # The last step may be a large one.
+        # The last step may overdraw the fuel.
         assert fuel.left >= -200, (text, fuel.left)
-    assert refused < len(NASTY) // 2, "most of them are nasty, and rules all the same"
+    assert refused < len(NASTY) // 2, "most of these rules are nasty but valid"
 
 
 @pytest.mark.alone
@@ -74,8 +74,8 @@ def test_each_costs_milliseconds(count: int) -> None:
                 preview(text, timezone=zone, dst_gap="skip", after=NOW, count=count)
             return time.process_time() - began
 
-        # Ten milliseconds, or as long as it takes to count to a million at that moment: on a machine that is busy with
-        # other things all takes longer. A list of a thousand may take four times that; its fuel is bounded above.
+        # Ten milliseconds, or as long as counting to a million takes at that moment, because on a busy machine
+        # everything takes longer. A list of a thousand may take four times that; the test above bounds its fuel.
         tries = 0
         while (took := seconds()) >= 0.010 and took >= (1 if count == 1 else 4) * counting() and tries < 10:
             tries += 1
@@ -93,7 +93,7 @@ def test_each_costs_milliseconds(count: int) -> None:
     ids=["short", "long"],
 )
 def test_what_is_remembered_of_schedules_is_bounded_in_memory(number: int, rule: str) -> None:
-    """Whoever may preview can ask about as many rules as they like, and nothing of that is theirs."""
+    """A client that may preview can ask about any number of rules, and no tenant's limit bounds what is cached."""
     forget_zones()
     tracemalloc.start()
     try:
@@ -105,7 +105,7 @@ def test_what_is_remembered_of_schedules_is_bounded_in_memory(number: int, rule:
     finally:
         tracemalloc.stop()
         forget_zones()
-    assert held < 24 << 20, f"{held >> 20} MB"
+    assert held < 24 << 20, f"{held >> 20} MB are held"
 
 
 def counting() -> float:
@@ -136,8 +136,8 @@ def test_a_rule_that_was_stored_before_is_too_costly_to_fire_not_over() -> None:
     definition = Definition("rrule", f"{GAPS}\nRDATE:20300505T120000", NEW_YORK, None, None, made, policy)
     timetable = definition.timetable(UUID(int=1))
     expected = utc("2030-05-05 16:00")
-    assert timetable.occurs_at(expected), "what is near is known"
-    for _ in range(2):  # and that it costs too much is remembered
+    assert timetable.occurs_at(expected), "a near occurrence is known"
+    for _ in range(2):  # the second time the cost is remembered
         with pytest.raises(TooCostly):
             plan_fire(timetable, expected=expected, now=expected, policy=Policy(dst_gap="skip"))
 
@@ -178,7 +178,7 @@ def test_ordinary_rules_are_listed_whole(text: str) -> None:
 
 
 def test_a_rule_that_is_over_is_over_however_often_it_came() -> None:
-    """Behind UNTIL nothing is searched second by second."""
+    """No search second by second takes place after UNTIL."""
     over = parse_schedule("FREQ=SECONDLY;UNTIL=20300505T130000Z", now=NOW, timezone="UTC")
     assert cost(lambda fuel: over.next(utc("2030-05-05 13:00"), fuel)) < 100
     assert over.next(utc("2030-05-05 13:00")) is None

@@ -1,4 +1,4 @@
-"""The cases that break schedulers, each with its input and its result, as the project's list of them has it."""
+"""Cases that break schedulers, each with its input and its result, as in the project's list of such cases."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .helpers import NEW_YORK, fires, parse, spell, utc
 
 
 def refusal(text: str, **options: str) -> InvalidSchedule:
-    """The error for a text. It must come within 20 ms of CPU and in little memory, whatever the text."""
+    """The error for a text. For any text it must come within 20 ms of CPU time and in little memory."""
     spent = []
-    for _ in range(3):  # the best of three: the first may import or warm something
+    for _ in range(3):  # the best of three, because the first may import modules or fill caches
         start = time.process_time()
         with pytest.raises(InvalidSchedule) as caught:
             parse(text, **options)

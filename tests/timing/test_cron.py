@@ -1,4 +1,4 @@
-"""Cron texts: what they mean on ordinary days, and what comes back out of them."""
+"""The meaning of cron expressions on ordinary days, and their canonical texts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_yearly(text: str) -> None:
 
 
 def test_both_day_fields_restricted_means_either_but_a_star_with_a_step_means_both() -> None:
-    # Debian cron's rule: a day field that begins with * does not restrict, so the other one alone decides with it.
+    # Debian cron's rule: if one of the day fields begins with *, a day must match both fields; otherwise either.
     assert fires("0 0 1 * MON", "UTC", "2026-02-02 12:00", 3) == [
         "2026-02-09 00:00",
         "2026-02-16 00:00",
@@ -75,7 +75,7 @@ def test_leap_days_come_every_four_years_but_not_in_2100() -> None:
 
 
 def test_a_fifth_monday_in_february_is_found_however_far_it_is() -> None:
-    # 2044 is next, and after 2072 the missing leap day of 2100 makes it wait forty years.
+    # The next one is in 2044. After 2072 it takes forty years, because 2100 has no leap day.
     assert fires("0 0 * 2 MON#5", "UTC", "2026-01-01 00:00", 3) == [
         "2044-02-29 00:00",
         "2072-02-29 00:00",
@@ -178,5 +178,5 @@ def test_agrees_with_cronsim_where_clocks_do_not_change(fields: tuple[str, ...],
     try:
         expected = [next(other) for _ in range(3)]
     except StopIteration:
-        return  # it gives up after fifty years
+        return  # CronSim gives up after fifty years
     assert chain(schedule, after, 3) == expected

@@ -1,4 +1,4 @@
-"""Every kind of change of the clocks, and what each policy makes of it."""
+"""Every kind of clock change, and the occurrences that each DST policy makes of it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_count_has_what_a_gap_moved_and_not_what_it_dropped() -> None:
 
 def test_several_times_in_a_gap_collapse_to_one() -> None:
     assert fires("0,20,40 2 * * *", BERLIN, "2026-03-28 12:00", 2) == ["2026-03-29 01:00", "2026-03-30 00:00"]
-    # 03:00 is a time of its own and the end of the gap as well: still one.
+    # 03:00 is both a time of the schedule and the end of the gap: still one occurrence.
     assert fires("30 2,3 * * *", BERLIN, "2026-03-28 12:00", 2) == ["2026-03-29 01:00", "2026-03-29 01:30"]
     assert fires("0 2,3 * * *", BERLIN, "2026-03-28 12:00", 2) == ["2026-03-29 01:00", "2026-03-30 00:00"]
     assert fires("0 2,3 * * *", BERLIN, "2026-03-28 12:00", 2, dst_gap="skip") == [
@@ -80,7 +80,7 @@ def test_wildcards_run_on_elapsed_time() -> None:
         for day in ("2026-03-28 20:10", "2026-10-24 20:10"):
             found = chain(parse(text, BERLIN), day, 700 // step)
             assert {later - sooner for sooner, later in pairwise(found)} == {timedelta(minutes=step)}
-    # The policies are about fixed times and change nothing here.
+    # The policies apply to fixed times only and change nothing here.
     for fold in ("first", "second", "both"):
         assert fires("*/30 2 * * *", BERLIN, "2026-10-24 20:00", 4, dst_fold=fold) == [
             "2026-10-25 00:00",
@@ -107,11 +107,11 @@ def test_seconds_across_a_change() -> None:
         ("America/Santiago", "0 0 * * *", "2026-09-05 12:00", ["2026-09-06 04:00", "2026-09-07 03:00"]),
         ("Asia/Beirut", "0 0 * * *", "2026-03-28 12:00", ["2026-03-28 22:00", "2026-03-29 21:00"]),
         ("Africa/Cairo", "30 0 * * *", "2026-04-23 12:00", ["2026-04-23 22:00", "2026-04-24 21:30"]),
-        # Two hours at once.
+        # The clock changes by two hours at once.
         ("Antarctica/Troll", "30 2 * * *", "2026-03-28 12:00", ["2026-03-29 01:00", "2026-03-30 00:30"]),
         ("Antarctica/Troll", "30 1 * * *", "2026-03-28 12:00", ["2026-03-29 01:00", "2026-03-29 23:30"]),
         ("Antarctica/Troll", "0 2 * * *", "2026-10-24 12:00", ["2026-10-25 00:00", "2026-10-26 02:00"]),
-        # Clocks that stopped changing.
+        # Zones that stopped changing their clocks.
         ("America/Sao_Paulo", "0 0 * * *", "2018-11-03 12:00", ["2018-11-04 03:00", "2018-11-05 02:00"]),
         ("America/Sao_Paulo", "0 0 * * *", "2019-11-02 12:00", ["2019-11-03 03:00", "2019-11-04 03:00"]),
         ("Europe/Istanbul", "30 3 * * *", "2016-10-29 12:00", ["2016-10-30 00:30", "2016-10-31 00:30"]),
@@ -204,7 +204,7 @@ def test_rules_and_local_one_offs_follow_the_same_policies() -> None:
     for fold, expected in (("first", ["05:30"]), ("second", ["06:30"]), ("both", ["05:30", "06:30"])):
         instants = [f"2026-11-01 {moment}" for moment in expected]
         assert fires(rule, NEW_YORK, "2026-10-31 12:00", len(instants), dst_fold=fold) == instants
-        # A one-off has one time: the first of two where both are asked for.
+        # A one-off has one time: with dst_fold=both it is the first of the two.
         assert fires("2026-11-01T01:30", NEW_YORK, "2026-10-31 12:00", 5, dst_fold=fold) == instants[:1]
     assert fires("2026-03-08T02:30", NEW_YORK, "2026-03-07 12:00", 5) == ["2026-03-08 07:00"]
     with pytest.raises(InvalidSchedule, match="go from 2026-03-08 02:00 to 2026-03-08 03:00"):
@@ -226,13 +226,13 @@ def test_next_strictly_advances_in_every_zone_and_form() -> None:
             anchor = utc("1890-01-01 02:30")
             for fold in ("first", "second", "both"):
                 schedule = parse(text, name, now=start, anchor=anchor, dst_fold=fold)
-                found = chain(schedule, start, 40)  # `chain` asserts that each is later than the one before
+                found = chain(schedule, start, 40)  # `chain` asserts that each is later than the previous one
                 assert len(found) == 40
                 assert [one.scheduled_at for one in islice(schedule.walk(utc(start)), 40)] == found
 
 
 def test_each_occurrence_is_the_next_of_any_moment_before_it() -> None:
-    """`next` does not depend on where one asks from: that is what lets it be computed anew each time."""
+    """`next` gives the same answer for every moment between two occurrences, so it can be computed anew each time."""
     for zone in (NEW_YORK, "Australia/Lord_Howe", "America/Havana", "Antarctica/Troll", "Pacific/Apia"):
         for fold in ("first", "second", "both"):
             schedule = parse("15,45 0-3 * * *", zone, dst_fold=fold)

@@ -1,4 +1,4 @@
-"""Intervals and one-offs: every spelling, no drift."""
+"""Intervals and one-offs: every spelling is read, and intervals do not drift."""
 
 from __future__ import annotations
 

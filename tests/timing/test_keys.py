@@ -1,4 +1,4 @@
-"""Idempotency keys: the same for every attempt of an occurrence, another for every other occurrence."""
+"""Idempotency keys: the attempts of one occurrence share a key, and different occurrences have different keys."""
 
 from __future__ import annotations
 

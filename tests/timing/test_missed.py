@@ -1,4 +1,4 @@
-"""Occurrences that are found late: every policy, every bound, however long the outage was."""
+"""Occurrences that are found late: every policy, every bound, after outages of any length."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def plan(timetable: Timetable, expected: str, now: str, policy: Policy, **option
 
 
 def follow(timetable: Timetable, expected: datetime, now: datetime, policy: Policy) -> list[FirePlan]:
-    """All plans of a backlog: each call goes on where the one before ended."""
+    """All plans up to `now`: each call goes on where the previous one ended."""
     plans: list[FirePlan] = []
     moment: datetime | None = expected
     while moment is not None and moment <= now:
@@ -107,7 +107,7 @@ def test_all_of_them_come_in_portions() -> None:
 @pytest.mark.parametrize("missed_window", ["SKIP", "RUN_ONCE", "RUN_ALL"])
 def test_an_outage_of_any_length_costs_little(text: str, missed_window: MissedWindow) -> None:
     policy = Policy(missed_window=missed_window)
-    # A month of a job each second; a rule is walked, so only a day of it, in several calls.
+    # A month of a job that is due each second. A rule is walked step by step, so it gets one day, in several calls.
     days = 1 if text.startswith("FREQ") else 31
     now = utc("2026-05-01 12:00:00.5")
     expected = now.replace(microsecond=0) - timedelta(days=days)
@@ -118,7 +118,7 @@ def test_an_outage_of_any_length_costs_little(text: str, missed_window: MissedWi
     assert spent < 0.25 * len(plans)
     assert len(plans) <= (1 if days == 31 else 2 + days * 86_400 // MAX_STEPS)
     kept = {"SKIP": 0, "RUN_ONCE": 1, "RUN_ALL": 100}[missed_window]
-    # Due half a second ago and every second before; the last ten of them are merely late.
+    # Occurrences were due half a second ago and every second before; the last ten are merely late.
     late = days * 86_400 + 1 - 10
     assert missed_runs(plans) == [expected + timedelta(seconds=n) for n in range(late - kept, late)]
     assert dropped(plans) == late - kept
@@ -221,7 +221,7 @@ def test_a_resumed_job_goes_on_with_its_next_future_occurrence() -> None:
 
 
 def test_an_edited_job_fires_what_was_expected_and_follows_its_new_schedule() -> None:
-    # `expected` is not on the timetable any more: it still counts as one, and there is no burst.
+    # `expected` is not on the timetable any more. It still fires, once.
     done = plan(table("30 * * * *"), "2026-01-01 10:07", "2026-01-01 10:07", RUN_ALL)
     assert done == FirePlan(((utc("2026-01-01 10:07"), False),), (), utc("2026-01-01 10:30"))
 
@@ -234,17 +234,17 @@ def test_what_a_dst_gap_dropped_is_recorded_once() -> None:
     assert (before.drops, before.next_run_at) == ((), utc("2026-03-09 06:30"))
     after = plan(timetable, "2026-03-09 06:30", "2026-03-09 06:30", policy, since=utc("2026-03-07 07:30"))
     assert (after.drops, len(after.runs)) == ((lost,), 1)
-    # A job that was made after the gap lost nothing, and one that shifts never does.
+    # A job created after the gap lost nothing, and a job with dst_gap=shift never does.
     assert plan(timetable, "2026-03-09 06:30", "2026-03-09 06:30", policy, since=utc("2026-03-08 12:00")).drops == ()
     shifting = table("30 2 * * *", NEW_YORK)
     assert plan(shifting, "2026-03-09 06:30", "2026-03-09 06:30", DEFAULT_POLICY, since=utc("2026-03-01")).drops == ()
-    # Down over the gap.
+    # An outage over the gap.
     late = plan(timetable, "2026-03-07 07:30", "2026-03-10 12:00", policy, since=utc("2026-03-06 07:30"))
     assert [drop.reason for drop in late.drops] == ["dst_gap", "RUN_ONCE"]
 
 
 def by_the_book(schedule: Schedule, expected: datetime, now: datetime, policy: Policy) -> tuple[list[datetime], int]:
-    """The missed runs and the number of drops, from a plain list of everything due."""
+    """The missed runs and the number of drops, from a plain list of all due occurrences."""
     due = [expected]
     while (following := schedule.next(due[-1])) is not None and following <= now:
         due.append(following)

@@ -1,4 +1,4 @@
-"""Cron agrees with a minute-by-minute look at the wall clock, in every zone, around every change of its clocks.
+"""Cron agrees with a minute-by-minute reading of the wall clock, in every zone, around every change of its clocks.
 
 `DULY_ORACLE_ROUNDS` multiplies the expressions tried per zone and day: 10 is a few million comparisons.
 """
@@ -23,7 +23,7 @@ from .helpers import utc
 from .oracle import Expression, scan, transitions
 
 ROUNDS = int(os.environ.get("DULY_ORACLE_ROUNDS", "1"))
-PARTS = 8  # so that a failure names a smaller heap of zones, and the tests can be spread over processes
+PARTS = 8  # a failure then names fewer zones, and the tests can be spread over processes
 YEARS = (2010, 2035)
 ENOUGH = 200_000
 
@@ -38,7 +38,7 @@ def changes(name: str) -> list[datetime]:
 
 
 def random_expression(dice: random.Random, around: datetime) -> str:
-    """Mostly near the hours at which clocks change, mostly on days that come soon."""
+    """An expression mostly near the hours at which clocks change, and mostly on days that come soon."""
 
     def numbers(low: int, high: int, most: int) -> str:
         return ",".join(str(dice.randint(low, high)) for _ in range(dice.randint(1, most)))
@@ -77,7 +77,7 @@ def compare(name: str, change: datetime, dice: random.Random) -> int:
         try:
             schedule = parse_schedule(text, now=change - reach, timezone=name, dst_gap=gap, dst_fold=fold)
         except InvalidSchedule:
-            assert not expected, text  # no month it names has such a day
+            assert not expected, text  # no month of the expression has such a day
             continue
         found = []
         moment = schedule.next(change - reach)
@@ -96,7 +96,7 @@ def test_agrees_around_every_change_of_the_clocks(part: int) -> None:
     dice = random.Random(part)
     compared = 0
     for name in zones()[part::PARTS]:
-        # A zone whose clocks never change is asked about an ordinary day.
+        # A zone whose clocks never change is tested on an ordinary day.
         for change in changes(name) or [utc("2026-03-29 01:00")]:
             compared += compare(name, change, dice)
     print(f"{compared} comparisons")

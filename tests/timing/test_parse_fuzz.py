@@ -16,7 +16,7 @@ from .helpers import NEW_YORK, utc
 
 NOW = utc("2026-03-07 12:34:56")
 LIMIT = 0.02
-# Followed until its bound is reached, and then refused: 10 ms.
+# This rule is followed until its fuel is used up, and then refused: 10 ms.
 LONGEST = "FREQ=YEARLY;COUNT=7000"
 
 CRON = st.text(alphabet="0123456789*/-,LW# ?@MONFRISUJA\t", max_size=60)
@@ -40,7 +40,7 @@ PARTS = st.lists(
     ),
     max_size=8,
 )
-# Right in form and often hopeless in meaning.
+# Rules that are well-formed and often never match.
 RULE = st.builds(
     lambda freq, interval, parts: ";".join([f"FREQ={freq}", f"INTERVAL={interval}", *parts]),
     st.sampled_from(["YEARLY", "MONTHLY", "WEEKLY", "DAILY", "HOURLY", "MINUTELY", "SECONDLY"]),
@@ -78,7 +78,7 @@ def cost(text: str) -> float:
 @example("0 0 29 2 MON#5")
 @example("FREQ=YEARLY;INTERVAL=3;BYWEEKNO=53;BYMONTH=1;BYDAY=SA")
 def test_any_text_is_read_or_refused_at_once(text: str) -> None:
-    # The best of four, and beside a rule that uses all it may: how fast the machine is now is not the text's fault.
+    # The best of four, compared with a rule that uses all its fuel, so that a slow machine does not fail the test.
     assert any(cost(text) < LIMIT or cost(text) < 2.5 * cost(LONGEST) for _ in range(4))
     schedule = read(text)
     if schedule is None:
@@ -90,7 +90,7 @@ def test_any_text_is_read_or_refused_at_once(text: str) -> None:
     for _ in range(5):
         try:
             following = schedule.next(moment)
-        except TooCostly:  # the first ones are near, and the next one is not
+        except TooCostly:  # the first occurrences are near, and the next one is not
             break
         if following is None:
             break

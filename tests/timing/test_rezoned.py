@@ -1,7 +1,7 @@
-"""Time-zone data that changes between plan and fire: each local occurrence comes once, and none twice.
+"""Time-zone data that changes between plan and fire: each local occurrence comes exactly once.
 
-Two versions of a zone, random schedules, and the scheduler's own planner in between; no database. `DULY_TEST_REZONED`
-says how many stories are told (default 300), `DULY_TEST_SEED` with which seed they begin.
+Two versions of a zone, random schedules and the scheduler's own planner; no database. `DULY_TEST_REZONED` is the number
+of random stories (default 300), `DULY_TEST_SEED` the seed of the first.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def own_rules_again() -> Iterator[None]:
 
 
 class Told:
-    """One job through the planner: what fired, as (scheduled_at, missed), and where it stands."""
+    """One job that the planner fires: its runs so far, as (scheduled_at, missed), and its next occurrence."""
 
     def __init__(self, schedule: str, *, missed_window: str = "RUN_ALL", jitter: int = 0, zone: str = ZONE) -> None:
         self.policy = Policy(missed_window=missed_window, jitter_seconds=jitter)  # type: ignore[arg-type]
@@ -52,7 +52,7 @@ class Told:
         self.dropped = 0
 
     def look(self, now: datetime) -> None:
-        """What the firer does with it at this moment."""
+        """Does what the firer does with the job at this moment."""
         while self.next is not None and self.next <= now:
             job = DueJob(
                 self.job_id, self.next, self.kind, self.schedule, self.zone, None, None, None, len(self.fired),
@@ -61,7 +61,7 @@ class Told:
             batch: BatchPlan = plan_batch([job], now=now, misfire_grace=timedelta(seconds=10))
             assert batch.parked == []
             if batch.rezoned:
-                # As `zones/move.sql` does: that is a change of the job.
+                # Like `zones/move.sql`, which makes this a change of the job.
                 ((_, self.next),) = batch.rezoned
                 self.planned = max(self.planned, now)
                 continue
@@ -138,7 +138,7 @@ class TestOneJob:
         assert job.next is None
 
     def test_the_occurrence_that_ran_by_the_old_rules_does_not_run_again(self) -> None:
-        """At six the clocks of the old rules showed nine; by the new ones they show it at seven."""
+        """By the old rules it was nine o'clock at 06:00 UTC; by the new rules it is nine at 07:00 UTC."""
         old, new = rules(3), rules(3, (START, 2))
         use_rules(old)
         job = Told("0 9,10 * * *")
@@ -186,7 +186,7 @@ class TestOneJob:
         assert job.instants == [utc("2026-01-05 07:00"), utc("2026-01-06 07:00")]
 
     def test_a_plan_that_is_no_occurrence_by_any_rules_stays(self) -> None:
-        """A job that was told to run at once."""
+        """The job's next run was set to a time that is not in its schedule."""
         old, new = rules(3), rules(3, (START, 2))
         use_rules(old)
         job = Told("0 9 * * *")
@@ -207,7 +207,7 @@ def _tell(dice: random.Random, told: str) -> None:
     before = dice.choice((-5.0, 0.0, 2.0, 3.0, 5.5))
     after = before + dice.choice((-2.0, -1.0, -0.5, 0.5, 1.0, 2.0))
     changes_at = START + dice.randrange(0, 3 * 24) * HOUR
-    noted = START + (dice.randrange(1, 4 * 24 * 60) + 0.5) * MINUTE  # never at the very time of a fire
+    noted = START + (dice.randrange(1, 4 * 24 * 60) + 0.5) * MINUTE  # never at the exact time of a fire
     old, new = rules(before), rules(before, (changes_at, after))
     minutes = ",".join(map(str, sorted(dice.sample((0, 10, 30, 45), dice.randint(1, 2)))))
     hours = ",".join(map(str, sorted(dice.sample(range(24), dice.randint(1, 5)))))
@@ -225,15 +225,15 @@ def _tell(dice: random.Random, told: str) -> None:
     end = START + 8 * DAY
     job.until(end)
     assert job.instants == sorted(set(job.instants)), told
-    # The local times for which it ran, by the rules of each moment.
+    # The local times of the runs, by the rules that were in force at each.
     new_zone = load_zone(ZONE)
     assert isinstance(new_zone, ZoneInfo)
     shown = [(at - offset).astimezone(zone if n < until_then else new_zone) for n, at in enumerate(job.instants)]
     seen = [one.replace(tzinfo=None, fold=0) for one in shown]
-    # What the new rules put into the gap is moved to its end; what they double comes once.
+    # A local time that the new rules skip is moved to the end of the gap; a repeated one comes once.
     wall = changes_at.astimezone(new_zone).replace(tzinfo=None, fold=0)
     gap = (changes_at.astimezone(zone).replace(tzinfo=None, fold=0), wall)
-    assert len(seen) == len(set(seen)), f"{told}: twice {sorted(one for one in seen if seen.count(one) > 1)}"
+    assert len(seen) == len(set(seen)), f"{told}: ran twice: {sorted(one for one in seen if seen.count(one) > 1)}"
     wanted = set()
     moment = (START - offset).astimezone(zone).replace(tzinfo=None, fold=0)
     over = (end - offset).astimezone(new_zone).replace(tzinfo=None, fold=0)
@@ -243,13 +243,13 @@ def _tell(dice: random.Random, told: str) -> None:
             wanted.add(moment)
     for one in sorted(wanted - set(seen)):
         if gap[0] <= one <= gap[1] or one > over - 3 * HOUR:
-            continue  # in the gap, and come at its end; or yet to come
+            continue  # in the gap, so moved to its end; or still in the future
         by_new = one.replace(tzinfo=new_zone).astimezone(UTC) + offset
         by_old = one.replace(tzinfo=zone).astimezone(UTC) + offset
-        # By the old rules it was yet to come, by the new ones it was over before the job last ran; or it is the moment
-        # of creation itself.
-        assert (by_old > noted - MINUTE and by_new <= last) or by_old - offset <= START, f"{told}: {one} never came"
-    # Beside those, only what a gap has moved.
+        # By the old rules this time was in the future, and by the new rules it was over before the job last ran. Or it
+        # is the moment of creation itself.
+        assert (by_old > noted - MINUTE and by_new <= last) or by_old - offset <= START, f"{told}: {one} never ran"
+    # The only other runs are those that a gap has moved.
     assert all(one in wanted or one == wall or one <= seen[0] for one in seen), told
 
 

@@ -1,7 +1,7 @@
 """The published examples of RFC 5545, section 3.8.5.3: each rule with the dates the RFC gives for it.
 
-All begin at 09:00 in New York unless a time is written. Only the times of day are left out below where they are all
-09:00; `…` at the end of a list in the RFC means that more follow, and here that no end is checked.
+All rules begin at 09:00 in New York unless they state a time. The lists below leave out the times of day if all are
+09:00. If the RFC ends a list with `…`, more dates follow, and the end is not checked here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", 
 
 
 def days(year: int, **months: str) -> list[str]:
-    """`days(1997, sep="2 4 6")` as texts."""
+    """The days as texts: `days(1997, sep="2 4 6")`."""
     return [
         f"{year}-{MONTHS.index(m) + 1:02}-{int(day):02} 09:00" for m, text in months.items() for day in text.split()
     ]
@@ -50,7 +50,7 @@ WORKING_TIMES = [
     f"1997-09-0{day} {hour:02}:{minute:02}" for day in (2, 3) for hour in range(9, 17) for minute in (0, 20, 40)
 ]
 
-# (what, DTSTART, rule, dates, whether they are all of them)
+# (name, DTSTART, rule, dates, whether the list of dates is complete)
 EXAMPLES: list[tuple[str, str, str, list[str], bool]] = [
     ("daily for 10", "19970902", "FREQ=DAILY;COUNT=10", span("1997-09-02", "1997-09-11"), True),
     ("daily until", "19970902", "FREQ=DAILY;UNTIL=19971224T000000Z", UNTIL_CHRISTMAS_EVE, True),
@@ -268,7 +268,7 @@ EXAMPLES: list[tuple[str, str, str, list[str], bool]] = [
         [*days(1997, sep="29", oct="30", nov="27", dec="30"), *days(1998, jan="29", feb="26", mar="30")],
         False,
     ),
-    # The RFC writes UNTIL=19970902T170000Z, which is 13:00 in New York; its erratum makes it the 17:00 that is meant.
+    # The RFC writes UNTIL=19970902T170000Z, which is 13:00 in New York; its erratum corrects that to 17:00 local time.
     (
         "every 3 hours",
         "19970902",

@@ -1,4 +1,4 @@
-"""RFC 5545 rules beyond the published examples: against another library, in other zones, and as hostile texts."""
+"""RFC 5545 rules beyond the published examples: compared with another library, in other zones, and hostile texts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ANY_DAY = datetime.fromisoformat("2000-01-01")
 
 
 def random_rule(dice: random.Random) -> str:
-    """Any rule on whose meaning dateutil and the RFC agree."""
+    """A random rule on whose meaning dateutil and the RFC agree."""
 
     def some(low: int, high: int, most: int, signed: bool = False) -> str:
         values = [dice.randint(low, high) * (-1 if signed and dice.random() < 0.3 else 1) for _ in range(most)]
@@ -45,7 +45,7 @@ def random_rule(dice: random.Random) -> str:
     if freq != "WEEKLY" and dice.random() < 0.25:
         parts.append(f"BYMONTHDAY={some(1, 31, 5, signed=True)}")
     if by_week or dice.random() < 0.35:
-        # Plain and numbered days in one list are a union in the RFC and something else in dateutil.
+        # Plain and numbered days are not mixed: the RFC takes their union, dateutil does not.
         numbered = freq in ("YEARLY", "MONTHLY") and not by_week and dice.random() < 0.5
         chosen = dice.sample(WEEKDAYS, dice.randint(1, 4))
         parts.append(
@@ -54,7 +54,7 @@ def random_rule(dice: random.Random) -> str:
     for name, high in (("BYHOUR", 23), ("BYMINUTE", 59), ("BYSECOND", 59)):
         if dice.random() < 0.25:
             parts.append(f"{name}={some(0, high, 4)}")
-    # dateutil counts the places of a first, partial week from DTSTART; the RFC from the week's beginning.
+    # Not for weeks: dateutil counts positions in a first, partial week from DTSTART, the RFC from the week's beginning.
     if freq != "WEEKLY" and any(part.startswith("BY") for part in parts) and dice.random() < 0.2:
         parts.append(f"BYSETPOS={some(1, 6, 3, signed=True)}")
     return ";".join(parts)
@@ -77,14 +77,14 @@ def test_agrees_with_dateutil(seed: int) -> None:
             while moment is not None and len(found) < 6:
                 found.append(moment)
                 moment = recurrence.next_local(moment, Fuel())
-        # dateutil walks from the start: only what it reaches in reasonable time is compared.
+        # dateutil walks from the start: only occurrences that it reaches in reasonable time are compared.
         reach = {"HOURLY": 400, "MINUTELY": 8, "SECONDLY": 1}.get(parts.freq, 8000)
         if not found or (found[-1] - start).days > reach:
             continue
         rule = f"RRULE:{text};UNTIL={found[-1]:%Y%m%dT%H%M%S}"
         try:
             expected = list(islice(rrulestr(rule, dtstart=start), 7))
-        except ValueError:  # it refuses some rules that can match nothing
+        except ValueError:  # dateutil refuses some rules that never match
             continue
         assert found == expected, (text, start)
         assert recurrence.nth(len(found), Fuel()) == found[-1], (text, start)
@@ -130,7 +130,7 @@ def test_without_dtstart_it_begins_at_the_anchor() -> None:
     ],
 )  # fmt: skip
 def test_count_is_how_often_it_fires(rule: str, count: int, microsecond: int) -> None:
-    """The moment of creation is no occurrence and is not counted; a start that was given may be one, and is."""
+    """The moment of creation is not an occurrence and does not count. An explicit start may be one, and then counts."""
     made = utc("2026-01-05 09:30:10") + timedelta(microseconds=microsecond)
     text = f"{rule};COUNT={count}"
     found = chain(parse_schedule(text, now=made), made, 99)
@@ -306,7 +306,7 @@ def test_counts_too_far_to_walk_are_computed_where_they_can_be() -> None:
     assert schedule.next(utc("2029-03-03 09:46:38")) == utc("2029-03-03 09:46:39")
     assert schedule.next(utc("2029-03-03 09:46:39")) is None
     schedule = parse("DTSTART:20260101T120000\nRRULE:FREQ=DAILY;BYHOUR=6,12,18;COUNT=300000")
-    # Two on the first day, three on each of 99,999 days, one on the last.
+    # Two occurrences on the first day, three on each of the next 99,999 days, one on the last day.
     assert chain(schedule, "2299-10-13 00:00", 99)[-1] == utc("2026-01-01 06:00") + timedelta(days=100_000)
 
 

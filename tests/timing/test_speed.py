@@ -1,4 +1,4 @@
-"""The speed of planning on one core, in CPU time, the best of several tries: the machine may have other work."""
+"""The speed of planning on one core: in CPU time, and the best of several tries, because the machine may be busy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NOW = utc("2026-03-01")
 
 
 def rate(work: Callable[[], int], wanted: float) -> float:
-    """Things per second of CPU, tried until it is fast enough or five times."""
+    """The best rate per second of CPU time of up to five tries; ends as soon as the wanted rate is reached."""
     best = 0.0
     for _ in range(5):
         start = time.process_time()

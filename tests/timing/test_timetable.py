@@ -1,4 +1,4 @@
-"""A schedule within a job's own bounds and jitter, and the caches that make half a million of them cheap."""
+"""Timetables: a schedule within its job's bounds and with its jitter; and the caches for half a million of them."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_new_job_begins_after_now_and_a_one_off_at_its_time() -> None:
 
 def test_a_stored_now_is_one_run_whatever_moment_that_was() -> None:
     timetable = make("once", "now", created_at="2026-01-01 10:00:00.000001")
-    # Not even when the row was made a moment later than it was due.
+    # The row was created a moment after the job was due, and the job still has only one run.
     plan = plan_fire(timetable, expected=utc("2026-01-01 10:00"), now=utc("2026-01-01 10:00:01"), policy=DEFAULT_POLICY)
     assert (plan.runs, plan.next_run_at) == (((utc("2026-01-01 10:00"), False),), None)
 
@@ -205,7 +205,7 @@ def test_a_one_off_fires_once_whatever_its_policy(
     text: str, fold: DstFold, jitter: int, late: int, start_at: str | None
 ) -> None:
     policy = Policy(jitter_seconds=jitter, dst_fold=fold, missed_window="SKIP")
-    # Bounds are refused at submit; stores of before that may hold some.
+    # Submits of one-offs with bounds are refused now, but older stores may hold some.
     timetable = make("once", text, NEW_YORK, policy=policy, start_at=start_at)
     for expected in (utc("2026-01-01 10:00"), utc("2026-11-01 05:30"), utc("2026-11-01 06:30:01")):
         plan = plan_fire(
@@ -231,7 +231,7 @@ def test_jitter_ends_with_the_calendar() -> None:
 
 @pytest.mark.parametrize("text", ["0 9 * * *", "*/7 * * * *"])
 def test_what_an_earlier_jitter_fired_is_answered_for(text: str) -> None:
-    """Whatever jitter a run had, the occurrence it was for is over, and the next one is not."""
+    """A run ends its own occurrence and not the next one, even if the job's jitter has changed since."""
     job_id = UUID(int=7)
     nominal = make("cron", text)
     for seconds in (0, 1, 60, 400):

@@ -1,4 +1,4 @@
-"""The timing wheel: everything due comes out, nothing early, in little memory."""
+"""The timing wheel returns every due entry, none early, and takes little memory."""
 
 from __future__ import annotations
 
@@ -82,11 +82,11 @@ def test_what_is_loaded_again_is_not_held_twice() -> None:
     assert wheel.load(0, ids, dues) == 100
     assert wheel.load(0, ids, dues) == 0
     wheel.add(0, job(1000), NOW + 950_000)
-    # Half of them have come out; of those at hand and of those ahead, only what was not there is new.
+    # Half of the entries have come out. Of the entries loaded again, only the two that the wheel did not hold are new.
     assert len(flat(wheel.advance(NOW + 5 * SECOND))) == 52
     again = ids[16 * 51 :] + job(2000) + job(2001)
     assert wheel.load(0, again, array("q", [*dues[51:], NOW + 5_050_000, NOW + 9_950_000])) == 2
-    # The same job at another time is another entry: nobody knows which of the two is true.
+    # The same job at another time is another entry: the wheel cannot know which of the two is right.
     assert wheel.load(0, job(99), [dues[99] + 1]) == 1
     assert len(wheel) == 49 + 3 == len(flat(wheel.advance(NOW + 100 * SECOND)))
 
@@ -177,7 +177,7 @@ def test_a_million_entries_take_at_most_64_bytes_each(million: list[tuple[int, b
     running = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert len(wheel) > MILLION * 0.99
-    print(f"{loaded / MILLION:.1f} bytes an entry loaded, {running / MILLION:.1f} running")
+    print(f"{loaded / MILLION:.1f} bytes per entry when loaded, {running / MILLION:.1f} when running")
     assert loaded / MILLION <= 64
     assert running / MILLION <= 64
 

@@ -1,4 +1,4 @@
-"""Zone files of one's own making (RFC 8536), so that two versions of the same zone can differ as a test wants."""
+"""Makes zone files (RFC 8536), so that two versions of one zone can differ as a test needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 
 def zone_file(first: timedelta, changes: Sequence[tuple[datetime, timedelta]] = ()) -> bytes:
-    """A zone with one offset, and another from each of these moments on."""
+    """A zone that begins with the offset `first` and has another offset from each change on."""
     offsets = sorted({first, *(offset for _, offset in changes)})
     kinds = b"".join(struct.pack(">lbB", round(one.total_seconds()), 0, 0) for one in [first, *offsets])
     names = b"LOC\0"
@@ -21,6 +21,6 @@ def zone_file(first: timedelta, changes: Sequence[tuple[datetime, timedelta]] = 
 
 
 def _posix(offset: timedelta) -> str:
-    """POSIX counts west of Greenwich."""
+    """The offset in POSIX notation, where hours west of Greenwich are positive."""
     minutes = -round(offset.total_seconds() / 60)
     return f"{'-' if minutes < 0 else ''}{abs(minutes) // 60}:{abs(minutes) % 60:02d}"

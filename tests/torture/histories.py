@@ -1,5 +1,5 @@
-"""Hand-written histories for the tests of the checker and the report: rows as the store would write them, words as the
-sink would, without either. A test makes a good one, spoils one thing, and sees who notices.
+"""Hand-written histories for the tests of the checker and the report: rows as the store would write them and words as
+the sink would, without either. A test makes a good history, spoils one thing, and checks which invariant notices.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-# A whole minute, so that the histories' own seconds are those of the schedules.
+# A whole minute, so that seconds counted from here are also the seconds of cron schedules.
 START = 1_800_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 INFINITY = "infinity"
@@ -46,7 +46,7 @@ class Claim:
 
 @dataclass
 class History:
-    """Each method is one transaction of the product, or one word of a handler, at a moment of its own."""
+    """The records of a run. Each public method adds one transaction of the product, or one word of a handler."""
 
     audit: list[Document] = field(default_factory=list)
     sink: list[Document] = field(default_factory=list)
@@ -78,7 +78,7 @@ class History:
     # Rows
 
     def new_id(self, at: float = 0) -> str:
-        """As the product's: the time in front, so that a later one is greater."""
+        """An id like the product's: it begins with the time, so that later ids are greater."""
         self._ids += 1
         return str(UUID(int=(round((START + at) * 1000) << 80) | (7 << 76) | (1 << 63) | self._ids))
 
@@ -214,7 +214,7 @@ class History:
         flags: int = 0,
         due: float | None = None,
     ) -> Run:
-        """`due`: the occurrence, where it is not next_run_at itself (which was then missed, in `misses`)."""
+        """Fires the job. `due`: the occurrence, if it is not next_run_at."""
         self.begin_transaction()
         return self._fire(job_id, at, following, state, flags, due)
 
@@ -234,7 +234,7 @@ class History:
     def miss(
         self, job_id: str, at: float, last: float, count: int, reason: str, following: float, runs: float | None = None
     ) -> Run | None:
-        """Late ones up to `last` are dropped, and `runs` is the one that runs all the same."""
+        """Records the late occurrences up to `last` as missed; `runs` is the one that is fired all the same."""
         self.begin_transaction()
         first = _seconds(self.job(job_id)["next_run_at"])
         note = {"reason": reason, "count": count, "first": iso(first), "last": iso(last)}
@@ -292,14 +292,14 @@ class History:
             self.write(at, "runs", "update", old, {**old, "state": "queued", "run_at": iso(at)})
 
     def whole(self, run: Run, at: float, takes: float = 0.5) -> Claim:
-        """Claimed, begun, done and recorded."""
+        """Claims, executes and completes the run."""
         claim = self.claim(at, run)
         self.execute(claim, run, at + 0.01, at + takes)
         self.complete(at + takes + 0.01, claim, run)
         return claim
 
     def put_back(self, at: float, claim: Claim, run: Run, *, error: str | None, delay: float = 0) -> None:
-        """A retry (with an error), a snooze or a return at shutdown (without)."""
+        """Puts the run back: for a retry (with an error), or by a snooze or at shutdown (without)."""
         self.begin_transaction()
         old = self.rows("claims")[claim.claim_id]
         place = claim.runs.index(run)
@@ -336,7 +336,7 @@ class History:
     def rescue(self, at: float, claim: Claim) -> None:
         old = self.rows("claims")[claim.claim_id]
         if _seconds(old["lease_until"]) >= at:
-            # The worker is known to be gone: its lease is ended first.
+            # The worker is known to be gone, so its lease is ended first.
             self.begin_transaction()
             self.write(at, "claims", "update", old, {**old, "lease_until": iso(at - 0.001)})
             old = self.rows("claims")[claim.claim_id]
@@ -348,7 +348,7 @@ class History:
         self.write(at, "claims", "delete", old, None)
 
     def forgets(self, job_id: str, at: float, table: str = "jobs") -> None:
-        """A change that the old primary had committed and the promoted standby never got."""
+        """Adds a change that the old primary had committed and the promoted standby never received."""
         self.forgotten.append(
             {"n": len(self.forgotten) + 1, "txid": 1, "at": START + at, "table": table, "op": "insert", "old": None,
              "new": {"job_id": job_id}}
@@ -401,7 +401,7 @@ class History:
         self.write(at, "attempts", "insert", None, row)
 
     def _close(self, at: float, claim: Claim) -> None:
-        """A claim whose runs have all ended or gone back is closed with the last of them."""
+        """Closes the claim if all its runs have ended or been released."""
         old = self.rows("claims")[claim.claim_id]
         history = self.rows("history")
         if all(
@@ -463,7 +463,7 @@ def _run(row: Document) -> Run:
 
 @dataclass
 class Told:
-    """A good history of two minutes in which a little of everything happens, and the names of what happened."""
+    """A good history of two minutes with a little of everything, and its jobs, runs and claims by name."""
 
     history: History
     alpha: str
@@ -487,10 +487,10 @@ def tell() -> Told:
     runs["now"] = Run(gamma, 3)
     claims["now"] = h.whole(runs["now"], 3.1)
 
-    # On time, and fired a little ahead of it.
+    # A run on time, fired a little ahead.
     runs["on time"] = h.fire(alpha, 9.8, 20)
     claims["on time"] = h.whole(runs["on time"], 10.02)
-    # A run of twelve seconds, and one that waits for it.
+    # A run of twelve seconds, and a run that waits for it.
     runs["slow"] = h.fire(beta, 12.51, 22.5, flags=8)
     claims["slow"] = h.claim(12.52, runs["slow"])
     h.say(12.53, "begin", claims["slow"], runs["slow"])
@@ -505,7 +505,7 @@ def tell() -> Told:
     h.say(24.5, "end", claims["slow"], runs["slow"])
     h.complete(24.6, claims["slow"], runs["slow"], next_in_line=runs["waiting"])
     claims["waiting"] = h.whole(runs["waiting"], 24.7)
-    # The worker that was lost: its run comes back, the occurrence meanwhile is skipped, the zombie is refused.
+    # A lost worker: its run is rescued, the occurrence meanwhile is skipped, the zombie's effect is refused.
     h.rescue(26, claims["lost"])
     runs["skipped"] = h.fire(alpha, 30.01, 40, state="skipped")
     claims["again"] = h.claim(31, runs["rescued"])
@@ -516,7 +516,7 @@ def tell() -> Told:
     h.complete(31.7, claims["again"], runs["rescued"])
     runs["before the change"] = h.fire(beta, 32.51, 42.5)
     h.whole(runs["before the change"], 32.52)
-    # Fired ahead, and taken back by a change.
+    # A run that is fired ahead and retracted by a change.
     taken_back = h.fire(beta, 42.2, 52.5)
     h.change(beta, 42.3, "every 20s", 62.5, taken_back)
     # A failure and its retry.
@@ -538,7 +538,7 @@ def tell() -> Told:
     claims["woken"] = h.whole(runs["snoozed"], 61.1)
     runs["after the change"] = h.fire(beta, 62.51, 82.5)
     h.whole(runs["after the change"], 62.52)
-    # To the dead letters, and sent again.
+    # A run that is buried and redriven.
     runs["dead"] = h.fire(alpha, 70.01, 80)
     claims["dead"] = h.claim(70.02, runs["dead"])
     h.say(70.03, "begin", claims["dead"], runs["dead"])
@@ -546,7 +546,7 @@ def tell() -> Told:
     h.bury(70.1, claims["dead"], runs["dead"])
     h.redrive(75, runs["dead"])
     claims["redriven"] = h.whole(runs["dead"], 75.1)
-    # An outage: alpha's latest missed one runs, delta's do not.
+    # An outage: alpha's latest missed occurrence runs, delta's do not.
     h.resume(delta, 78, 80)
     h.fault("postgres-crash", "primary", 79, 101)
     h.lead(101.5, 3)
@@ -575,7 +575,7 @@ def _some(run: Run | None) -> Run:
 
 
 def random_history(seed: int, seconds: int = 120, jobs: int = 6) -> History:
-    """Many jobs, second by second, with failures, lost workers, snoozes and pauses as drawn. All of it right."""
+    """A good history of many jobs, second by second, with random failures, lost workers, snoozes and pauses."""
     dice = random.Random(seed)
     h = History()
     h.lead(0.01, 1)
@@ -641,7 +641,7 @@ class _Life:
             self.due = following
 
     def _work(self, h: History, dice: random.Random, at: float) -> None:
-        """The head of the line goes on: it is claimed, or ends in one of the ways there are."""
+        """Advances the first run of the line: it is claimed, or its claim ends in one of the possible ways."""
         if not self.line or at < self.until:
             return
         run = self.line[0]

@@ -1,11 +1,11 @@
-"""Mutants: Duly with one promise's guard taken out. Each must be caught by the checker within a few minutes of torture.
+"""Mutants: Duly with the guard of one promise removed. The checker must catch each within a few minutes of torture.
 
-Nothing in the product knows of them. A mutant changes the text of SQL statements or replaces functions in the processes
-that `torture.launch` starts, or changes the store once it is migrated. One whose pattern is not in the product any more
-fails loudly: a mutant that changes nothing would let the checker pass for the wrong reason.
+The product does not know the mutants. A mutant changes the text of SQL statements or replaces functions in the
+processes that `torture.launch` starts, or changes the store after the migration. A mutant whose pattern is no longer in
+the product fails loudly: a mutant that changes nothing would test nothing.
 
-Where Duly guards a promise twice (the fenced write, and the node that stops by itself) a mutant takes out both: what is
-asked here is whether the checker sees the damage, not whether one guard covers for the other.
+If Duly guards a promise twice (the fenced write, and the node that stops by itself), the mutant removes both guards:
+the question is whether the checker sees the damage, not whether one guard covers for the other.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 
 class Unmatched(Exception):
-    """The product has changed, and the mutant must follow it."""
+    """The product has changed, and the mutant must be adapted."""
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """`faults`: the mix that shows it soonest; None: any, (): none at all.
+    """`faults`: the kinds of faults that show the mutant soonest; None: any, (): none at all.
 
-    `statements`: name → (old, new) pairs, each old text there exactly once. `everywhere`: a statement that must have
-    the old text, that text, and the new one; whatever else has it is changed alike. `patch`: called in every process.
-    `database`: run on the migrated store. `nuisance`: run on it over and over, by the harness.
+    `statements`: name → (old, new) pairs; each old text must occur exactly once. `everywhere`: the name of a statement
+    that must have the old text, the old text, and the new one; every statement with the old text is changed. `patch` is
+    called in every process. `database` is executed on the migrated store, `nuisance` again and again during the run.
     """
 
     name: str
@@ -44,7 +44,7 @@ class Mutant:
 
 
 def apply(name: str) -> None:
-    """In a process of Duly's, before anything else of it is imported."""
+    """Applies a mutant in a process of Duly, before any other module of Duly is imported."""
     mutant = MUTANTS[name]
     if mutant.statements or mutant.everywhere:
         _mutate_statements(mutant)
@@ -74,7 +74,7 @@ def _mutate_statements(mutant: Mutant) -> None:
     def statement(name: str) -> str:
         return texts.get(name) or original(name)
 
-    # Everybody else imports it by name, later.
+    # All other modules import `statement` by name, and later.
     module.statement = statement  # type: ignore[attr-defined]
 
 
@@ -95,7 +95,7 @@ def _replace(owner: Any, name: str, new: Any) -> None:
 
 
 def _keep_lost_leases() -> None:
-    """A worker that is too late believes in its leases all the same."""
+    """A worker that missed its heartbeats still believes in its leases."""
     keeper = import_module("duly.worker.leases").LeaseKeeper
     _replace(keeper, "_give_up_expired", lambda self: None)
 
@@ -112,14 +112,14 @@ def _never_beat() -> None:
 
 
 def _advance_first() -> None:
-    """The job moves in one transaction, its runs are inserted in the next: whoever dies in between loses them."""
+    """Moves the job in one transaction and inserts its runs in the next: a process that dies in between loses them."""
     fires = import_module("duly.store.fires")
     original = fires.fire
     if not hasattr(fires.SimpleFires(), "shards"):
         raise Unmatched("a fire has other columns")
 
     async def fire(store: Any, *, epochs: dict[int, int], batch: Any) -> Any:
-        # The simple ones, which almost all are.
+        # Only simple fires are changed; almost all are simple.
         if isinstance(batch, fires.Fires) or None in batch.next_run_at:
             return await original(store, epochs=epochs, batch=batch)
         moved: set[Any] = set()
@@ -138,7 +138,7 @@ def _advance_first() -> None:
     _replace(fires, "fire", fire)
 
 
-# Between the two: long enough that a kill meets it now and then.
+# Seconds between the two transactions: long enough that a kill hits this gap now and then.
 _GAP = 0.2
 _INSERT_RUNS = """
 insert into duly.runs (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
@@ -151,10 +151,10 @@ join duly.jobs j on j.job_id = f.job_id
 
 
 def _next_or_same() -> None:
-    """A resumed job goes on with the latest occurrence that is not later than now, not with the first that is.
+    """A resumed job goes on with its latest past occurrence, not with its next future one.
 
-    Not in every `next()`: with that nothing fires at all, because a scheduler parks such a job at once, and whoever
-    walks a timetable never comes to an end.
+    Only `resume` is changed, not every `next()`: then nothing would fire, because a scheduler parks such a job at once
+    and a walk over a timetable never ends.
     """
     jobs = import_module("duly.operations.jobs")
     original = jobs.JobOperations._resume_at
@@ -173,14 +173,14 @@ def _next_or_same() -> None:
 
 
 def _lead_for_ever() -> None:
-    """A node that others have taken for dead goes on firing for the shards it had: its firer is not told."""
+    """A node that others took for dead goes on firing for its old shards: its firer does not notice the end."""
     member = import_module("duly.cluster.member").MemberCoordinator
     original = member._end
     if "view" not in member._move_towards_assignment.__code__.co_varnames:
         raise Unmatched("a pass no longer calls what it sees a view")
 
     def end(self: Any, shard: int) -> None:
-        # What it hands over by its own will it ends, as before.
+        # A term that the node hands over by itself ends as usual.
         view = sys._getframe(1).f_locals.get("view")
         if view is not None and view.leaders[shard] == self.node_id:
             original(self, shard)
@@ -208,7 +208,7 @@ _MUTANTS = (
     ),
     Mutant(
         "unique-constraint-dropped",
-        "nothing keeps an occurrence from having two outcomes",
+        "an occurrence can have two outcomes in the history",
         faults=("cut-after-commit", "reset-in-batch"),
         database=(
             "alter table duly.history drop constraint history_pkey",
@@ -217,9 +217,9 @@ _MUTANTS = (
     ),
     Mutant(
         "now-for-leases",
-        "times are those of the transaction's start: a lease written after a wait is born old",
+        "times are those of the transaction's start: a lease written after a wait is too short",
         faults=(),
-        # Whoever looks after a database locks rows now and then. Shorter than a heartbeat waits for its answer.
+        # An administrator locks rows now and then, for less time than a heartbeat waits for its answer.
         nuisance="begin; select from duly.claims for no key update; select pg_sleep(0.5); commit",
         database=(
             (
@@ -243,7 +243,7 @@ _MUTANTS = (
     ),
     Mutant(
         "rescue-by-age",
-        "a claim is taken back when it is old, however well its worker beats",
+        "a claim is rescued when it is old, even if its worker sends heartbeats",
         faults=(),
         statements={
             "maintenance/expired": [
@@ -259,7 +259,7 @@ _MUTANTS = (
     ),
     Mutant(
         "epoch-check-dropped",
-        "whoever once led a shard may fire for it",
+        "a node that once led a shard may still fire for it",
         faults=("pause", "unplug", "partition"),
         everywhere=("fires/fire", "where shard = $1 and epoch = $2 for share", "where shard = $1 for share"),
         patch=_lead_for_ever,

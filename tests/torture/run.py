@@ -1,4 +1,4 @@
-"""One run of the torture, or many: a world, work for it, faults, healing, and the checker's word on what happened.
+"""One run of the torture, or many: starts a world, gives it work, injects faults, heals them, and checks the records.
 
 python -m torture.run --minutes 10 --seed 7
 """
@@ -38,7 +38,7 @@ FINISH_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Plan:
-    """All of a run that can be chosen. What is empty is drawn by the seed; `kinds` None: all."""
+    """The options of a run. An empty `coordinator` or `standby` is drawn by the seed; `kinds` None: all faults."""
 
     seed: int
     minutes: float = 2.0
@@ -50,7 +50,7 @@ class Plan:
     fault_rate: float = 2.0
     rate: float = 10.0
     recurring: int = 80
-    # How long everything may take to come to an end after the workload has. Not to settle by then is a finding.
+    # Time to settle after the workload has ended. A run that takes longer is a finding.
     settle_seconds: float = 150.0
     settings: dict[str, float] = field(
         default_factory=lambda: {
@@ -72,7 +72,7 @@ class Plan:
             coordinator=self.coordinator or coordinator,
             standby=self.standby or (mutant.standby if mutant else "") or standby,
             kinds=mutant.faults if mutant is not None and self.kinds is None else self.kinds,
-            # A mutant may never settle, and all there is to see of it has been seen.
+            # A mutant may never settle, and its damage is recorded before that.
             settle_seconds=self.settle_seconds if mutant is None else 10.0,
         )
 
@@ -86,7 +86,7 @@ class Plan:
 
 
 def coordinators() -> list[str]:
-    """Those whose servers are installed here."""
+    """The coordinators whose servers are installed here."""
     found = ["postgres", "postgres-advisory"]
     if shutil.which("etcd"):
         found.append("etcd")
@@ -113,7 +113,7 @@ class Result:
             kinds[finding["invariant"]] = kinds.get(finding["invariant"], 0) + 1
         told = ", ".join(f"{count} × {name}" for name, count in sorted(kinds.items())) or "nothing found"
         mutant = f", mutant {self.plan.mutant}" if self.plan.mutant else ""
-        trouble = f" ({len(self.troubles)} with trouble of their own)" if self.troubles else ""
+        trouble = f" ({len(self.troubles)} went wrong in the harness)" if self.troubles else ""
         return (
             f"seed {self.seed} ({self.plan.coordinator}, standby {self.plan.standby}{mutant}): {self.faults} faults"
             f"{trouble} in {self.seconds:.0f} s: {told}; {self.folder}"
@@ -126,7 +126,7 @@ async def torture(plan: Plan, folder: Path) -> Result:
     folder.mkdir(parents=True, exist_ok=True)
     began = time.time()
     injected = await _recorded(plan, folder)
-    # What the machine room itself could not do is no finding, but must be seen.
+    # Errors of the harness are no findings, but the result line shows them.
     lines = (folder / "faults.jsonl").read_text().splitlines()
     troubles = [line for line in map(json.loads, lines) if "trouble" in (line.get("details") or {})]
     found = [_as_document(finding) for finding in await asyncio.to_thread(checker.check, folder)]
@@ -140,13 +140,13 @@ async def torture(plan: Plan, folder: Path) -> Result:
 
 
 def _own_findings(plan: Plan, facts: dict[str, Any]) -> list[dict[str, Any]]:
-    """What only whoever waited can tell."""
+    """Findings that the records do not show: a cluster that did not heal, or work that did not settle."""
     found: list[dict[str, Any]] = []
     if reason := facts.get("unhealed"):
-        message = f"when the last fault was over the cluster did not recover by itself: {reason}"
+        message = f"the cluster did not recover by itself after the last fault: {reason}"
         found.append({"invariant": "heals", "message": message, "evidence": []})
     if facts["settled"] is None:
-        message = f"things were still under way {plan.settle_seconds:.0f} s after the workload had ended"
+        message = f"work was still under way {plan.settle_seconds:.0f} s after the workload had ended"
         evidence = [{"under_way": facts["under_way"], "answered": facts["answered"]}]
         found.append({"invariant": "settles", "message": message, "evidence": evidence})
     return found
@@ -157,7 +157,7 @@ def _as_document(finding: Any) -> dict[str, Any]:
 
 
 async def _recorded(plan: Plan, folder: Path) -> int:
-    """Everything up to the last record. Returns how many faults there were."""
+    """Carries out the run and writes all records. Returns the number of injected faults."""
     mutant = MUTANTS[plan.mutant] if plan.mutant else None
     facts: dict[str, Any] = {
         "seed": plan.seed, "started": time.time(), "ended": None, "healed": None, "settled": None, "versions": {},
@@ -165,7 +165,7 @@ async def _recorded(plan: Plan, folder: Path) -> int:
         "minutes": plan.minutes,
     }  # fmt: skip
     async with AsyncExitStack() as stack:
-        # A folder of its own: the path of a Unix socket has little room.
+        # A separate folder, because the path of a Unix socket must be short.
         nook = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="torture-")))
         nook.chmod(0o755)
         sink = await stack.enter_async_context(running_sink(folder, f"unix://{nook / 'sink'}"))
@@ -211,7 +211,8 @@ async def _recorded(plan: Plan, folder: Path) -> int:
 
 
 async def _faulted(plan: Plan, world: World, folder: Path, facts: dict[str, Any]) -> int:
-    """A healthy part, a faulted one, a healed one; the last matters most: failures come after the healing."""
+    """Waits through a healthy part, a part with faults and a healed part. The last matters most: failures often show
+    only after the healing."""
     seconds = plan.minutes * 60
     healthy, after = max(10.0, 0.15 * seconds), max(15.0, 0.2 * seconds)
     injected = 0
@@ -234,7 +235,7 @@ async def _faulted(plan: Plan, world: World, folder: Path, facts: dict[str, Any]
         try:
             await world.heal()
         except RuntimeError as error:
-            # Nothing is broken any more, and yet not everything works: that is what this is looking for.
+            # All faults are healed, and yet the cluster does not work: a finding.
             facts["unhealed"] = str(error)
     await asyncio.sleep(after)
     return injected
@@ -242,7 +243,7 @@ async def _faulted(plan: Plan, world: World, folder: Path, facts: dict[str, Any]
 
 @asynccontextmanager
 async def _working(workload: Workload) -> AsyncIterator[None]:
-    """A client that breaks ends the run: it is a flaw of the harness."""
+    """Runs the workload meanwhile. An error of a client is a flaw of the harness and ends the run."""
     stop = asyncio.Event()
     async with asyncio.TaskGroup() as group:
         working = group.create_task(workload.run(stop))
@@ -278,7 +279,7 @@ async def _nuisance(world: World, statements: str) -> AsyncIterator[None]:
 
 
 async def _settle(world: World, seconds: float) -> tuple[float | None, dict[str, int]]:
-    """Wait until nothing is under way, twice in a row. None: it never came to that."""
+    """Waits until nothing is under way, twice in a row. Returns that time, or None and counts of unfinished work."""
     left: dict[str, int] = {}
     quiet = 0
     until = time.monotonic() + seconds
@@ -296,7 +297,7 @@ async def _settle(world: World, seconds: float) -> tuple[float | None, dict[str,
 
 async def _export(world: World, workload: Workload, folder: Path, plan: Plan) -> None:
     url = world.database.admin_url
-    # Before our own questions add to it.
+    # Read first, before the harness's own requests add connections.
     connected = await audit.activity(url)
     asked = _questions(random.Random(f"{plan.seed}:explain"), await audit.tables(url))
     final = {
@@ -306,7 +307,7 @@ async def _export(world: World, workload: Workload, folder: Path, plan: Plan) ->
         "explained": await workload.explain(world.url, asked),
         "logs": {name: str(path) for name, path in world.logs().items()},
     }
-    # What did not settle goes on, and the diary must not be older than the sink's record.
+    # If the work did not settle it would go on, and the audit must not end before the sink's record.
     for node in world.nodes.values():
         node.kill()
     for _ in range(300):
@@ -318,7 +319,7 @@ async def _export(world: World, workload: Workload, folder: Path, plan: Plan) ->
 
 
 def _questions(dice: random.Random, tables: dict[str, list[Any]], most: int = 60) -> list[tuple[str, float | None]]:
-    """Occurrences to ask Duly about: some of each outcome."""
+    """Some occurrences of each outcome, which Duly is to explain."""
     asked: list[tuple[str, float | None]] = []
     by_status: dict[str, list[Any]] = {}
     for row in tables["history"]:
@@ -330,7 +331,7 @@ def _questions(dice: random.Random, tables: dict[str, list[Any]], most: int = 60
 
 
 def _python_path() -> str:
-    """The tests, and whatever this very process was told: another Duly can be tortured by PYTHONPATH."""
+    """The tests and this process's PYTHONPATH, by which another version of Duly can be tortured."""
     return os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
 
 
@@ -396,18 +397,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _options() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(prog="torture.run", description="Try to make Duly lose or double a run.")
-    options.add_argument("--minutes", type=float, default=10, help="of work; settling and checking come after")
+    options.add_argument("--minutes", type=float, default=10, help="minutes of work; settling and checking come after")
     options.add_argument("--seed", type=int, help="default: a random one, which is printed")
-    options.add_argument("--runs", type=int, default=1, help="that many, with the seeds that follow")
+    options.add_argument("--runs", type=int, default=1, help="number of runs, with consecutive seeds")
     options.add_argument("--coordinator", choices=("postgres", "postgres-advisory", "etcd", "zookeeper"))
     options.add_argument("--standby", choices=STANDBYS)
-    options.add_argument("--faults", help="kinds of faults, by commas; default: all")
-    options.add_argument("--fault-rate", type=float, default=2.0, help="faults a second")
+    options.add_argument("--faults", help="kinds of faults, separated by commas; default: all")
+    options.add_argument("--fault-rate", type=float, default=2.0, help="faults per second")
     options.add_argument("--mutant", choices=sorted(MUTANTS))
-    options.add_argument("--folder", type=Path, help="where the folders of runs are made")
+    options.add_argument("--folder", type=Path, help="parent folder of the runs' folders")
     options.add_argument("--plain", action="store_true", help="no network namespaces")
-    options.add_argument("--rate", type=float, default=10, help="operations of clients a second")
-    options.add_argument("--recurring", type=int, default=80, help="recurring jobs that are kept")
+    options.add_argument("--rate", type=float, default=10, help="client operations per second")
+    options.add_argument("--recurring", type=int, default=80, help="number of recurring jobs")
     return options
 
 

@@ -1,5 +1,4 @@
-"""The checker itself: good histories pass, and each way to spoil one is noticed by the invariant that is meant, "
-"alone."""
+"""Tests of the checker: good histories pass, and a spoilt one is noticed by exactly the invariant that was broken."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def check(history: History, folder: Path) -> list[checker.Finding]:
     return checker.check(history.save(folder))
 
 
-# Tools to spoil a history with
+# Tools that spoil a history
 
 
 def rows(h: History, table: str, op: str | None = None, run: Run | None = None) -> list[dict[str, Any]]:
@@ -53,7 +52,7 @@ def _is_of(row: dict[str, Any], run: Run) -> bool:
 
 
 def forget(h: History, run: Run) -> None:
-    """All of a run but the fire's move of its job."""
+    """Removes everything of a run except the move of its job by the fire."""
     gone = [line for table in ("runs", "claims", "history", "attempts") for line in rows(h, table, run=run)]
     h.audit = [line for line in h.audit if line not in gone]
     h.sink = [word for word in h.sink if word["run_id"] != run.run_id]
@@ -91,7 +90,7 @@ def spoils(invariant: str) -> Callable[[Spoil], Spoil]:
     return keep
 
 
-# Every owed occurrence
+# Owed occurrences
 
 
 @spoils("owed")
@@ -101,7 +100,7 @@ def moved_on_without_a_run(told: Told) -> None:
 
 @spoils("owed")
 def dropped_without_a_record(told: Told) -> None:
-    """Delta's nine missed ones are not recorded."""
+    """Delta's nine missed occurrences are not recorded."""
     h = told.history
     h.audit = [line for line in h.audit if line not in rows(h, "history", run=told.runs["dropped"])]
 
@@ -297,13 +296,13 @@ def rescued_although_its_lease_stood(told: Told) -> None:
 
 @spoils("leases")
 def lease_that_is_born_old(told: Told) -> None:
-    """As if it were counted from when the transaction began."""
+    """As if the lease were counted from the start of the transaction."""
     rows(told.history, "claims", "insert", told.runs["on time"])[0]["new"]["lease_until"] = iso(11)
 
 
 @spoils("leases")
 def worker_that_never_beats(told: Told) -> None:
-    """The one that was lost is the one that did all the rest, for minutes and without a heartbeat."""
+    """The worker whose claim was rescued did all the other work too, for minutes and without a heartbeat."""
     h = told.history
     h.audit = json.loads(json.dumps(h.audit).replace('"worker-2"', '"worker-1"'))
     beats = [line for line in rows(h, "claims", "update") if line["new"]["released"] == line["old"]["released"]]
@@ -353,7 +352,7 @@ def began_before_the_one_before_had_ended(told: Told) -> None:
 
 
 def last_plan(told: Told) -> list[dict[str, Any]]:
-    """The row that the fire of 08:01:50 left, and the same row as the pause found it."""
+    """Alpha's row as the fire of 08:01:50 left it, and the same row as the pause found it."""
     found = [line for line in rows(told.history, "jobs") if (line["old"] or {}).get("next_run_at") == iso(120)]
     fired = [line for line in rows(told.history, "jobs") if (line["new"] or {}).get("next_run_at") == iso(120)]
     return [*(line["new"] for line in fired), *(line["old"] for line in found)]
@@ -419,7 +418,7 @@ def queued_and_then_nowhere(told: Told) -> None:
 
 @spoils("moves")
 def taken_back_after_its_time(told: Told) -> None:
-    """A run that the change deletes although it was due a second ago."""
+    """The change deletes a run that was due a second ago."""
     h = told.history
     for line in rows(h, "runs", run=Run(told.beta, 42.5)) + rows(h, "jobs") + rows(h, "changes"):
         if abs(line["at"] - START - 42.3) < 0.01:
@@ -543,7 +542,7 @@ def process_that_did_not_come_back(told: Told) -> None:
     told.history.final["processes"][0]["alive"] = False
 
 
-# What is spoilt is noticed, by the one that is meant
+# A spoilt history is noticed by the broken invariant alone
 
 
 @pytest.mark.parametrize(("invariant", "name", "spoil"), SPOILED, ids=[name for _, name, _ in SPOILED])
@@ -585,11 +584,11 @@ def test_a_handler_in_a_process_of_its_own_may_wait_for_one(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("begins", "until", "busy"),
     [
-        ([9.5, 10.2, 11.1, 12.0], 12.5, True),  # hands full
-        ([9.5, 10.2, 12.0], 12.5, False),  # a pause in which it could have begun
+        ([9.5, 10.2, 11.1, 12.0], 12.5, True),  # busy
+        ([9.5, 10.2, 12.0], 12.5, False),  # a pause in which the run could have begun
         ([9.5, 10.2, 11.1], 12.5, False),
         ([], 10.5, False),
-        ([9.5 + n / 2 for n in range(100)], 30, False),  # not for ever
+        ([9.5 + n / 2 for n in range(100)], 30, False),  # longer than `longest`
     ],
 )
 def test_a_run_may_wait_while_others_begin_without_a_pause(begins: list[float], until: float, busy: bool) -> None:
@@ -608,7 +607,7 @@ def test_an_effect_that_came_too_late_to_be_refused_is_counted(tmp_path: Path) -
     assert json.loads((tmp_path / "late" / "figures.json").read_text())["effects_too_late"] == 1
 
 
-# What is good passes
+# Good histories pass
 
 
 def test_a_good_history_passes(tmp_path: Path) -> None:
@@ -669,7 +668,7 @@ def test_lateness_is_split_by_the_first_fault_and_the_last_heal(tmp_path: Path) 
     assert lateness["faulted"]["max"] == pytest.approx(12.21)
 
 
-# A change that takes a run back before its time and takes effect after it
+# A change that retracts a run before its time and takes effect after it
 
 
 def given_up_by_a_change(reason: str) -> History:
@@ -738,7 +737,7 @@ def test_a_token_that_comes_again_after_a_promotion_is_no_matter_of_replication(
     assert "fencing" in {finding.invariant for finding in check(told.history, tmp_path)}
 
 
-# What may or may not have happened is not held against anybody
+# Operations of unknown effect make no finding
 
 
 def test_an_unknown_operation_may_have_happened_or_not(tmp_path: Path) -> None:
@@ -757,7 +756,7 @@ def test_a_resume_that_overlaps_a_pause_may_have_come_after_it(tmp_path: Path) -
     assert check(told.history, tmp_path) == []
 
 
-# Schedules, by another hand
+# Schedules, compared with another implementation
 
 
 @pytest.mark.parametrize(
@@ -801,7 +800,7 @@ def test_spellings_of_one_schedule_are_one() -> None:
 
 
 def test_it_answers_in_time_for_a_long_run(tmp_path: Path) -> None:
-    """Ten minutes are 50,000 changes and 30,000 words; a fifth of them is enough to see how long that takes."""
+    """Ten minutes make 50,000 changes and 30,000 words; a fifth of them shows how long checking takes."""
     history = random_history(1, seconds=200, jobs=45)
     history.save(tmp_path)
     assert len(history.audit) > 10_000

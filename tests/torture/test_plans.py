@@ -1,4 +1,7 @@
-"""Plans of faults: seeded, overlapping, in bounds, and only what a world allows. No world is needed for them."""
+"""Tests that fault plans are seeded, overlap, end in time, and contain only faults that a world allows.
+
+They need no world.
+"""
 
 from __future__ import annotations
 

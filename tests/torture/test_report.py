@@ -1,4 +1,4 @@
-"""The report: it says what the checker found, in one file, and nothing in the records can make it say more."""
+"""Tests that the report shows the checker's findings in one file, and that no text in the records becomes markup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def reported(history: History, folder: Path) -> tuple[str, str]:
 
 
 class Page(HTMLParser):
-    """Every element with its attributes, the text, and whether all that was opened was closed."""
+    """The elements of a page with their attributes, its text, and the tags that are still open."""
 
     _VOID = ("meta", "line", "rect", "circle")
 
@@ -178,7 +178,7 @@ def _cells(heads: str, line: str) -> dict[str, Any]:
 
 
 def test_a_long_run_does_not_make_a_large_page(tmp_path: Path) -> None:
-    """Dots beyond some thousands are only ink; the latest is among those that are drawn."""
+    """At most a few thousand dots are drawn; the latest run is among them."""
     due = [(START * 1_000_000 + number * 10_000, "faulted") for number in range(30_000)]
     starts = [
         (at, at + (90_000_000 if number == 12_345 else 20_000), period) for number, (at, period) in enumerate(due)

@@ -1,7 +1,7 @@
-"""The torture's own machine room: it comes up, each fault is felt and healed, and nothing is left behind.
+"""Tests of the torture's world: it starts, each fault has an effect and is healed, and nothing is left behind.
 
-Each fault is injected into a real world, its effect is looked at from outside, it is healed, and a job is submitted and
-seen to run. A fault that does nothing would make every torture pass.
+Each fault is injected into a real world, its effect is observed from outside, the fault is healed, and a submitted job
+must run. A fault without effect would make every torture pass.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def make_world(folder: Path, **settings: Any) -> World:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """In namespaces, with a synchronous standby."""
+    """A world in namespaces, with a synchronous standby."""
     if not network.allowed():
         pytest.skip("no network namespaces here: run as root, with iproute2 (scripts/test-services)")
     async for world in _watched(make_world(tmp_path_factory.mktemp("namespaces"), namespaces=True)):
@@ -68,7 +68,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def plain(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """Without namespaces, and electing by etcd; small, as it is only to show the rest."""
+    """A small world without namespaces that elects by etcd, for the faults that the other world cannot show."""
     if reason := missing("etcd"):
         pytest.skip(reason)
     folder = tmp_path_factory.mktemp("plain")
@@ -78,7 +78,7 @@ async def plain(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
 
 
 async def _watched(world: World) -> AsyncIterator[World]:
-    """That nothing of it is left when it has ended."""
+    """Enters the world and checks at its end that nothing of it is left."""
     before = set(network.leftovers(os.getpid()))
     async with world:
         its_own = set(network.leftovers(os.getpid())) - before
@@ -97,7 +97,7 @@ async def submit(world: World) -> str:
 
 
 async def see_it_work(world: World) -> None:
-    """A job is submitted over the API and runs, without anybody's help."""
+    """Submits a job over the API and waits until it has run, and until the cluster is complete."""
     started: str | None = None
 
     async def ran() -> bool:
@@ -115,7 +115,7 @@ async def see_it_work(world: World) -> None:
 
 
 async def ask(node: Node, seconds: float = SILENCE) -> float:
-    """How long PostgreSQL takes to answer the shortest question, from where this node lives, by its own way."""
+    """Seconds that PostgreSQL takes to answer a minimal request from this node's namespace through its proxy."""
     began = time.monotonic()
     line = make_socket(node.namespace)
     loop = asyncio.get_running_loop()
@@ -136,7 +136,7 @@ async def is_silent(node: Node) -> None:
 
 
 class Choosing(Random):
-    """Chooses what the test wants, where it is to be had."""
+    """Chooses what the test wants, if it is among the options."""
 
     def __init__(self, *wanted: object) -> None:
         super().__init__(1)
@@ -151,7 +151,7 @@ def state(pid: int | None) -> str:
 
 
 async def write(url: str, seconds: float) -> None:
-    """One acknowledged write, or TimeoutError."""
+    """Writes and waits for the acknowledgement; raises TimeoutError without one."""
     connection = await asyncpg.connect(url, timeout=10)
     try:
         async with asyncio.timeout(seconds):
@@ -161,7 +161,7 @@ async def write(url: str, seconds: float) -> None:
         connection.terminate()
 
 
-# What is seen of each, from outside, while it lasts.
+# The effect of each fault, as seen from outside while it lasts.
 
 
 async def _gone(world: World, fault: Fault) -> None:
@@ -186,7 +186,7 @@ async def _silent(world: World, fault: Fault) -> None:
 
 
 async def _told(world: World, fault: Fault) -> None:
-    """At once, not after a silence."""
+    """Connecting fails at once, not by a timeout."""
     with pytest.raises(OSError, match=r"reset|unreachable|Connect call failed|^$") as caught:
         await ask(world.nodes[fault.target], seconds=5)
     assert not isinstance(caught.value, TimeoutError)
@@ -207,13 +207,13 @@ async def _now_and_then(world: World, fault: Fault) -> None:
 
 
 async def _slow(world: World, fault: Fault) -> None:
-    # Each way at least half of what was drawn, jitter included.
+    # With jitter, each way takes at least half of the drawn delay.
     assert await ask(world.nodes[fault.target], seconds=20) >= fault.details["seconds"]
 
 
 async def _stalls(world: World, fault: Fault) -> None:
     node = world.nodes[fault.target]
-    before = node.proxy.stalled  # a busy machine is slow too
+    before = node.proxy.stalled  # slowness alone proves nothing: a busy machine is slow too
 
     async def stalled() -> bool:
         return await ask(node, seconds=20) >= 0.2 and node.proxy.stalled > before
@@ -226,7 +226,7 @@ async def _was_connected(world: World, fault: Fault) -> None:
 
 
 async def _struck(world: World, fault: Fault) -> None:
-    """By statements that the API sends for jobs that are submitted."""
+    """The fault strikes at a statement that the API sends for a submitted job."""
 
     async def strikes() -> bool:
         with contextlib.suppress(httpx.HTTPError):
@@ -259,7 +259,7 @@ async def _one_less(world: World, fault: Fault) -> None:
 
 async def _ended(world: World, fault: Fault) -> None:
     assert fault.details["sessions"] > 0
-    # They are told; they end when they come to it.
+    # The sessions get a signal and end when they process it.
     log = world.database.primary.log
     await eventually(lambda: "due to administrator command" in log.read_text())
 
@@ -271,12 +271,12 @@ async def _silent_primary(world: World, fault: Fault) -> None:
 async def _no_room(world: World, fault: Fault) -> None:
     with pytest.raises(asyncpg.TooManyConnectionsError):
         await asyncpg.connect(world.database.owner_url, timeout=10)
-    assert await world.database.primary.answers()  # the harness has connections of its own
+    assert await world.database.primary.answers()  # the harness has reserved connections
     assert fault.details["taken"] > 50
 
 
 async def _locked(world: World, fault: Fault) -> None:
-    """Jobs that come meanwhile run; those that are locked cannot be had."""
+    """The locked jobs cannot be locked again; new jobs run."""
     assert fault.details["jobs"] > 0
     async with world.database.primary.session("duly") as connection:
         with pytest.raises(asyncpg.LockNotAvailableError):
@@ -285,7 +285,7 @@ async def _locked(world: World, fault: Fault) -> None:
 
 
 async def _waits(world: World, fault: Fault) -> None:
-    """Whoever would write to the table stands behind the stranger."""
+    """A writer of the table waits for the stranger's lock."""
     async with world.database.primary.session("duly") as connection:
         await connection.execute("set lock_timeout = '50ms'")
         await connection.execute("begin")
@@ -294,7 +294,7 @@ async def _waits(world: World, fault: Fault) -> None:
 
 
 async def _works_beside_it(world: World, fault: Fault) -> None:
-    """What it holds is in nobody's way."""
+    """Jobs run while the stranger's transaction is open."""
     await see_it_work(world)
 
 
@@ -323,7 +323,7 @@ async def _not_allowed(world: World, fault: Fault) -> None:
 
 
 async def _has_joined(world: World, fault: Fault) -> None:
-    """It is one of the workers, and jobs run all the same."""
+    """The other application's worker has joined, and jobs run all the same."""
 
     async def joined() -> bool:
         async with world.database.primary.session("duly") as connection:
@@ -338,7 +338,7 @@ async def _has_joined(world: World, fault: Fault) -> None:
 
 
 async def _full(world: World, fault: Fault) -> None:
-    """The log could not grow, so the server went down; tried by a write, as it may still be about to."""
+    """The log cannot grow, so the server goes down. A write shows it, since the server may still be going down."""
 
     async def refused() -> bool:
         try:
@@ -386,7 +386,7 @@ async def _silent_registry(world: World, fault: Fault) -> None:
 
 Felt = Callable[[World, Fault], Awaitable[None]]
 
-#: Kind, target, what the dice show, what is felt.
+#: Kind, target, the fault's random choices, the check of its effect.
 IN_NAMESPACES: list[tuple[str, str, tuple[object, ...], Felt]] = [
     ("kill", "scheduler-2", (), _gone),
     ("kill-many", "workers", (), _all_gone),
@@ -451,7 +451,7 @@ async def see_fault(world: World, kind: str, target: str, dice: Sequence[object]
     fault = FAULTS[kind](target)
     assert target in FAULTS[kind].targets(Sort.of(world))
     if kind == "locked-jobs":
-        await submit(world)  # for there must be some
+        await submit(world)  # there must be a job to lock
     try:
         await fault.inject(world, Choosing(*dice))
         await felt(world, fault)
@@ -506,7 +506,7 @@ async def test_a_promoted_standby_gets_new_connections_and_the_old_primary_ackno
         await new.execute("insert into public.scratch values (200)")
         before = proxy.accepted
         await fault.heal(world)
-        # The old primary has ended, and with it whatever talked to it.
+        # The old primary has ended, and its connections with it.
         await eventually(old.is_closed)
         assert await new.fetchval("select array_agg(distinct n) from public.scratch where n > 100") == [200]
         assert proxy.accepted >= before
@@ -518,7 +518,7 @@ async def test_a_promoted_standby_gets_new_connections_and_the_old_primary_ackno
 
 
 async def _through(world: World, name: str) -> asyncpg.Connection[Any]:
-    """A session of our own by a node's way."""
+    """A new session through a node's proxy."""
     node = world.nodes[name]
     way = world._open(Place(None, "127.0.0.1", 0), Place(node.namespace, node.proxy.host, node.proxy.port), "raw")
     return await asyncpg.connect(f"postgresql://duly@127.0.0.1:{way.port}/duly?sslmode=disable", timeout=10)
@@ -552,7 +552,7 @@ async def test_a_cable_can_fail_in_one_direction_alone() -> None:
         from_here, from_there = _datagrams(here, net.host("here")), _datagrams(there, net.host("there"))
 
         async def arrives(sender: Any, receiver: Any) -> bool:
-            # Several, as the first one may only ask for the other's address.
+            # Several datagrams: the first may be lost to address resolution.
             for _ in range(3):
                 with contextlib.suppress(OSError):
                     sender.sendto(b"?", receiver.getsockname())
@@ -620,7 +620,7 @@ async def test_a_node_that_ends_by_itself_is_started_again_and_noted(world: Worl
     node = world.nodes["worker-2"]
     assert node.pid is not None
     world.exits.clear()
-    os.kill(node.pid, signal.SIGABRT)  # nobody told the world
+    os.kill(node.pid, signal.SIGABRT)  # not through the world
     await eventually(lambda: bool(world.exits))
     assert (world.exits[0]["name"], world.exits[0]["code"]) == ("worker-2", -signal.SIGABRT)
     await see_it_work(world)
@@ -688,7 +688,7 @@ async def test_a_clock_is_set_while_its_process_runs_and_pauses_stay_as_long_as_
         await sleeper.communicate()
 
 
-# The end.
+# The end of a world.
 
 _DOOMED = """
 import asyncio, sys

@@ -1,4 +1,4 @@
-"""Cancelling a run: how soon its handler is told, and a handler that ignores it."""
+"""Cancelling a run: how soon its handler is stopped, and a handler that ignores it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.worker import Workbench
 async def test_a_waiting_run_ends_at_once(bench: Workbench) -> None:
     @bench.app.task()
     async def never() -> None:
-        raise AssertionError("it was cancelled")
+        raise AssertionError("the run was cancelled before it began")
 
     job_id = await bench.submit(never)
     run = await bench.operations.runs.cancel((await bench.run_of(job_id)).run_id)

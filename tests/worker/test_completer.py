@@ -1,4 +1,4 @@
-"""Which claims a completer closes: those that hold nothing more, and of which nothing was given up."""
+"""A completer closes the claims that hold no more runs, unless one of their runs was given up."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from duly.worker.completer import Completer
 
 
 class Store:
-    """Takes outcomes; those whose result is `refused` it does not, and those of a run in `raising` draw an error."""
+    """Takes outcomes, except those with the result `refused`. A statement with a member of `raising` draws an error."""
 
     def __init__(self) -> None:
         self.away = False
@@ -107,7 +107,7 @@ async def test_a_claim_with_a_run_that_was_given_up_is_left_to_rescue(store: Sto
     await completer.run_once()
     assert store.recorded == [kept.job_id]
     assert store.closed == []
-    assert completer.take_emptied() == [claim_id], "nobody beats for it any more"
+    assert completer.take_emptied() == [claim_id], "its lease must not be extended any more"
 
 
 async def test_a_claim_with_an_outcome_that_was_refused_is_left_to_rescue(store: Store, completer: Completer) -> None:
@@ -135,14 +135,14 @@ async def test_what_could_not_be_written_is_written_when_the_store_is_back(store
 
 
 async def passes(completer: Completer, most: int = 10) -> int:
-    """Until one is good; how many were not."""
+    """Runs the completer until it succeeds. Returns the number of failures before that."""
     for failed in range(most):
         try:
             await completer.run_once()
         except StoreUnavailable:
             continue
         return failed
-    raise AssertionError("none was good")
+    raise AssertionError(f"the completer failed {most} times")
 
 
 async def test_an_outcome_that_draws_an_error_each_time_is_kept_and_keeps_no_other(
@@ -154,10 +154,10 @@ async def test_an_outcome_that_draws_an_error_each_time_is_kept_and_keeps_no_oth
     store.raising = {bad.job_id}
     for run in runs:
         completer.add(ended(run))
-    assert await passes(completer) == 2, "it may pass"
+    assert await passes(completer) == 2, "the error may be temporary, so the batch is sent again as it is"
     assert sorted(store.recorded) == sorted(run.job_id for run in runs if run is not bad)
     assert completer.apart == 1
-    assert (store.closed, completer.take_emptied()) == ([], []), "its lease is kept"
+    assert (store.closed, completer.take_emptied()) == ([], []), "the claim's lease must be kept"
     assert caplog.text.count(str(bad.job_id)) == 1
     now = asyncio.get_running_loop().time()
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)
@@ -169,7 +169,7 @@ async def test_an_outcome_that_draws_an_error_each_time_is_kept_and_keeps_no_oth
         now += wait
     assert 0 < waits[0] < waits[2] < waits[-1] <= MAX_PAUSE_SECONDS
     assert caplog.text.count(str(bad.job_id)) == 1
-    # Others come and go meanwhile.
+    # Other claims are recorded and closed meanwhile.
     other_id, (other,) = claimed(1)
     completer.hold(other_id, 1)
     completer.add(ended(other))

@@ -14,7 +14,7 @@ PRIVATE = {name for name in (*context.Context.__slots__, *vars(context.Context))
 
 
 def private_uses(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """Accesses to a private attribute of a context: by the attribute's name, or by what the object is called."""
+    """Accesses to a private attribute of a context, found by the name of the attribute or of the object."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or not node.attr.startswith("_") or node.attr.startswith("__"):
             continue

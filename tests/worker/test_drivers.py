@@ -1,4 +1,4 @@
-"""Few tasks for many runs: what handlers can see of it is nothing."""
+"""Few asyncio tasks serve many runs, and handlers cannot see that."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_one_that_waits_holds_nobody_up() -> None:
     await settle()
     assert seen == [number for number in range(30) if number % 3]
     waiting = {id(item.task) for item in items if item.number % 3 == 0}
-    assert len(waiting) == 10, "those that wait must not share a task"
+    assert len(waiting) == 10, "items that wait must not share a task"
     go_on.set()
     await settle()
     assert len(seen) == 30

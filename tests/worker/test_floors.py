@@ -1,4 +1,4 @@
-"""Floors: where a claim begins in a lane that is slow to walk."""
+"""Floors: the position at which a claim begins in a lane that is slow to walk."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_whole_lanes_are_looked_at_again_and_again() -> None:
         floors.learn(LANES, found(took), started, full=False)
         assert floors.of(LANES, started + pause - 0.01) != NOWHERE
         assert floors.of(LANES, started + pause + 0.01) == NOWHERE
-    # When the reason is gone, all is as before.
+    # Once claims are quick again, the whole lanes are read again.
     floors.learn(LANES, found(0.001), 200, full=False)
     assert floors.of(LANES, 200.001) == NOWHERE
 
@@ -71,7 +71,7 @@ def test_a_floor_never_goes_back() -> None:
 
 
 def test_when_a_whole_look_brought_all_it_might_from_below_a_floor_the_next_one_is_whole_too() -> None:
-    """Runs whose transactions took long to commit, more of them than fit into a claim."""
+    """More runs than fit into a claim were committed late, below the floor."""
     floors = Floors()
     floors.of(LANES, 0)
     floors.learn(LANES, found(0.02), 0, full=False)
@@ -84,7 +84,7 @@ def test_when_a_whole_look_brought_all_it_might_from_below_a_floor_the_next_one_
 
 
 def test_a_long_queue_alone_is_no_reason_to_look_at_all_of_it_again() -> None:
-    """Else every claim of a drain would walk over all that the drain has taken."""
+    """Otherwise every claim of a drain would walk over all the runs that the drain has taken."""
     floors = Floors()
     moment = NOW
     for second in range(0, 100, 20):

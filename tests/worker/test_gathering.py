@@ -1,4 +1,4 @@
-"""When outcomes are written at once, and when they wait a little for more."""
+"""Outcomes are written at once, or wait a little for more if the last flush was large."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.waiting import eventually
 
 
 class Recording(Completer):
-    """Notes how many outcomes each flush had."""
+    """A completer that notes the number of outcomes of each flush."""
 
     def __init__(self, *, busy: bool = False) -> None:
         super().__init__(cast("Pool", None), self._count, may_gather=lambda: not busy)
@@ -51,7 +51,7 @@ async def after_a_flush_of(count: int, *, busy: bool = False) -> AsyncIterator[R
 
 @pytest.fixture
 def long_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So long that nothing else on the machine takes as long."""
+    """Makes outcomes wait longer than anything else on the machine takes."""
     monkeypatch.setattr(completer_module, "GATHER_SECONDS_PER_OUTCOME", 0.01)
     monkeypatch.setattr(completer_module, "MAX_GATHER_SECONDS", 0.4)
 
@@ -104,7 +104,7 @@ async def test_nothing_waits_while_runs_wait_for_room() -> None:
 
 
 async def test_a_lone_outcome_is_written_at_once() -> None:
-    """After one there is no wait to speak of for the next."""
+    """After a flush of one outcome, the next outcome hardly waits."""
     async with after_a_flush_of(1) as completer:
         completer.give(1)
         await eventually(lambda: completer.recorded == 2)

@@ -1,7 +1,7 @@
 """Handlers that raise or return anything at all: each run ends in exactly one outcome, of the right kind.
 
-The classes are made by chance from odd traits. `DULY_TEST_HOSTILE` says how many (default 400), `DULY_TEST_SEED` where
-to begin; a failure names its seed.
+The classes are random combinations of odd traits. `DULY_TEST_HOSTILE` sets their number (default 400), `DULY_TEST_SEED`
+the seed; a failure names its seed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NUMBER = int(os.environ.get("DULY_TEST_HOSTILE", "400"))
 
 
 class Panic(BaseException):
-    """As extension modules raise: no Exception."""
+    """An error like those of some extension modules: not a subclass of `Exception`."""
 
 
 class Text(str):
@@ -76,7 +76,7 @@ def lone_group() -> BaseException:
     return error
 
 
-# What a class may have that makes it hard to tell of.
+# Traits of a class that make its errors hard to describe.
 TRAITS: dict[str, Callable[[], dict[str, Any]]] = {
     "raising str": lambda: {"__str__": raising},
     "str that ends an iteration": lambda: {"__str__": stopping},
@@ -115,7 +115,7 @@ class Meta(type):
 
 
 def hostile_error(dice: random.Random) -> tuple[BaseException, type[BaseException]]:
-    """An error, and the class that says what it means."""
+    """An error, and the class that decides its outcome."""
     base = dice.choice(list(BASES))
     body: dict[str, Any] = {}
     for trait in dice.sample(list(TRAITS), dice.choice((0, 1, 1, 2, 3))):
@@ -146,7 +146,7 @@ def claimed(handler: str, number: int) -> ClaimedRun:
 
 
 def asyncs(values: Mapping[int, Any], *, raised: bool) -> dict[str, Task]:
-    """Two tasks, on the loop and in a thread, that give what is wanted of them."""
+    """Two tasks, on the loop and in a thread, that return or raise the value of the given number."""
 
     def in_thread(number: int) -> Any:
         if raised:
@@ -244,7 +244,7 @@ def test_whatever_is_raised_can_be_told_by_a_child_process() -> None:
 
 
 class Odd:
-    """As a result: nothing about it can be had."""
+    """A result that raises whatever is done with it."""
 
     def __init__(self, **body: Any) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Runs that appear in the past: somebody submitted them in a transaction that took long to commit."""
+"""Runs that appear in the past, because the transaction that submitted them took long to commit."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from harness.store import SHARDS, new_job
 from harness.waiting import eventually
 
 RUNS, CONCURRENCY = 600, 50
-# At one claim of 50 a second they take 12 s.
+# At one claim of 50 per second, the 600 runs would take 12 s.
 SECONDS = 5.0
 
 
 @pytest.fixture
 async def far_pool(database_url: str) -> AsyncIterator[Pool]:
-    """A way to the store that takes 10 ms there and back."""
+    """A pool whose round trip to the store takes 10 ms."""
     with Proxy(database_url) as proxy:
         pool = await Pool.connect(proxy.url, size=4)
         proxy.delay(0.005)
@@ -57,7 +57,7 @@ async def seconds_to_drain_late_runs(pool: Pool, near: Pool, settings: Settings)
         for job_id in new_job_ids(RUNS, near.clock.now_us())
     ]
     async with running_worker(pool, app.tasks, settings, concurrency=CONCURRENCY, observer=ended) as worker:
-        # It has found its lanes empty.
+        # Wait until the worker has found its lanes empty.
         await eventually(lambda: bool(worker.claimer._floors._floors))
         async with near.transaction() as transaction:
             await submit(transaction, jobs, created_at=near.clock.now())

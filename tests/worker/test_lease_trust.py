@@ -1,4 +1,4 @@
-"""A worker trusts a lease from the moment it asked for it, whenever the answer came."""
+"""A worker trusts a lease from the moment it asked for it, not from the moment of the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LEASE = 10.0
 
 
 class Store:
-    """Answers a heartbeat after `takes` seconds of a clock that only this moves."""
+    """Answers a heartbeat after `takes` seconds, on a clock that only this store moves."""
 
     def __init__(self) -> None:
         self.now = 100.0

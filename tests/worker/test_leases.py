@@ -46,7 +46,7 @@ async def test_a_worker_stopped_for_two_leases_changes_nothing_when_it_goes_on_a
 ) -> None:
     lease = 2.0
     settings = {"DULY_WORKER_LEASE_SECONDS": str(lease)}
-    # Two that would still run when their worker wakes up, and one that will have its answer ready by then.
+    # Two runs that would go on when their worker wakes up, and one that will have its result ready by then.
     await submit(
         operations,
         JobRequest("hold", payload={"seconds": 120, "again": 0.1}),
@@ -70,7 +70,7 @@ async def test_a_worker_stopped_for_two_leases_changes_nothing_when_it_goes_on_a
     finally:
         sleeper.send_signal(signal.SIGCONT)
     await eventually(lambda: len(lines(sink, "told")) >= 2, seconds=10)
-    # A graceful end: whatever it wanted to write has been written, or refused.
+    # After a graceful end, everything that the worker wanted to write has been written or refused.
     sleeper.send_signal(signal.SIGTERM)
     assert await exit_code(sleeper) == 0
 
@@ -87,7 +87,7 @@ async def test_a_worker_stopped_for_two_leases_changes_nothing_when_it_goes_on_a
 async def test_a_worker_stopped_past_its_lease_begins_nothing_that_stood_in_line(
     pool: Pool, operations: Operations, spawn: Spawn, sink: Path
 ) -> None:
-    """It had claimed more than it has threads, and those are free when it goes on."""
+    """The worker had claimed more runs than it has threads, and its threads are free when it goes on."""
     lease, threads, behind = 3.0, 64, 20
     settings = {"DULY_WORKER_LEASE_SECONDS": str(lease)}
     payload = {"seconds": lease, "again": 0}
@@ -175,17 +175,17 @@ async def test_sigterm_in_the_middle_of_a_run_beats_until_it_has_finished(
         await look()
         return worker.poll() is not None
 
-    # The signal has been heard by the time of two beats: what comes now is for others.
+    # After two heartbeats the worker has handled the signal: runs that are submitted now are for other workers.
     await eventually(beaten, seconds=30)
     later = await submit(operations, JobRequest("record"))
     await eventually(ended, seconds=30)
     assert worker.returncode == 0
-    # One at the claim; the run outlived that by more than a lease.
+    # The first lease comes from the claim; the runs outlived it by more than a lease.
     assert len(leases) > 3
     rows = await rows_of(pool, "history")
     assert [(row["status"], row["attempt"]) for row in rows] == [("succeeded", 1)] * 2
     assert await count(pool, "attempts") == await count(pool, "claims") == 0
-    # Nothing new was begun.
+    # The worker began no new run.
     assert [row["job_id"] for row in await rows_of(pool, "runs")] == later
 
 
@@ -205,7 +205,7 @@ async def test_runs_of_a_worker_that_must_end_go_back_at_once_and_no_attempt_is_
     await all_started(sink, 6)
     worker.send_signal(signal.SIGTERM)
     if insisting:
-        # Only after the first was heard: two that arrive together are one.
+        # Only after the first signal was handled: two that arrive together count as one.
         await asyncio.sleep(0.5)
         assert worker.poll() is None
         worker.send_signal(signal.SIGTERM)
@@ -215,7 +215,7 @@ async def test_runs_of_a_worker_that_must_end_go_back_at_once_and_no_attempt_is_
     assert await count(pool, "runs", "state = 'queued' and attempt = 0 and run_at <= duly.now()") == 6
     assert await count(pool, "claims") == await count(pool, "history") == await count(pool, "attempts") == 0
 
-    # They are anybody's now, and nothing of the sort happened to them.
+    # Another worker can take the runs now, and they are still at their first attempt.
     spawn("worker")
 
     async def taken_again() -> bool:
@@ -237,7 +237,7 @@ async def test_a_handler_that_crashes_its_process_each_time_ends_in_the_dead_let
 
     async def buried() -> bool:
         for how, worker in workers.items():
-            # What a supervisor does.
+            # Start a crashed worker again, as a supervisor does.
             if (code := worker.poll()) is not None:
                 ends[how].append(code)
                 workers[how] = spawn("worker", "--queue", how, settings=settings)
@@ -259,7 +259,7 @@ async def test_a_handler_that_crashes_its_process_each_time_ends_in_the_dead_let
     )
     assert [(row["attempts"], row["attempt"], row["error"]) for row in letters] == [(3, 3, "LeaseLost")] * 2
     assert await count(pool, "runs") == 0
-    # The workers that came last are not harmed by what is no longer there.
+    # The last workers live on: the runs that crashed the others are buried.
     assert [worker.poll() for worker in workers.values()] == [None, None]
 
 
@@ -304,10 +304,11 @@ async def test_a_thousand_jobs_that_fail_together_are_not_tried_again_together(
     )
     delays = sorted(row["delay"] for row in rows)
     assert len(delays) == total
-    # 30 s and up to a quarter of that; writing them takes a moment.
+    # 30 s and up to a quarter more, and up to 10 s for writing the rows.
     assert delays[0] >= 30
     assert delays[-1] < 37.5 + 10
-    # Spread evenly: of ten slices of the 7.5 s, none holds twice its share, and the middle half is a middle half.
+    # Spread evenly: none of ten slices of the 7.5 s holds twice its share, and the middle half of the delays spans
+    # about half of the 7.5 s.
     slices = [sum(30 + 0.75 * n <= delay < 30.75 + 0.75 * n for delay in delays) for n in range(10)]
     assert max(slices) < 2 * total / 10, slices
     assert 2.5 < delays[3 * total // 4] - delays[total // 4] < 5

@@ -1,4 +1,4 @@
-"""Runs of tasks that a worker has not: old and new workers side by side, and tasks that nobody has any more."""
+"""Runs of tasks that a worker lacks: old and new workers side by side, and tasks that no worker has any more."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ async def test_old_and_new_workers_side_by_side_lose_nothing(
     monkeypatch.setattr(cluster, "offer_of", counted)
     async with bench.working(), bench.working(), bench.working():
         await submit_fresh(bench, 20)
-        # They have met the task before anybody had it.
+        # The old workers have met the task before any worker has it.
         await eventually(lambda: looks >= 1)
         async with newer_worker(bench):
             await submit_fresh(bench)
             await succeeded(bench, RUNS + 20)
     assert await count(pool, "history", "attempt > 1") == 0
     assert await count(pool, "attempts") == 0
-    assert looks <= 12, "the store is asked for a task, not for a run"
+    assert looks <= 12, "the store must be asked per task, not per run"
 
 
 async def test_runs_of_a_task_that_another_worker_has_are_left_to_it_at_once(bench: Workbench, pool: Pool) -> None:
-    """However old they are: the pause of a run that goes back does not grow where somebody has its task."""
+    """The pause of a run that goes back does not grow with its age while another worker has its task."""
     bench.settings = bench.settings.model_copy(update={"poll_seconds": 3600.0})
     await submit_fresh(bench)
     age = "scheduled_at = scheduled_at - interval '20 minutes', run_at = run_at - interval '20 minutes'"
@@ -99,7 +99,7 @@ async def test_runs_of_a_task_that_another_worker_has_are_left_to_it_at_once(ben
             await eventually(back)
             late = await count(pool, "runs", "run_at > duly.now() + interval '1 second'")
             assert late == 0
-            # It does its own work meanwhile, past 200 runs that it leaves alone.
+            # The older worker does its own work meanwhile, past 200 runs that it leaves alone.
             mine = await bench.submit("known")
             assert (await bench.end_of(mine)).status == "succeeded"
             await newer.claimer.start()
@@ -118,10 +118,10 @@ async def test_a_task_that_nobody_has_waits_uncounted_and_is_buried_when_nobody_
 
         await eventually(back)
         assert await count(pool, "dead_letters") == 0
-        # The worker has known for long that it lacks the task, and the run is old.
+        # The worker has known for an hour that it lacks the task, and the run is an hour old.
         worker._offers._lacking["fresh"].noticed_us -= 3_600_000_000
         await pool.query("update duly.runs set scheduled_at = scheduled_at - interval '1 hour', run_at = duly.now()")
-        # But one had it a minute ago, and may come back.
+        # But another worker had the task a minute ago, and may come back.
         had = {"tasks": ["fresh"]}
         await cluster.join(
             pool, node_id=uuid4(), kind="worker", name="gone", version="0", lease_seconds=-60, info=had

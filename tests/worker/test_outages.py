@@ -1,4 +1,4 @@
-"""A database that restarts, crashes, or has no room: workers stay, and nothing that was acknowledged is lost."""
+"""A database that restarts, crashes, or has no room: workers keep running, and nothing acknowledged is lost."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from harness.store import count
 from harness.waiting import eventually
 
 FULL_SECONDS = float(os.environ.get("DULY_TEST_DISK_FULL_SECONDS", "5"))
-# What is committed must survive the server's own crash; the machine's is not at stake here.
+# Committed rows must survive a crash of the server, but need not survive one of the machine.
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "100", "restart_after_crash": "on"}
 
 
 class Database:
-    """A PostgreSQL of this test's own."""
+    """A PostgreSQL server for one test alone."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
@@ -48,7 +48,7 @@ class Database:
         return int((self.data / "postmaster.pid").read_text().partition("\n")[0])
 
     def end(self, how: signal.Signals) -> None:
-        """SIGINT: sessions are ended in order. SIGQUIT: now, and recovery does the rest."""
+        """Ends the server. SIGINT: all sessions end in order. SIGQUIT: at once, and the next start recovers."""
         pid = self.postmaster
         os.kill(pid, how)
         deadline = time.monotonic() + 60
@@ -93,7 +93,7 @@ async def submit(operations: Operations, runs: int, *, seconds: float) -> None:
 
 
 async def recorded(pool: Pool) -> int:
-    """How many runs have ended, or 0 while nobody can say."""
+    """The number of runs that have ended, or 0 while the database is away."""
     try:
         return await count(pool, "history")
     except StoreUnavailable:
@@ -109,25 +109,25 @@ async def test_workers_survive_restarts_and_crashes_of_the_database_and_lose_not
         async with store_at(database.url) as (pool, operations):
             processes = [spawn("scheduler"), *(spawn("worker", "--concurrency", "50") for _ in range(2))]
 
-            # One that is only starting when the database goes away says so and ends: that is another promise.
+            # Wait for all: a process that is still starting when the database goes away ends with an error.
             async def all_there() -> bool:
                 return await count(pool, "nodes") == 3
 
             await eventually(all_there, seconds=60)
             for turn, how in enumerate(("fast", "immediate", "one backend")):
-                # Two seconds of work: the look at it must not come after its end.
+                # Two seconds of work, so that it has not ended when `before` is counted.
                 await submit(operations, batch, seconds=0.1)
                 await until_recorded(pool, turn * batch + 300)
                 before = await recorded(pool)
                 if how == "one backend":
-                    # Killed by the kernel, say; PostgreSQL throws everybody out and starts anew by itself.
+                    # A backend dies as if killed by the kernel: PostgreSQL ends all sessions and restarts by itself.
                     rows = await pool.query("select pid from pg_stat_activity where application_name = 'duly'")
                     os.kill(rows[-1]["pid"], signal.SIGKILL)
                 else:
                     await asyncio.to_thread(database.end, signal.SIGINT if how == "fast" else signal.SIGQUIT)
                     await asyncio.sleep(1)
                     await asyncio.to_thread(database.start)
-                assert before < (turn + 1) * batch, "all was recorded before: this tests nothing"
+                assert before < (turn + 1) * batch, "all runs were recorded before: this tests nothing"
                 await until_recorded(pool, (turn + 1) * batch)
 
             async def nothing_left() -> bool:
@@ -167,7 +167,7 @@ def small_disk(database: Database) -> Iterator[Path]:
             os.chown(tables, owner.st_uid, owner.st_gid)
             yield place
         finally:
-            # The server keeps its files open.
+            # The server must end first, because it keeps its files open.
             database.release()
             subprocess.run(["umount", place], check=True)
 
@@ -195,7 +195,7 @@ async def test_a_disk_that_is_full_for_a_while_stops_claims_and_nothing_acknowle
             await until_recorded(pool, 100)
             ballast = small_disk / "ballast"
             _fill(ballast)
-            # There is still room inside pages; soon there is not.
+            # Submits are refused once there is no room left inside pages.
             refused = False
             while not refused:
                 try:
@@ -224,7 +224,7 @@ async def test_a_disk_that_is_full_for_a_while_stops_claims_and_nothing_acknowle
 
             await eventually(all_ended, seconds=60)
             print(f"{acknowledged} acknowledged, {waiting} waiting while the disk was full")
-            # A submit that was refused left nothing: there are not more than were acknowledged.
+            # A refused submit left nothing: there are no more jobs than were acknowledged.
             assert await count(pool, "jobs") == acknowledged == len(executions(sink))
             assert await count(pool, "history", "status = 'succeeded'") == acknowledged
             assert [process.poll() for process in processes] == [None] * 3
@@ -233,7 +233,7 @@ async def test_a_disk_that_is_full_for_a_while_stops_claims_and_nothing_acknowle
 
 
 def _fill(ballast: Path) -> None:
-    """Take every byte that is left."""
+    """Writes into the file until no byte of the disk is left."""
     with ballast.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         for size in (1 << 20, 4096):
             with contextlib.suppress(OSError):

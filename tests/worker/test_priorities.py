@@ -36,7 +36,7 @@ async def test_an_urgent_run_starts_within_100_ms_on_a_worker_with_a_hundred_tho
 ) -> None:
     await pool.query(_FILL, WAITING)
     await pool.query("analyze duly.runs")
-    # Busy in all its slots, all the time, and not so wide that the machine itself is what one waits for.
+    # All slots of this worker are always busy, but they are too few to overload the machine.
     spawn("worker", "--concurrency", "10", settings={"DULY_WORKER_LEASE_SECONDS": "15"})
     await eventually(lambda: len(lines(sink)) > 200, seconds=30)
     waited: list[float] = []
@@ -55,5 +55,5 @@ async def test_an_urgent_run_starts_within_100_ms_on_a_worker_with_a_hundred_tho
         await asyncio.sleep(0.1)
     took = ", ".join(f"{seconds * 1000:.0f}" for seconds in sorted(waited))
     print(f"submit to start, in ms: {took}; median {statistics.median(waited) * 1000:.0f}")
-    assert await count(pool, "runs", "priority = 2") > WAITING / 2, "nobody was waiting: this tests nothing"
+    assert await count(pool, "runs", "priority = 2") > WAITING / 2, "no other runs were waiting: this tests nothing"
     assert statistics.median(waited) < 0.1

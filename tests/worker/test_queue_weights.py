@@ -1,4 +1,4 @@
-"""Several queues in one worker: they share it by weight, none starves, and what is free does not stand idle."""
+"""Several queues in one worker: they share it by weight, none starves, and no free place stays idle."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def test_queues_that_could_each_fill_the_worker_share_it_by_weight(pool: P
         await claiming.run_once()
     shares = names(taken)
     assert shares.total() == 1000
-    # Five standard deviations of 500 draws at 3 : 1.
+    # The tolerance is five standard deviations of 500 draws at 3 : 1.
     assert shares["heavy"] / 1000 == pytest.approx(0.75, abs=0.1)
 
 
@@ -56,7 +56,8 @@ async def test_a_light_queue_does_not_wait_until_a_heavy_one_is_empty(pool: Pool
     async with running_worker(pool, tasks, settings, queues={"heavy": 10, "light": 1}, concurrency=10):
         await eventually(lambda: len(order) == 3020, seconds=60)
     last = max(place for place, name in enumerate(order) if name == "light")
-    # Two claims of ten, one claim in eleven: the chance of more than 2,500 runs before them is below one in a billion.
+    # The light runs need two claims of ten, and one claim in eleven is for them: the chance that more than 2,500 other
+    # runs come before them is below one in a billion.
     assert last < 2520
     assert Counter(order) == {"heavy": 3000, "light": 20}
 
@@ -105,7 +106,7 @@ async def test_a_worker_with_a_thousand_queues_looks_at_those_that_hold_somethin
     assert (first, last) == (("queue 30", 9), ("queue 500", 2))
     assert set(equal) == {("queue 7", 5), ("queue 999", 5)}
     assert names(taken) == {"seven": 3, "last": 3, "urgent": 3}
-    assert wait is not None, "it sleeps until the next one may start"
+    assert wait is not None, "the claimer must sleep until the next run may start"
 
 
 async def test_the_weights_are_shown_with_the_worker(pool: Pool, settings: Settings) -> None:
@@ -118,7 +119,7 @@ async def test_the_weights_are_shown_with_the_worker(pool: Pool, settings: Setti
 
 
 async def test_one_free_place_is_filled_while_the_others_are_busy(pool: Pool, settings: Settings) -> None:
-    # No poll comes to help.
+    # No poll happens during the test.
     settings = settings.model_copy(update={"poll_seconds": 3600.0})
     began: list[asyncio.Event] = []
 

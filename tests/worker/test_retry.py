@@ -1,4 +1,4 @@
-"""Retries and what is kept of errors."""
+"""Delays of retries, the form in which errors and results are kept, and payloads as arguments of tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that serve some tenants: nobody else's run begins on them, and no crowd of others' runs is in their way."""
+"""Workers that serve some tenants: they begin no other tenant's run, and are not held up by a crowd of such runs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_a_worker_for_one_tenant_begins_no_others_run_and_the_others_still
     async with bench.working(tenants=["b"]):
         await eventually(lambda: ended(15), seconds=30)
     assert set(began) == {"b"}
-    assert len(began) == 30  # each was retried
+    assert len(began) == 30  # each run was retried
     assert await count(bench.pool, "runs") == 15
     async with bench.working():
         await eventually(lambda: ended(30), seconds=30)
@@ -111,9 +111,9 @@ async def test_what_comes_next_is_told_of_these_tenants_only(pool: Pool) -> None
 
 
 async def test_a_crowd_of_others_runs_is_passed_over_once(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stretch by stretch, and then from its end on: a new run is found by the next claim, whatever lies before it."""
+    """The claims walk over the crowd stretch by stretch and then stay at its end: the next claim finds a new run."""
     crowd = 6 * MIN_STRETCH
-    # No single look is long enough for all of them.
+    # No single claim reads far enough to pass all of them.
     monkeypatch.setattr(floors, "MAX_STRETCH", 2 * MIN_STRETCH)
     await put_now(pool, crowd, tenant="a")
     await pool.query("update duly.runs set run_at = duly.now() - interval '1 hour' + shard * interval '1 second'")
@@ -140,13 +140,13 @@ async def test_a_crowd_of_others_runs_is_passed_over_once(pool: Pool, monkeypatc
             break
     assert looks >= 3
     assert [run.job_id for run in found] == [own.job_id]
-    # At its end now. Not only because this one was slow enough to rest: that is for the machine to say.
+    # The walk is at its end. Its rest is set here, because on a quick machine the walk would not have been slow enough.
     walk._rest_until = time.monotonic() + 60
     (new,) = await put_now(pool, 1, tenant="b")
     await claimer.run_once()
     assert [run.job_id for run in found] == [own.job_id, new.job_id]
     assert all(floor is not None for floor in walk.of(LANES, time.monotonic(), None))
-    # What appears before its place is found by the next walk.
+    # A run that appears before the walk's position is found by the next walk.
     (late,) = await put_now(pool, 1, tenant="b")
     await _retime(pool, "b", pool.clock.now() - timedelta(minutes=30))
     await claimer.run_once()
@@ -212,7 +212,7 @@ async def test_the_cluster_says_whom_a_worker_serves_and_names_no_other_tenant(b
 
 
 async def test_a_task_that_only_a_worker_for_others_has_is_no_dead_letter(bench: Workbench) -> None:
-    """It may be that one's, which is busy; so it waits."""
+    """The run may be for the worker that has the task and is only busy, so the run waits."""
     bench.settings = bench.settings.model_copy(update={"missing_task_seconds": 0})
     other = Workbench(bench.pool, bench.settings, bench.operations)
     async with bench.working(tenants=["b"]):

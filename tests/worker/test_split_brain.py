@@ -1,4 +1,4 @@
-"""A worker whose connections lead to two primaries: the old one lives on beside the one that was promoted."""
+"""A worker whose connections lead to two primaries: the old primary lives on beside the promoted one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from harness.store import count, take
 
 @pytest.fixture
 async def old_primary(server: Server) -> AsyncIterator[Pool]:
-    """A store like the other, which has never heard of what happens there."""
+    """A store with the same schema, which knows nothing of the jobs of the other store."""
     name = f"old_{uuid4().hex}"
     admin = await asyncpg.connect(server.url)
     await admin.execute(f"create database {name} template template_duly")
@@ -38,7 +38,7 @@ def succeeded(run: ClaimedRun) -> Succeeded:
 async def test_what_was_said_to_the_old_primary_does_not_count_as_ended(
     pool: Pool, old_primary: Pool, operations: Operations, returned: bool
 ) -> None:
-    """The claim stays, its lease runs out, and the run is there again. Closed over it, the run would be nowhere."""
+    """The claim stays, its lease expires, and rescue takes the run back. Closing the claim would lose the run."""
     for _ in range(2):
         await operations.submit(JobRequest("noop"), allow_unknown_handler=True)
     claim = await take(pool, lease=-1)
@@ -54,7 +54,7 @@ async def test_what_was_said_to_the_old_primary_does_not_count_as_ended(
     await completer.run_once()
     assert completer.lost == 1
     assert await count(pool, "history") == 1
-    assert await count(pool, "claims") == 1, "the claim still holds the first"
+    assert await count(pool, "claims") == 1, "the claim must still hold the first run"
     await maintenance.rescue(pool, limit=100)
     assert await count(pool, "claims") == 0
     assert await count(pool, "runs", "job_id = $1", first.job_id) == 1

@@ -1,4 +1,4 @@
-"""The outcome of a run whose handler was told to stop, for each reason, before anything is written."""
+"""The outcome of a run whose handler was stopped, for each reason; no store."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from duly.worker.handler.task import Task
 
 
 class Bench:
-    """An executor with one handler, which waits until it is told to go on."""
+    """An executor with one handler, which waits until it is stopped."""
 
     def __init__(self) -> None:
         self.begun = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Sync handlers that hang, or that are more than there are threads: no innocent run pays for it."""
+"""Sync handlers that hang, or that outnumber the threads: no other run suffers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.worker import Workbench
 
 @pytest.fixture
 def release() -> Iterator[threading.Event]:
-    """What hung handlers wait for. They end with the test, whatever becomes of it."""
+    """The event that hanging handlers wait for. It is set at the end of the test, even if the test fails."""
     event = threading.Event()
     yield event
     event.set()
@@ -81,7 +81,7 @@ async def test_a_worker_whose_threads_all_hang_leaves_sync_runs_alone_and_says_s
         await until_ended(bench, threads, "dead", "hang")
         await submit_many(bench, "quick", 2 * threads)
         await submit_many(bench, "on_the_loop", 20)
-        # What needs no thread goes on.
+        # Runs that need no thread go on.
         await until_ended(bench, 20, "succeeded", "on_the_loop")
         await eventually(lambda: worker.executor.threads.hanging == threads)
 
@@ -91,15 +91,15 @@ async def test_a_worker_whose_threads_all_hang_leaves_sync_runs_alone_and_says_s
 
         await eventually(told)
         assert any(f"all {threads} handler threads of this worker hang" in line for line in caplog.messages)
-        # Nothing was made of the others: they wait, and no attempt has counted.
+        # The other runs wait, and none of their attempts has counted.
         assert await count(bench.pool, "runs", "attempt = 0 and state = 'queued'") == 2 * threads
         assert await count(bench.pool, "attempts", "attempt > 1") == 0
 
-        # Another worker has no such trouble.
+        # Another worker, with free threads, executes them.
         async with bench.working(concurrency=concurrency):
             await until_ended(bench, 2 * threads, "succeeded", "quick")
 
-        # And when its threads come back, this one goes on.
+        # When its threads come back, the first worker goes on.
         release.set()
         await eventually(lambda: worker.executor.threads.overdue == 0)
         await submit_many(bench, "quick", 2 * threads)
@@ -139,7 +139,7 @@ async def test_with_some_threads_hanging_the_others_do_all_the_work(bench: Workb
 async def test_more_slow_sync_handlers_than_threads_take_turns_and_none_times_out(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its timeout is for a handler, not for the line before it."""
+    """A run's timeout begins when it has a thread, not while it waits for one."""
     running, most = 0, 0
     lock = threading.Lock()
 
@@ -162,7 +162,7 @@ async def test_more_slow_sync_handlers_than_threads_take_turns_and_none_times_ou
     rows = await bench.pool.query(
         "select max(finished_at - started_at) as took, max(attempt) as attempt from duly.history"
     )
-    assert rows[0]["took"].total_seconds() < 2, "its time began before it had a thread"
+    assert rows[0]["took"].total_seconds() < 2, "a run's time began before it had a thread"
     assert rows[0]["attempt"] == 1
 
 
@@ -187,7 +187,7 @@ async def test_what_waits_too_long_for_a_thread_goes_back_uncounted_for_another_
             return await count(bench.pool, "runs", "attempt = 0 and state = 'queued' and run_at > scheduled_at") == 5
 
         await eventually(back)
-        # They are not claimed again as long as there is no thread for them.
+        # The first worker does not claim them again while it has no thread for them.
         async with bench.working(concurrency=10):
             await until_ended(bench, 5, "succeeded", "quick")
         release.set()

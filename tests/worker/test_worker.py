@@ -46,7 +46,7 @@ async def test_no_run_seems_to_start_before_it_was_due(bench: Workbench) -> None
     job_id = await bench.submit(nothing)
     async with bench.working():
         await bench.attempt_of(job_id)
-        # Measured badly, as on a machine that is busy: 2 s behind, and 3 s would be possible.
+        # The clock was measured badly, as on a busy machine: it is 2 s behind, within an error of 3 s.
         bench.pool.clock._offset_us -= 2_000_000
         bench.pool.clock._error_us = 3_000_000
         await bench.operations.jobs.trigger(job_id)
@@ -56,7 +56,7 @@ async def test_no_run_seems_to_start_before_it_was_due(bench: Workbench) -> None
 
 
 async def test_a_worker_that_the_store_has_forgotten_joins_again(bench: Workbench, pool: Pool) -> None:
-    """A standby was promoted that had not heard of it."""
+    """As after the promotion of a standby that did not know of the worker yet."""
 
     @bench.app.task()
     async def nothing(ctx: Context) -> None: ...
@@ -158,7 +158,7 @@ async def test_a_payload_that_does_not_fit_is_a_permanent_failure(bench: Workben
     assert (run.status, run.attempt) == ("dead", 1)
     assert run.error is not None
     assert words in run.error.message
-    assert run.error.traceback is None, "the sentence says it all"
+    assert run.error.traceback is None, "the message is enough without a traceback"
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ async def test_permanent_errors_are_not_tried_again_and_tell_where_they_were_rai
     assert run.error is not None
     assert (run.error.type, run.error.message) == ("Permanent", "no such customer")
     lines = (run.error.traceback or "").splitlines()
-    # Of what lies between a worker and its handler, nothing is shown.
+    # The traceback shows no frame between the worker and its handler.
     assert lines[0] == "Traceback (most recent call last):"
     assert lines[1].startswith(f'  File "{isolated_tasks.__file__}", line ')
     assert lines[1].endswith(f"in {handler.__name__}")
@@ -198,7 +198,7 @@ async def test_retry_after_is_honoured(bench: Workbench) -> None:
         run = await bench.attempt_of(job_id)
     assert run.status == "retrying"
     assert run.run_at is not None
-    # Up to a minute later, so that a crowd does not come back together; less by what this test took since.
+    # Up to a minute is added, so that many runs do not come back together; some time has passed since.
     assert 3500 < (run.run_at - bench.operations.now()).total_seconds() <= 3660
 
 
@@ -412,7 +412,7 @@ async def test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing(benc
 async def test_what_stands_in_line_when_the_lease_runs_out_is_not_begun(
     bench: Workbench, pool: Pool, tmp_path: Path, behind: str
 ) -> None:
-    """Whatever its loop does next after a long stop, and before the heartbeat's thread has said a word."""
+    """This holds from the loop's first step after a long stop, even before the heartbeat's thread has run."""
     begun: list[str] = []
 
     @bench.app.task()
@@ -438,7 +438,7 @@ async def test_what_stands_in_line_when_the_lease_runs_out_is_not_begun(
         assert ended[behind] is None
         assert begun == ["first"]
         assert not (tmp_path / "begun").exists()
-        # It has kept its hands off: the claim is there for rescue, and nobody beats for it.
+        # The worker has left the claim to rescue and sends no heartbeats for it.
         assert await count(pool, "claims") == 1
         assert not worker.leases._trusted_until
 
@@ -518,7 +518,7 @@ async def test_an_outcome_the_database_refuses_does_not_sink_the_others(
     async def fine(ctx: Context, n: int) -> int:
         return n
 
-    # Whatever slips past the cleaning: text that is no JSON at all.
+    # A result that slips past the cleaning: text that is not JSON at all.
     monkeypatch.setattr(
         "duly.worker.executor.result_text", lambda result, mask: "{not json" if result == 7 else str(result)
     )

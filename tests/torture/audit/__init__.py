@@ -1,7 +1,7 @@
-"""The store's own diary: triggers that write every row change into `torture.audit`, in the transaction that made it.
+"""The audit: triggers that write every row change into `torture.audit`, in the transaction that made it.
 
-So the diary has exactly what was committed, survives crashes as the store does, and is promoted with it. What the
-harness adds lives in a schema of its own; the product does not know of it.
+So the audit has exactly the committed changes, survives crashes as the store does, and is promoted with it. The tables
+of the harness are in a schema of their own, which the product does not know.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import asyncpg
 
 RECORD = "audit.jsonl"
-# What an old primary had committed and the one promoted in its place never got.
+# Changes that an old primary had committed and the promoted standby never received.
 FORGOTTEN = "forgotten.jsonl"
 
-# The product's tables and what the records call them.
+# The product's tables, and their names in the records.
 TABLES: Mapping[str, str] = {
     "jobs": "jobs",
     "runs": "runs",
@@ -37,13 +37,12 @@ def _sql(name: str) -> str:
 
 
 async def install(admin_url: str) -> None:
-    """Into a migrated store, before the first node starts."""
+    """Installs the triggers in a migrated store, before the first node starts."""
     connection = await asyncpg.connect(admin_url)
     try:
         await connection.execute(_sql("install"))
         for table, called in TABLES.items():
-            # Row by row and on the parents: PostgreSQL hands such a trigger on to every partition, those that are
-            # attached later included.
+            # A row trigger on a partitioned table also applies to all of its partitions, including later ones.
             await connection.execute(
                 f"create trigger torture_audit after insert or update or delete on duly.{table} "
                 f"for each row execute function torture.note('{called}')"
@@ -53,7 +52,7 @@ async def install(admin_url: str) -> None:
 
 
 async def export(admin_url: str, folder: Path) -> int:
-    """Write `audit.jsonl`; returns how many changes it has. By a cursor: a long run has millions."""
+    """Writes `audit.jsonl` and returns the number of changes. Reads with a cursor: a long run has millions."""
     connection = await asyncpg.connect(admin_url)
     written = 0
     try:
@@ -69,7 +68,7 @@ async def export(admin_url: str, folder: Path) -> int:
 
 
 async def forgotten(old_url: str, new_url: str, folder: Path) -> int:
-    """Add to `forgotten.jsonl` what only the old primary's diary has; returns how many changes that is."""
+    """Adds to `forgotten.jsonl` the changes that only the old primary's audit has, and returns their number."""
     new, old = await asyncpg.connect(new_url), await asyncpg.connect(old_url)
     written = 0
     try:
@@ -87,7 +86,7 @@ async def forgotten(old_url: str, new_url: str, folder: Path) -> int:
 
 
 async def tables(admin_url: str) -> dict[str, list[Any]]:
-    """All rows as they are, and the handlers' own table `effects`."""
+    """All rows of the product's tables, by their names in the records, and of the handlers' own table `effects`."""
     connection = await asyncpg.connect(admin_url)
     try:
         found = {}
@@ -103,7 +102,7 @@ async def tables(admin_url: str) -> dict[str, list[Any]]:
 
 
 async def activity(admin_url: str) -> list[dict[str, Any]]:
-    """Who is connected: what `pg_stat_activity` says of all but this very connection."""
+    """The rows of `pg_stat_activity` for all client connections except this one."""
     connection = await asyncpg.connect(admin_url)
     try:
         rows = await connection.fetch(_sql("activity"))
@@ -113,7 +112,7 @@ async def activity(admin_url: str) -> list[dict[str, Any]]:
 
 
 async def under_way(admin_url: str) -> dict[str, int]:
-    """What has not come to its end yet."""
+    """Counts of everything that is not finished yet: runs, claims, catch-ups, planned jobs."""
     connection = await asyncpg.connect(admin_url)
     try:
         row = await connection.fetchrow(_sql("under_way"))

@@ -1,7 +1,7 @@
-"""Reads a folder of records and says which promise was broken. Shares no code with the product.
+"""Reads a folder of records and reports which promises were broken. Shares no code with the product.
 
-`records` reads, `facts` replays the audit, `stepping` scans schedules, `invariants/` has one module a promise,
-`figures` counts. `check` runs all of it and writes `findings.json` and `figures.json` beside the records.
+`records` reads the files, `facts` replays the audit, `stepping` scans schedules, `invariants/` has one module per
+promise, `figures` counts. `check` does all of this and writes `findings.json` and `figures.json` beside the records.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ INVARIANTS: dict[str, Callable[[Facts], Iterable[Finding]]] = {
 
 
 def judge(facts: Facts) -> tuple[list[Finding], list[Finding]]:
-    """What was broken; and apart from it, what is gone only because PostgreSQL had not replicated it."""
+    """Returns the findings and, apart from them, those that follow only from changes PostgreSQL had not replicated."""
     findings: list[Finding] = []
     apart: list[Finding] = []
     for invariant in INVARIANTS.values():
@@ -54,7 +54,7 @@ def judge(facts: Facts) -> tuple[list[Finding], list[Finding]]:
 
 def check(folder: Path) -> list[Finding]:
     collecting = gc.isenabled()
-    # A hundred thousand documents that all live to the end: looking through them again and again is in vain.
+    # All of the hundred thousand documents live until the end, so the garbage collector would search them in vain.
     gc.disable()
     try:
         facts = Facts(read(folder))

@@ -1,4 +1,4 @@
-"""`python -m torture.checker FOLDER`: prints what was broken; the exit code is 1 if anything was, 2 for bad records."""
+"""`python -m torture.checker FOLDER`: prints the findings. Exit code: 0 without findings, 1 with, 2 for bad records."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from . import BadRecords, check
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or not Path(arguments[0]).is_dir():
-        print(
-            "usage: python -m torture.checker FOLDER (one with run.json, audit.jsonl, sink.jsonl, …)", file=sys.stderr
-        )
+        print("usage: python -m torture.checker FOLDER (it has run.json, audit.jsonl, sink.jsonl, …)", file=sys.stderr)
         return 2
     try:
         findings = check(Path(arguments[0]))

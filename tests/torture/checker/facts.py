@@ -1,9 +1,9 @@
-"""The audit, replayed transaction by transaction: where every run was at every moment, and who held it.
+"""Replays the audit transaction by transaction: the state of every run at every moment, and the claim that held it.
 
-Rows of one transaction become visible together, and the order in which triggers of one statement write them says
-nothing; so a run's state is looked at before and after a transaction, never in the middle. Transactions are ordered by
-their last write: two that touch the same row, or lock it, are in the order of their commits then, because the later one
-wrote nothing of it before the earlier one was over.
+Rows of one transaction become visible together, and the order in which triggers of one statement write them means
+nothing. So a run's state is compared before and after a transaction, never within it. Transactions are ordered by
+their last write. Two transactions that write or lock the same row are then in the order of their commits, because the
+later one cannot write the row before the earlier one is over.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ ENDED = frozenset({"succeeded", "dead", "cancelled", "skipped", "missed"})
 ACTIVE = frozenset({"queued", "retrying", "running"})
 UNFINISHED = ACTIVE | {"waiting"}
 SECOND = 1_000_000
-# The database's clock is read before the statement, the audit's after it.
+# A retraction may appear this late: the product reads the clock before its statement, the audit after it.
 _RETRACTED_LATE = SECOND // 2
-# How long before and after a change that the promoted standby never got something may have come of it: the change is
-# noted before its answer, and a handler goes on under a claim that nobody remembers.
+# A finding may follow from a change that the promoted standby never received if it lies this long before or after the
+# change. Before: the change is noted before its answer. After: a handler goes on under a claim that was forgotten.
 _BEFORE_FORGOTTEN, _AFTER_FORGOTTEN = SECOND, 30 * SECOND
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -42,9 +42,9 @@ class Transaction:
 
 @dataclass(slots=True)
 class Version:
-    """A job's row as one transaction left it. `edit`: somebody changed the job; a fire does not raise its version.
+    """A job's row as one transaction left it. `edit`: the transaction raised the job's version, which a fire does not.
 
-    `retracted`: occurrences that were fired ahead of their time and that this transaction took back before it.
+    `retracted`: occurrences that were fired ahead of their time and taken back by this transaction before that time.
     """
 
     transaction: Transaction
@@ -86,7 +86,7 @@ class Job:
         return str(row.get("dedupe_key") or row.get("name"))
 
     def during(self, first: int, last: int) -> list[dict[str, Any]]:
-        """The rows that were in force at some moment from first to last."""
+        """The job's rows that were in force at some moment from first to last."""
         if len(self._begun) != len(self.versions):
             self._begun = [version.transaction.at for version in self.versions]
         begin = max(0, bisect_left(self._begun, first) - 1)
@@ -95,7 +95,7 @@ class Job:
 
 @dataclass(slots=True, eq=False)
 class Hold:
-    """A claim's hold on one run: from the claim until it let go, recorded something, or was taken away."""
+    """A claim's hold on one run: until the claim releases the run, records an end for it, or is deleted."""
 
     claim_id: str
     key: Key
@@ -122,7 +122,7 @@ class Move:
 
 @dataclass(slots=True)
 class Birth:
-    """A run, or the record that an occurrence does not run, as it came into the store."""
+    """A run, or the record of a skipped or missed occurrence, as it was first stored."""
 
     key: Key
     transaction: Transaction
@@ -159,7 +159,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Shared:
-    """Two places at once: the run is in both."""
+    """A run that was in two places at once."""
 
     key: Key
     transaction: Transaction
@@ -199,14 +199,14 @@ class Facts:
         self._order()
         for transaction in self.transactions:
             self._replay(transaction)
-        # What was taken back before its time never was; if it still comes, it is born again.
+        # A run that was retracted before its time does not count. If it is fired again, that is another birth.
         self.births = [birth for birth in self.births if not birth.retracted]
         for birth in self.births:
             self.births_of[birth.key[0]].append(birth)
         self.by_key = {job.row.get("dedupe_key"): job for job in self.jobs.values() if job.row.get("dedupe_key")}
         self.birth_of = {birth.key: birth for birth in reversed(self.births)}
 
-    # What the settings promise
+    # Times from the settings and from the run
 
     @property
     def grace(self) -> int:
@@ -214,7 +214,7 @@ class Facts:
 
     @property
     def recovery(self) -> int:
-        """How long after a fault its consequences may last: both leases and what a look every few seconds adds."""
+        """How long a fault's consequences may last: both leases, plus what periodic checks every few seconds add."""
         return self.records.setting("leader_lease", 5) + self.records.setting("worker_lease", 15) + 10 * SECOND
 
     @property
@@ -228,7 +228,7 @@ class Facts:
         return micros(run.get("healed") or run.get("started") or 0)
 
     def not_replicated(self, finding: Finding) -> bool:
-        """Whether it comes of a change of that job which PostgreSQL had committed and not replicated."""
+        """Whether the finding follows from a change of its job that PostgreSQL had committed and not replicated."""
         at, job_id = finding.at, finding.job_id
         if at is None or job_id is None or self.records.run.get("standby") != "asynchronous":
             return False
@@ -239,14 +239,14 @@ class Facts:
 
     @cached_property
     def _forgotten(self) -> dict[str, list[int]]:
-        """By job: when it was changed in ways that the promoted standby never got."""
+        """For each job, the times of its changes that the promoted standby never received."""
         found: dict[str, list[int]] = defaultdict(list)
         for row in self.records.forgotten:
             for job_id in set(_UUID.findall(json.dumps([row.old, row.new]))):
                 found[job_id].append(row.at)
         return found
 
-    # How things are called
+    # Names for messages, and states
 
     def called(self, key: Key) -> str:
         return f"{self.job_called(key[0])} run {moment(key[1])}"
@@ -260,7 +260,7 @@ class Facts:
         return job.versions[-1].row.get("handler") if job and job.versions else None
 
     def state_before(self, key: Key, transaction: Transaction) -> str | None:
-        """Where the run was when the transaction began."""
+        """The run's state just before the transaction."""
         state = None
         for move in self.moves.get(key, ()):
             if move.transaction.index >= transaction.index:
@@ -273,13 +273,13 @@ class Facts:
         return moves[-1].after if moves else None
 
     def policies(self, job_id: str, at: int, before: int = 10 * SECOND) -> list[dict[str, Any]]:
-        """The policies in force then or a little before: a fire plans by what it read."""
+        """The job's policies at that time or up to `before` earlier: a fire plans by what it has read."""
         job = self.jobs.get(job_id)
         return [row.get("policy") or {} for row in job.during(at - before, at)] if job else []
 
     def never_overlaps(self, job_id: str, first: int, last: int) -> bool:
-        """Whether the job's overlap was skip or queue all the time."""
-        # A fire plans by what it read, perhaps a little before.
+        """Whether the job's overlap was never `parallel` in this time."""
+        # A fire may have read the policy up to ten seconds before.
         span = last - first + 10 * SECOND
         return all(policy.get("overlap", "skip") != "parallel" for policy in self.policies(job_id, last, span))
 
@@ -305,7 +305,8 @@ class Facts:
         before: dict[Key, str | None] = {}
         born: dict[Key, tuple[str, dict[str, Any]]] = {}
         changes = [row.new for row in transaction.rows if row.table == "changes" and row.new]
-        # A claim that closes in the transaction that records its last run has held it until then.
+        # The deletion of a claim comes last: a claim that is closed together with its last outcome held the run until
+        # then.
         for row in sorted(transaction.rows, key=lambda row: (row.table == "claims" and row.op == "delete", row.n)):
             match row.table:
                 case "jobs":
@@ -334,7 +335,8 @@ class Facts:
             state = self._state(key)
             if state != was:
                 self.moves[key].append(Move(transaction, was, state))
-                # A change that takes it back before its time and takes effect after it has given it up, and says so.
+                # A change that retracts a run before its time but takes effect after that time records it as missed,
+                # with the reason `changed`.
                 given_up = state == "missed" and (born[key][1].get("note") or {}).get("reason") == "changed"
                 back = was == "queued" and (state is None or given_up) and self._is_retraction(transaction, key)
                 if back:
@@ -350,7 +352,8 @@ class Facts:
             self._look_for_two_places(key, transaction)
 
     def _is_retraction(self, transaction: Transaction, key: Key) -> bool:
-        """Fired ahead of its time and taken back before it, by a transaction that moves the job back or changes it."""
+        """Whether the transaction retracted the run: it was fired ahead of its time and deleted before that time,
+        unclaimed, by a transaction that moves the job back or changes it."""
         job = self.jobs.get(key[0])
         if job is None or not job.versions or job.versions[-1].transaction is not transaction:
             return False
@@ -378,7 +381,7 @@ class Facts:
             return
         own = [change for change in changes if change.get("job_id") == job_id]
         if job.versions and job.versions[-1].transaction is transaction:
-            # Several steps in one transaction are one to everybody else.
+            # Others see only the last of several writes in one transaction.
             job.versions[-1].row = row.new
             return
         job.versions.append(Version(transaction, row.op, row.old, row.new, own))
@@ -392,7 +395,7 @@ class Facts:
     ) -> None:
         key = _key(row.any)
         if row.old and key not in self._runs and key not in before:
-            self._runs[key] = row.old  # it was there before the audit began
+            self._runs[key] = row.old  # the run is older than the audit
         before.setdefault(key, self._state(key))
         if row.new is None:
             self._runs.pop(key, None)
@@ -471,7 +474,7 @@ class Facts:
             TokenWrite(transaction, row, key, str(claim_id), hold, gone, "" if hold is None else hold.how)
         )
         if hold is not None and gone is None:
-            # A failed attempt says more than the outcome that is recorded with it.
+            # A failed attempt is a better cause than the outcome that is recorded with it.
             hold.cause = row.table if row.table == "attempts" else hold.cause or row.table
             hold.end(transaction, f"recorded in {row.table}")
 
@@ -481,11 +484,11 @@ def _key(document: dict[str, Any]) -> Key:
 
 
 def grid_before(version: Version) -> Grid | None:
-    """The grid that was in force until this version."""
+    """The grid that was in force before this version."""
     return grid_of(version.old) if version.old is not None else grid_of(version.row)
 
 
 def version_at(job: Job, transaction: Transaction) -> Version | None:
-    """The job as it stood when the transaction began; its first version where it begins with this one."""
+    """The job's version before the transaction, or its first one if there is none before."""
     place = bisect_right([version.transaction.index for version in job.versions], transaction.index - 1)
     return job.versions[max(0, place - 1)] if job.versions else None

@@ -11,7 +11,7 @@ from .finding import Finding
 from .stepping import grid_of
 
 PERIODS = ("healthy", "faulted", "healed")
-# What the summary calls lost, doubled and stale: the invariants that say so.
+# The invariants whose findings the summary counts as lost, doubled and stale.
 LOST, DOUBLED, STALE = ("owed", "acknowledged"), ("outcomes", "executions"), ("fencing",)
 
 
@@ -66,9 +66,9 @@ def figures(facts: Facts, findings: Sequence[Finding], apart: Sequence[Finding])
 
 
 def starts(facts: Facts) -> list[tuple[int, int, str]]:
-    """(due, begun, period) of every scheduled run that was not held by overlap: there, waiting is what was asked for.
+    """Returns (due, begun, period) of every scheduled run that overlap did not hold: a run held by overlap is to wait.
 
-    A run that missed its time on purpose counts: its lateness is what a user saw.
+    A late run that the missed policy allowed counts: its lateness is what a user saw.
     """
     first_fault = min((fault.begun for fault in facts.records.faults), default=None)
     last_heal = max([facts.healed, *(fault.ended for fault in facts.records.faults)])
@@ -92,9 +92,10 @@ def starts(facts: Facts) -> list[tuple[int, int, str]]:
 
 
 def _too_late(facts: Facts) -> int:
-    """Effects of a run whose token was over, and which had no newer one yet: no downstream could know and refuse them.
+    """Number of effects accepted after their token was over and before a newer token began.
 
-    That is what a lease cannot prevent: a process that was frozen past its end goes on with its next instruction.
+    A downstream cannot know that it should refuse them, and a lease cannot prevent them: a process that was frozen
+    beyond its lease goes on with its next instruction.
     """
     count = 0
     for key, words in facts.words.items():
@@ -123,7 +124,7 @@ def _spread(values: list[float]) -> dict[str, Any]:
 
 
 def _unchecked(facts: Facts) -> list[str]:
-    """Schedules that the scan does not understand: their jobs' steps were not held against it."""
+    """Schedules that the scan does not understand; the steps of their jobs were not checked."""
     return sorted(
         {
             str(version.row["schedule"])

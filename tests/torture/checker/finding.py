@@ -1,4 +1,4 @@
-"""A broken promise as the checker reports it, with the spelling of jobs, runs and times."""
+"""A broken promise as the checker reports it, and how times are spelled in it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ Key = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`at` (microseconds) and `job_id` say what an asynchronous standby must have missed, and about when, for this to
-    be PostgreSQL's doing; `at` None: replication is no excuse."""
+    """A broken promise.
+
+    It is excused if an asynchronous standby had not received a change of the job `job_id` made at about `at`
+    (microseconds). `at` None: replication cannot excuse it.
+    """
 
     invariant: str
     message: str

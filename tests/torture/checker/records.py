@@ -1,4 +1,4 @@
-"""The records of one run, as README.md describes them, read and put into order. Nothing is judged here."""
+"""Reads the records of one run, which README.md describes, and sorts them. Judges nothing."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-# Later than any time there is: what the store spells `infinity`.
+# Stands for the store's `infinity`; later than any real time.
 INFINITY = 1 << 62
-# Where a trigger sees a partition, it names the partition.
+# A row trigger names the partition of these tables, not the table.
 _PARTITIONED = ("history", "attempts")
 
 
@@ -40,7 +40,7 @@ class Row:
 
 @dataclass(slots=True)
 class Word:
-    """One line of the sink: what a handler did."""
+    """One line of the sink: one thing that a handler did."""
 
     n: int
     at: int
@@ -62,7 +62,7 @@ class Word:
 
 @dataclass(slots=True)
 class Operation:
-    """What a client asked. `returned` is infinite where nobody knows when, or whether, it was over."""
+    """One request of a client. `returned` is INFINITY if its outcome is unknown: it may still take effect."""
 
     id: Any
     op: str
@@ -137,7 +137,7 @@ def _read_time(text: str) -> int:
 
 
 def key_of_run_id(run_id: str) -> tuple[str, int] | None:
-    """A run id spells the job's id and the occurrence: microseconds since 1970 plus 2**62, in hex."""
+    """The job id and the occurrence that a run id spells: microseconds since 1970 plus 2**62, in hex."""
     job_id, _, hexed = run_id.rpartition("-")
     try:
         return (job_id, int(hexed, 16) - (1 << 62)) if job_id and len(hexed) == 16 else None
@@ -159,7 +159,7 @@ def read(folder: Path) -> Records:
     records.operations = sorted(
         (_operation(line) for line in _lines(folder / "operations.jsonl")), key=lambda one: one.invoked
     )
-    # What could not be done was no fault.
+    # A fault that could not be injected was recorded as skipped; it does not count.
     injected = (line for line in _lines(folder / "faults.jsonl") if "skipped" not in (line.get("details") or {}))
     records.faults = sorted((_fault(line) for line in injected), key=lambda one: one.begun)
     final = folder / "final.json"
@@ -179,7 +179,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         try:
             yield json.loads(line)
         except ValueError as error:
-            # A writer that was ended in the middle of its last line leaves half of it.
+            # A writer that was killed may leave an incomplete last line.
             if number == len(lines) and not line.endswith("\n"):
                 return
             raise BadRecords(f"{path}, line {number}: {error}") from error
@@ -216,7 +216,7 @@ def _operation(line: dict[str, Any]) -> Operation:
     request = line.get("request")
     return Operation(
         line.get("id"), line["op"], line.get("job"), micros(line["invoked"]),
-        # What had no answer may still happen.
+        # An operation without an answer may still take effect.
         INFINITY if returned is None or outcome == "unknown" else micros(returned),
         outcome, request if isinstance(request, dict) else {}, line.get("answer"), line,
     )  # fmt: skip

@@ -1,8 +1,8 @@
-"""Expected occurrences by a dumb scan: every minute and second of the time asked about is held against the text.
+"""Finds the expected occurrences by a dumb scan: every minute and second of a span is compared with the schedule.
 
-Shares no code, and no idea, with the product: no search for the next one, no closed form. Only what the workload uses
-is understood: cron with 5 or 6 fields in UTC, `every …`, ISO times and `now`. Anything else is `None`: not checked, and
-said so.
+Shares neither code nor method with the product: no search for the next occurrence, no closed form. Understands only
+the schedules of the workload: cron with 5 or 6 fields in UTC, `every …`, ISO times and `now`. For any other schedule
+there is no grid (`None`); it is not checked, and the figures list it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAMES = {
 _LENGTHS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 _ISO_PIECE = re.compile(r"(\d+)([SMH])")
 _PIECE = re.compile(r"(\d+)\s*(s|m|h|d|w)[a-z]*\s*")
-# How far a scan for the next one goes before it gives up.
+# A scan for the next occurrence gives up after this many minutes.
 _FARTHEST = 400 * 1440
 
 
@@ -75,7 +75,7 @@ class Interval(Grid):
 
     def _scan(self, first: int, last: int) -> list[int]:
         found = []
-        # Walking from the anchor each time would be dumber still, and for a year-old job too slow.
+        # A walk from the anchor would be even simpler, but too slow for a job that is a year old.
         at = self.anchor + max(0, (first - self.anchor) // self.period - 1) * self.period
         while at <= last:
             if at >= first:
@@ -111,7 +111,7 @@ class Once(Grid):
 
 
 def grid_of(job: dict[str, Any]) -> Grid | None:
-    """The grid of a row of `jobs`, or None where this scan does not understand it."""
+    """The grid of a row of `jobs`, or None if the scan does not understand its schedule."""
     policy = job.get("policy") or {}
     if policy.get("jitter_seconds"):
         return None
@@ -144,12 +144,11 @@ def make_grid(schedule: str, start_at: int | None, end_at: int | None, created_a
         _read(" ".join(fields))
     except ValueError:
         return None
-    # What is due at the very moment of creation is past: a plan begins after it.
     return Cron(" ".join(fields), *bounds)
 
 
 def _is_same_everywhere(schedule: str) -> bool:
-    """Whether no zone can matter: lengths of time, instants, and cron that only chooses seconds."""
+    """Whether the schedule means the same in every time zone: intervals, instants, cron that restricts seconds only."""
     text = schedule.strip()
     if text.lower().startswith("every ") or text.startswith("PT") or text.lower() == "now":
         return True
@@ -159,17 +158,17 @@ def _is_same_everywhere(schedule: str) -> bool:
 
 
 def same_times(asked: str, stored: str) -> bool:
-    """Whether two spellings mean the same: `PT60S` may be stored as `every 1m`."""
+    """Whether two spellings mean the same times: `PT60S` may be stored as `every 1m`."""
     one, other = make_grid(asked, None, None, 0), make_grid(stored, None, None, 0)
     match one, other:
         case Interval(), Interval():
             return one.period == other.period
         case Once(), Once():
-            # A stored `now` is the moment it came to.
+            # A submitted `now` is stored as the moment of the submit.
             return one.at is None or one.at == other.at
         case Cron(), Cron():
             mine, theirs = _read(one.text), _read(other.text)
-            # Whether a star was written matters for days alone: it decides between either and both.
+            # A star matters only in the two day fields: it decides whether one of them must fit or both.
             days = [field[1] for field in (mine[3], mine[5])] == [field[1] for field in (theirs[3], theirs[5])]
             return days and [field[0] for field in mine] == [field[0] for field in theirs]
         case None, None:
@@ -194,7 +193,7 @@ _Field = tuple[frozenset[int], bool]
 
 @lru_cache(maxsize=2_000)
 def _read(text: str) -> tuple[_Field, ...]:
-    """(second, minute, hour, day, month, weekday), each with whether it is a star."""
+    """(second, minute, hour, day, month, weekday): the values of each, and whether it begins with a star."""
     fields = text.split()
     if len(fields) == 5:
         fields = ["0", *fields]
@@ -228,6 +227,6 @@ def _seconds_of(text: str, minute_number: int) -> tuple[int, ...]:
     week = local.isoweekday()
     in_week = week in weekday[0] or (week == 7 and 0 in weekday[0])
     in_month = local.day in day[0]
-    # Both restricted means either.
+    # If both day fields are restricted, one of them must fit; otherwise both.
     fits = (in_month or in_week) if not (day[1] or weekday[1]) else (in_month and in_week)
     return tuple(sorted(second[0])) if fits else ()

@@ -14,17 +14,17 @@ import asyncpg
 from ..world import World
 from ..world.node import Node
 
-#: Errors of a PostgreSQL that is away, or goes away.
+#: Errors of a PostgreSQL that is away or goes away.
 AWAY = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 class NotNow(Exception):
-    """The world is not in a state for this fault; the message says why. Nothing was done."""
+    """The fault cannot be injected now; the message says why. Nothing was done."""
 
 
 @dataclass(frozen=True)
 class Sort:
-    """The possibilities of a world, and its duration: a plan depends on this and the seed alone."""
+    """The properties of a world that a plan depends on; it depends on nothing else but the seed and the arguments."""
 
     schedulers: tuple[str, ...]
     workers: tuple[str, ...]
@@ -61,12 +61,12 @@ class Sort:
 
 
 class Fault(ABC):
-    """One thing that is done to one target, and undone. Made by a plan, used once."""
+    """A fault that is injected into one target and healed. Made by a plan, used once."""
 
     kind: ClassVar[str]
     #: The weight with which the fault is drawn.
     weight: ClassVar[float] = 1.0
-    #: The usual time of its healing in seconds, for which a plan leaves room.
+    #: Seconds that healing usually takes; a plan leaves room for them.
     healing: ClassVar[float] = 0.0
 
     def __init__(self, target: str, seed: int = 0) -> None:
@@ -77,7 +77,7 @@ class Fault(ABC):
     @classmethod
     @abstractmethod
     def targets(cls, sort: Sort) -> tuple[str, ...]:
-        """The possible targets in such a world; empty if its needs are not met."""
+        """The possible targets in such a world; empty if the world lacks what the fault needs."""
 
     @classmethod
     def duration(cls, random: Random, sort: Sort, target: str) -> float:
@@ -89,18 +89,18 @@ class Fault(ABC):
 
     @abstractmethod
     async def inject(self, world: World, random: Random) -> None:
-        """Do it. What was chosen on the way is written to `details`. Raises NotNow if it cannot be done now."""
+        """Injects the fault and writes its random choices to `details`. Raises NotNow if that is not possible now."""
 
     @abstractmethod
     async def heal(self, world: World) -> None:
-        """Undo it, as far as it was done; also after an `inject` that failed half-way."""
+        """Undoes the fault as far as it was injected, also after an `inject` that failed half-way."""
 
     def node(self, world: World) -> Node:
         return world.nodes[self.target]
 
 
 def spread(random: Random, least: float, most: float) -> float:
-    """Between the two, short ones more often: as many below their geometric mean as above."""
+    """A number between the two, small ones more often: half of them lie below the geometric mean."""
     return round(math.exp(random.uniform(math.log(least), math.log(most))), 3)
 
 

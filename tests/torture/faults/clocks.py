@@ -1,4 +1,4 @@
-"""One node's wall clock is set wrong for a while, and then right again: both are steps."""
+"""One node's wall clock steps to a wrong time, and later back to the right one."""
 
 from __future__ import annotations
 

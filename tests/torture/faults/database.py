@@ -1,4 +1,4 @@
-"""PostgreSQL: killed, crashed, frozen, cut off, overrun, full, and replaced by its standby."""
+"""Faults of PostgreSQL: killed, crashed, frozen, cut off, overrun, full, and replaced by its standby."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BACK_SECONDS = 60.0
 
 
 class _OfDatabase(Fault):
-    """One at a time, and whoever heals waits until the primary takes connections again."""
+    """A fault of the database, one at a time. Healing waits until the primary takes connections again."""
 
     healing = 3.0
 
@@ -46,7 +46,7 @@ class Crash(_OfDatabase):
 
 
 class KillPostmaster(_OfDatabase):
-    """-9 of the postmaster alone; sessions end when they notice."""
+    """SIGKILL of the postmaster alone; sessions end when they notice."""
 
     kind = "kill-postmaster"
 
@@ -56,7 +56,7 @@ class KillPostmaster(_OfDatabase):
 
 
 class KillBackend(_OfDatabase):
-    """-9 of one session's process. PostgreSQL then ends them all and recovers by itself."""
+    """SIGKILL of one session's process. PostgreSQL then ends all sessions and recovers by itself."""
 
     kind = "kill-backend"
 
@@ -75,7 +75,7 @@ class KillBackend(_OfDatabase):
 
 
 class EndBackends(_OfDatabase):
-    """Some sessions are ended by an administrator's word, in whatever they are doing."""
+    """An administrator terminates some sessions, at any point of their work."""
 
     kind = "end-backends"
     weight = 2.0
@@ -103,7 +103,7 @@ class EndBackends(_OfDatabase):
 
 
 class Freeze(_OfDatabase):
-    """SIGSTOP of the whole server, as when its machine is moved: nothing is refused, nothing answers."""
+    """SIGSTOP of the whole server, as when its machine is moved: it refuses nothing and answers nothing."""
 
     kind = "postgres-freeze"
 
@@ -114,7 +114,7 @@ class Freeze(_OfDatabase):
     async def inject(self, world: World, random: Random) -> None:
         server = world.database.primary
         self.details["server"] = server.name
-        server.signal(signal.SIGSTOP)  # first, so that no session is born that would be missed
+        server.signal(signal.SIGSTOP)  # the postmaster first, so that it starts no session that would be missed
         self._send(server.backends(), signal.SIGSTOP)
 
     async def heal(self, world: World) -> None:
@@ -130,7 +130,7 @@ class Freeze(_OfDatabase):
 
 
 class DatabasePartition(_OfDatabase):
-    """The primary's own cable: nobody reaches it, its standby included. One way or both."""
+    """The primary's own cable fails, one way or both: neither the nodes nor the standby reach it."""
 
     kind = "database-partition"
 
@@ -150,7 +150,7 @@ class DatabasePartition(_OfDatabase):
 
 
 class Storm(_OfDatabase):
-    """Somebody else takes every connection there is. Who has one keeps it; nobody gets another."""
+    """A stranger takes every free connection. Duly keeps the connections it has and gets no new ones."""
 
     kind = "connection-storm"
     weight = 2.0
@@ -160,7 +160,7 @@ class Storm(_OfDatabase):
         return spread(random, 1.0, 6.0)
 
     async def inject(self, world: World, random: Random) -> None:
-        # Ended sessions want to come back, and find the places taken.
+        # Some of Duly's sessions are ended first; they try to reconnect and find all connections taken.
         with contextlib.suppress(*AWAY):
             async with world.database.primary.session() as connection:
                 await connection.execute(
@@ -176,7 +176,7 @@ class Storm(_OfDatabase):
 
 
 class LockedJobs(_OfDatabase):
-    """Somebody's transaction has some of the jobs locked, and stays open: they wait, and no other may."""
+    """A stranger's open transaction has locked some jobs: these wait, and no other job may."""
 
     kind = "locked-jobs"
     weight = 3.0
@@ -213,7 +213,7 @@ class LockedJobs(_OfDatabase):
 
 
 class DiskFull(_OfDatabase):
-    """Not a byte left on the primary's disk. PostgreSQL refuses writes, or goes down when its log cannot grow."""
+    """The primary's disk is full. PostgreSQL refuses writes, or goes down when its log cannot grow."""
 
     kind = "disk-full"
     weight = 2.0
@@ -231,7 +231,7 @@ class DiskFull(_OfDatabase):
         felt = random.choice(("tables", "log"))
         self.details |= {"server": server.name, "bytes": await asyncio.to_thread(server.fill_disk), "felt_by": felt}
         if felt == "log":
-            # Files made ahead would carry the log for long: they are used up, and then the server goes down.
+            # Preallocated log files would last long. Filling them up makes the server go down.
             with contextlib.suppress(*AWAY, TimeoutError):
                 async with asyncio.timeout(5), server.session() as connection:
                     await connection.execute(
@@ -261,10 +261,10 @@ class _WithStandby(_OfDatabase):
 
 
 class Promotion(_WithStandby):
-    """The standby takes over while the old primary lives: who is connected to the old one goes on talking to it.
+    """The standby takes over while the old primary lives: clients connected to the old one go on talking to it.
 
-    A synchronous pair must not acknowledge anything there: nobody stands by for it any more. The old primary is ended
-    and made the new one's standby when the fault heals.
+    In a synchronous pair the old primary must not acknowledge any commit: it has no standby any more. When the fault
+    heals, the old primary is stopped and becomes the new one's standby.
     """
 
     kind = "promotion"
@@ -303,13 +303,13 @@ class Failover(Promotion):
         self.details |= {"to": database.primary.name, "old_primary_alive": database.old_primary_alive}
 
     async def heal(self, world: World) -> None:
-        if world.database.old_primary is None:  # the promotion did not come about
+        if world.database.old_primary is None:  # the promotion failed
             await world.database.start()
         await super().heal(world)
 
 
 class StandbyCrash(_WithStandby):
-    """The standby is away; if it is synchronous, no commit is acknowledged until it is back."""
+    """The standby is down; if it is synchronous, no commit is acknowledged until it is back."""
 
     kind = "standby-crash"
 
@@ -324,7 +324,7 @@ class StandbyCrash(_WithStandby):
 
 
 class ReplicationCut(_WithStandby):
-    """The log does not reach the standby for a while."""
+    """The log reaches the standby late or not at all for a while."""
 
     kind = "replication-cut"
 
@@ -344,7 +344,7 @@ class ReplicationCut(_WithStandby):
 
 
 async def _sessions(world: World) -> list[int]:
-    """The processes of Duly's sessions."""
+    """The process ids of Duly's sessions."""
     try:
         async with world.database.primary.session() as connection:
             rows = await connection.fetch("select pid from pg_stat_activity where usename = 'duly' order by pid")

@@ -1,6 +1,6 @@
-"""Cables: between a node and PostgreSQL, between clients and the API.
+"""Faults of the cables between a node and PostgreSQL, and between clients and the API.
 
-With namespaces packets are lost for real; without, the proxies hold what would be lost.
+With namespaces packets are really lost; without, the proxies hold the data that would be lost.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .base import Fault, Sort, spread
 
 
 class _Cable(Fault):
-    """On the way between one node and everything else."""
+    """A fault between one node and everything else."""
 
     @classmethod
     def targets(cls, sort: Sort) -> tuple[str, ...]:
@@ -30,7 +30,7 @@ class _Cable(Fault):
 
 
 class Partition(_Cable):
-    """Nothing arrives, either way, and nobody is told."""
+    """Nothing arrives, either way, and neither side gets an error."""
 
     kind = "partition"
     weight = 4.0
@@ -62,7 +62,7 @@ class PartitionOneWay(Partition):
 
 
 class Unplug(_Cable):
-    """The interface goes down: what is sent is refused at once."""
+    """The interface goes down: sending fails at once."""
 
     kind = "unplug"
 
@@ -98,13 +98,13 @@ class Flapping(_Cable):
         if self._shaking is not None:
             self._shaking.cancel()
             await asyncio.wait([self._shaking])
-            # A step that was under way in its thread comes to its end there.
+            # A step under way in its thread cannot be cancelled; it ends within this time.
             await asyncio.sleep(0.05)
         await super().heal(world)
 
 
 class Delay(_Cable):
-    """Everything takes longer, each way."""
+    """All data are delayed, each way."""
 
     kind = "delay"
     weight = 2.0
@@ -116,7 +116,7 @@ class Delay(_Cable):
 
 
 class Loss(_Cable):
-    """A share of what is sent has to be sent again."""
+    """A share of the data has to be sent again."""
 
     kind = "loss"
     weight = 2.0
@@ -128,7 +128,7 @@ class Loss(_Cable):
 
 
 class HalfOpen(_Cable):
-    """Connections look alive and carry nothing, one way or both; a side that ends is not told of to the other."""
+    """Connections look alive and carry nothing, one way or both; one side does not learn that the other has ended."""
 
     kind = "half-open"
     weight = 2.0
@@ -140,7 +140,7 @@ class HalfOpen(_Cable):
 
 
 class Refuse(_Cable):
-    """Connections are reset, and so is every new one."""
+    """All connections are reset, and so is every new one."""
 
     kind = "refuse"
 
@@ -149,7 +149,7 @@ class Refuse(_Cable):
 
 
 class Reset(_Cable):
-    """Every connection is reset at one moment. New ones are welcome."""
+    """All connections are reset at one moment. New ones are accepted."""
 
     kind = "reset"
     weight = 2.0
@@ -163,7 +163,7 @@ class Reset(_Cable):
 
 
 class _Struck(_Cable):
-    """Strikes when a statement comes by that writes; how often, and which, is written down when it is over."""
+    """Strikes at statements that write. The statements that were struck are noted when the fault heals."""
 
     _strike: Strike | None = None
 
@@ -178,7 +178,7 @@ class _Struck(_Cable):
 
 
 class ResetInBatch(_Struck):
-    """Only a part of a statement with its arguments arrives before the connection is reset."""
+    """The connection is reset when only a part of a statement with its arguments has arrived."""
 
     kind = "reset-in-batch"
     weight = 2.0
@@ -192,7 +192,7 @@ class ResetInBatch(_Struck):
 
 
 class CutAfterCommit(_Struck):
-    """The write was sent and perhaps (severed) or surely (swallowed) carried out; the answer never comes."""
+    """A write is sent and perhaps (`sever`) or surely (`swallow`) executed; its answer never arrives."""
 
     kind = "cut-after-commit"
     weight = 4.0
@@ -205,7 +205,7 @@ class CutAfterCommit(_Struck):
 
 
 class ApiPartition(Fault):
-    """Between clients and the API: held, refused, slow, or cut in the middle of what was asked."""
+    """The link between clients and the API is held, refused, slow, or cut in the middle of a request."""
 
     kind = "api-partition"
     weight = 3.0
@@ -232,7 +232,7 @@ class ApiPartition(Fault):
 
     async def heal(self, world: World) -> None:
         world.front.passing()
-        # A client that gave up long ago must not keep its place.
+        # Connections of clients that gave up long ago are closed.
         with contextlib.suppress(OSError):
             if self.details.get("way") in ("held", "requests held", "answers held"):
                 world.front.cut()

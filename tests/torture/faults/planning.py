@@ -1,4 +1,4 @@
-"""Which faults, when and for how long: drawn from a seed, carried out beside each other, written down."""
+"""Draws faults, their times and durations from a seed, injects them concurrently and records them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..world import World
 from . import clocks, database, network, processes, registries, strangers
 from .base import Fault, NotNow, Sort
 
-#: Every kind there is. Weights and needs stand in the classes.
+#: All faults by kind. Their classes have the weights and needs.
 FAULTS: dict[str, type[Fault]] = {
     fault.kind: fault
     for family in (processes, network, database, strangers, clocks, registries)
@@ -35,7 +35,7 @@ class Planned(NamedTuple):
 
 
 def chosen(kinds: Sequence[str] | None) -> list[type[Fault]]:
-    """The faults of these kinds; a kind's first word stands for all that begin with it (`kill`: kill-backend too)."""
+    """The faults of these kinds; a first word selects all kinds that begin with it (`kill`: kill-backend too)."""
     if kinds is None:
         return list(FAULTS.values())
     found: dict[str, type[Fault]] = {}
@@ -50,7 +50,7 @@ def chosen(kinds: Sequence[str] | None) -> list[type[Fault]]:
 def plan(
     random: Random, seconds: float, *, world: World | Sort, rate: float = 0.5, kinds: Sequence[str] | None = None
 ) -> list[Planned]:
-    """About `rate` faults a second, all over within `seconds`. Those that touch one thing come one after another."""
+    """Plans about `rate` faults per second, all over within `seconds`. Faults that touch one thing do not overlap."""
     sort = world if isinstance(world, Sort) else Sort.of(world)
     able = [(fault, targets) for fault in chosen(kinds) if (targets := fault.targets(sort))]
     if not able:
@@ -60,13 +60,13 @@ def plan(
     start = 0.0
     while True:
         start += random.expovariate(rate)
-        # Drawn in any case, so that what is left out here does not change what comes later.
+        # Drawn in any case, so that a fault that is left out does not change later ones.
         kind, targets = random.choices(able, [fault.weight for fault, _ in able])[0]
         fault = kind(random.choice(targets), random.getrandbits(48))
         duration = kind.duration(random, sort, fault.target)
         if start >= seconds:
             return planned
-        # A long one near the end is shortened rather than left out: the end should be as wild as the beginning.
+        # A long fault near the end is shortened, not left out: the end should have as many faults as the beginning.
         duration = round(min(duration, seconds - start), 3)
         touched = fault.touches(sort)
         if any(free.get(thing, 0.0) > start for thing in touched):
@@ -76,7 +76,7 @@ def plan(
 
 
 async def inject_all(world: World, planned: Sequence[Planned], record: Record) -> None:
-    """Each at its time. Returns when all are healed and recorded; if cancelled, it heals what is under way first."""
+    """Injects each fault at its time. Returns when all are healed and recorded; if cancelled, heals those under way."""
     began = time.monotonic()
     sort = Sort.of(world)
     locks: dict[str, asyncio.Lock] = {}
@@ -84,7 +84,7 @@ async def inject_all(world: World, planned: Sequence[Planned], record: Record) -
     async def one(number: int, planned: Planned) -> None:
         await asyncio.sleep(max(0.0, planned.start - (time.monotonic() - began)))
         async with contextlib.AsyncExitStack() as held:
-            # In one order everywhere: no two wait for each other.
+            # Locks are taken in one order, so that no two faults wait for each other.
             for thing in sorted(planned.fault.touches(sort)):
                 await held.enter_async_context(locks.setdefault(thing, asyncio.Lock()))
             await _carry_out(world, number, planned, record)
@@ -94,7 +94,7 @@ async def inject_all(world: World, planned: Sequence[Planned], record: Record) -
         if tasks:
             await asyncio.wait(tasks)
     finally:
-        # Once, and no more: a second cancellation would interrupt the healing that the first one began.
+        # Each task is cancelled only once: a second cancellation would interrupt its healing.
         for task in tasks:
             task.cancel()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -128,7 +128,7 @@ async def _carry_out(world: World, number: int, planned: Planned, record: Record
 
 @contextlib.contextmanager
 def open_record(path: Path) -> Iterator[Record]:
-    """Writes each fault as one line, at once: a run that dies leaves what it had."""
+    """Writes each fault as one line and flushes it, so that a run that dies leaves its records."""
     with path.open("a") as file:
 
         def record(line: dict[str, Any]) -> None:

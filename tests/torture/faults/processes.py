@@ -1,4 +1,4 @@
-"""Processes of Duly's that are killed, stopped and restarted."""
+"""Faults of Duly's processes: killed, stopped and restarted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _members(target: str, sort: Sort) -> tuple[str, ...]:
 
 
 class Kill(Fault):
-    """-9, and a while later it is started again."""
+    """SIGKILL; the process is started again later."""
 
     kind = "kill"
     weight = 5.0
@@ -39,7 +39,7 @@ class Kill(Fault):
 
 
 class KillMany(Fault):
-    """All of one kind at the same moment, or really all."""
+    """SIGKILL of all processes of one kind, or of all processes, at the same moment."""
 
     kind = "kill-many"
     weight = 1.0
@@ -65,7 +65,7 @@ class KillMany(Fault):
 
 
 class Pause(Fault):
-    """SIGSTOP for half a lease to ten of them; then it goes on as if nothing had been."""
+    """SIGSTOP for half a lease to ten leases; then the process goes on as if nothing had happened."""
 
     kind = "pause"
     weight = 5.0
@@ -89,7 +89,7 @@ class Pause(Fault):
 
 
 class RollingRestart(Fault):
-    """SIGTERM, wait until it has gone, start: one after the other, as a deploy does."""
+    """SIGTERM, wait for the process to end, start it: one process after the other, as a deploy does."""
 
     kind = "rolling-restart"
     weight = 1.0
@@ -101,7 +101,7 @@ class RollingRestart(Fault):
 
     @classmethod
     def duration(cls, random: Random, sort: Sort, target: str) -> float:
-        return 0.0  # it takes as long as it takes
+        return 0.0  # `inject` itself does all the restarts
 
     def touches(self, sort: Sort) -> frozenset[str]:
         return frozenset(f"{name} process" for name in _members(self.target, sort))

@@ -1,4 +1,4 @@
-"""etcd and ZooKeeper, in worlds that elect by them: sessions are lost because the server or the way to it is."""
+"""Faults of etcd and ZooKeeper, in worlds that elect by them: sessions expire, or the server is out of reach."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _OfRegistry(Fault):
 
 
 class RegistryKill(_OfRegistry):
-    """-9; it comes back with what it had on disk."""
+    """SIGKILL; the registry comes back with the data on its disk."""
 
     kind = "registry-kill"
     healing = 2.0
@@ -41,7 +41,7 @@ class RegistryKill(_OfRegistry):
 
 
 class RegistryEmptied(_OfRegistry):
-    """Its disk was lost: it comes back and knows nothing, as from an old backup."""
+    """The registry loses its disk and comes back empty, as from an old backup."""
 
     kind = "registry-emptied"
     healing = 2.0
@@ -57,7 +57,7 @@ class RegistryEmptied(_OfRegistry):
 
 
 class RegistryPause(_OfRegistry):
-    """SIGSTOP: when it goes on, it may find that every session has expired."""
+    """SIGSTOP; when the registry goes on, every session may have expired."""
 
     kind = "registry-pause"
 
@@ -68,7 +68,7 @@ class RegistryPause(_OfRegistry):
 
 
 class RegistryPartition(Fault):
-    """One scheduler alone loses its way to the registry; its way to PostgreSQL is whole."""
+    """One scheduler alone loses its connection to the registry; it still reaches PostgreSQL."""
 
     kind = "registry-partition"
     weight = 3.0

@@ -1,6 +1,6 @@
-"""Other people on the same database: reports, dumps, indexes, locks, cancelled statements, rights that come and go.
+"""Faults by other users of the database: reports, dumps, indexes, locks, cancelled statements, revoked rights.
 
-Nothing here is broken: a healthy server answers with errors, or makes somebody wait. What must go on goes on.
+Nothing is broken: a healthy server answers with errors or makes clients wait. Duly must go on.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .base import AWAY, Fault, NotNow, Sort, spread
 
 #: The tables that every run goes through.
 HOT = ("jobs", "runs", "claims", "history", "attempts")
-#: A stranger who cannot have a lock soon gives up: while it waits, all others wait behind it.
+#: A stranger gives up if it does not get a lock within this time: while it waits, all others wait behind it.
 _LOCK_TIMEOUT = "700ms"
 _EMPTY_APP = "torture.workload.empty_app:app"
 
 
 class _Stranger(Fault):
-    """Holds one session for as long as the fault lasts."""
+    """A stranger that holds one session for as long as the fault lasts."""
 
     weight = 1.5
 
@@ -47,7 +47,7 @@ class _Stranger(Fault):
         return frozenset({self.kind})
 
     async def _begin(self, world: World, *statements: str, isolation: str = "read committed") -> Any:
-        """A transaction that stays open until the fault is over."""
+        """Begins a transaction that stays open until the fault is over."""
         try:
             connection = await self._theirs.enter_async_context(world.database.primary.session("duly"))
             await connection.execute(f"begin isolation level {isolation}")
@@ -55,7 +55,7 @@ class _Stranger(Fault):
             for statement in statements:
                 await connection.execute(statement)
         except AWAY as error:
-            raise NotNow(f"it could not be had: {error}") from error
+            raise NotNow(f"the stranger's transaction failed: {error}") from error
         return connection
 
     async def heal(self, world: World) -> None:
@@ -63,7 +63,7 @@ class _Stranger(Fault):
 
 
 class TableLock(_Stranger):
-    """Somebody has locked a table, in a mode that lets others read it, or not even that."""
+    """A stranger has locked a table, in a mode that blocks writes, or reads as well."""
 
     kind = "table-lock"
     weight = 3.0
@@ -80,7 +80,7 @@ class TableLock(_Stranger):
 
 
 class CreateIndex(_Stranger):
-    """An administrator builds an index the plain way: nobody writes to the table until that is over."""
+    """An administrator builds an index without CONCURRENTLY, which blocks all writes to the table until it is done."""
 
     kind = "create-index"
     weight = 2.0
@@ -93,12 +93,12 @@ class CreateIndex(_Stranger):
         table = random.choice(HOT)
         self.details["table"] = table
         column = {"claims": "claimed_at"}.get(table, "job_id")
-        # Rolled back at the end: as if it had taken that long and then been given up.
+        # Rolled back at the end, as if the build had taken that long and then been given up.
         await self._begin(world, f"create index torture_{table} on duly.{table} ({column})")
 
 
 class Report(_Stranger):
-    """A report reads everything and stays open while a day's partition is wanted: as in the night, when reports run."""
+    """A report reads all tables and stays open while a day's partition has to be made, as reports do at night."""
 
     kind = "report"
     weight = 3.0
@@ -116,11 +116,11 @@ class Report(_Stranger):
         await self._forget_a_day(world)
         counts = [f"select count(*) from duly.{table}" for table in (*HOT, "job_changes", "dead_letters", "nodes")]
         await self._begin(world, *counts, isolation="repeatable read")
-        # Whoever deploys meanwhile wants that day back, as the leader's own upkeep does every hour.
+        # A deploy makes that day's partition again, as the leader's maintenance does every hour.
         self._making = asyncio.create_task(world.command("migrate"))
 
     async def _forget_a_day(self, world: World) -> None:
-        """The last day that was made ahead is not there yet."""
+        """Drops the last partition that was made ahead, as if it had not been made yet."""
         try:
             async with world.database.primary.session("duly") as connection:
                 days = await connection.fetch(
@@ -133,7 +133,7 @@ class Report(_Stranger):
                     await connection.execute(f"drop table {day['name']}")
                     self.details["day"] = day["name"]
         except AWAY as error:
-            raise NotNow(f"no day could be forgotten: {error}") from error
+            raise NotNow(f"no partition could be dropped: {error}") from error
 
     async def heal(self, world: World) -> None:
         await super().heal(world)
@@ -141,12 +141,12 @@ class Report(_Stranger):
             try:
                 await self._making
             except (RuntimeError, subprocess.TimeoutExpired) as error:
-                # The database may have been killed under it: only then may it give up.
+                # The database may have been killed meanwhile: only then may the deploy fail.
                 self.details["migrate"] = str(error)[-500:]
 
 
 class Dump(_Stranger):
-    """A real pg_dump, again and again: it holds a lock on every table and a snapshot."""
+    """A real pg_dump, repeated: it holds a lock on every table and a snapshot."""
 
     kind = "dump"
 
@@ -179,7 +179,7 @@ class Dump(_Stranger):
 
 
 class OpenSubmit(_Stranger):
-    """A tenant with a limit submits in a transaction of its own and does not end it: the tenant's row is locked."""
+    """A tenant with a limit submits in its own transaction and leaves it open: the tenant's row stays locked."""
 
     kind = "open-submit"
 
@@ -197,7 +197,7 @@ class OpenSubmit(_Stranger):
 
 
 class StuckListener(_Stranger):
-    """A listener that is idle in a transaction, until the queue of notifications is full and every NOTIFY fails."""
+    """A listener stays idle in a transaction, so that the notification queue fills up and every NOTIFY fails."""
 
     kind = "stuck-listener"
 
@@ -222,7 +222,7 @@ class StuckListener(_Stranger):
 
 
 class CancelledStatements(_Stranger):
-    """An administrator cancels what Duly is doing, again and again, wherever it is."""
+    """An administrator cancels Duly's statements again and again, at any point."""
 
     kind = "cancelled-statements"
     weight = 3.0
@@ -274,7 +274,7 @@ class RevokedGrant(_Stranger):
             raise NotNow(f"PostgreSQL is away: {error}") from error
 
     async def heal(self, world: World) -> None:
-        # Until it holds: a primary that comes and goes must not keep the right for ever.
+        # Repeated until it succeeds, because the primary may be away: the right must not stay revoked.
         async with asyncio.timeout(60):
             while True:
                 with contextlib.suppress(*AWAY):
@@ -307,7 +307,7 @@ class OtherApp(_Stranger):
         self.details["pid"] = process.pid
 
         async def end() -> None:
-            # A stranger's worker is stopped as one should be, or as one should not.
+            # The worker is stopped properly or killed, depending on the seed.
             process.send_signal(signal.SIGTERM if self.seed % 2 else signal.SIGKILL)
             try:
                 await asyncio.to_thread(process.wait, 40)

@@ -1,7 +1,7 @@
 """The result of a torture run for people: `report.md` and `report.html` of one run, a table of many.
 
-`reading` gathers what the checker wrote, `markdown` and `page` show it, `timeline` draws faults and lateness. Imports
-nothing of the product.
+`reading` reads the checker's files, `markdown` and `page` show them, `timeline` draws faults and lateness. Does not
+import the product.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["summary", "write"]
 
 
 def write(folder: Path) -> None:
-    """Beside the records of a run that was checked: `report.md`, and `report.html`, which needs no other file."""
+    """Writes `report.md` and the self-contained `report.html` beside the records of a checked run."""
     report = Report.read(folder)
     (folder / "report.md").write_text(markdown.whole(report), encoding="utf-8")
     (folder / "report.html").write_text(page.whole(report), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The report as Markdown, and the table over many."""
+"""The report as Markdown, and the table over many runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def whole(report: Report) -> str:
         "",
         f"**{report.verdict}** " + ", ".join(f"{n} {name}" for name, n in report.broken()),
     ]
-    parts += ["", "## Lateness", "", "From when a run was due until its handler began. Held by overlap: not counted."]
+    parts += ["", "## Lateness", "", "From when a run was due until its handler began, without runs that overlap held."]
     parts += table(("", "runs", "p50", "p99", "most"), report.lateness())
     parts += ["", "## What happened", *table(("", ""), report.counts())]
     parts += ["", "## Faults", *table(("kind", "times"), (figures.get("faults") or {}).items())]
@@ -45,9 +45,8 @@ def whole(report: Report) -> str:
 
 def what_apart_means(count: int) -> str:
     return (
-        f"{count} acknowledged by a primary whose asynchronous standby had not received them when it was promoted. "
-        "That is what "
-        "asynchronous means; they are not among the findings."
+        f"{count} caused by changes that a primary had committed and its asynchronous standby had not received when "
+        "it was promoted. Asynchronous replication allows that; they are not among the findings."
     )
 
 
@@ -59,7 +58,7 @@ def operations(report: Report) -> list[tuple[str, int, int, int]]:
 
 
 def table_of(reports: Sequence[Report]) -> str:
-    """Sorted by seed; the last row has the sums, and the worst lateness."""
+    """A Markdown table sorted by seed; its last row has the sums and the worst lateness."""
     heads = (
         "seed", "coordinator", "standby", "faults", "occurrences", "lost", "doubled", "stale accepted",
         "not replicated", "findings", *(f"{period} p50 / p99 / most" for period in PERIODS),
@@ -104,7 +103,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
 
 
 def text(value: str) -> str:
-    """On one line, with nothing in it that Markdown or HTML would take for its own."""
+    """The value on one line, with the characters escaped that Markdown or HTML would interpret."""
     flat = " ".join(str(value).split())
     return flat.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("|", "\\|")
 

@@ -1,4 +1,4 @@
-"""The report as one HTML file, for light and dark, with nothing to load."""
+"""The report as one HTML file with a light and a dark theme; it loads no other file."""
 
 from __future__ import annotations
 

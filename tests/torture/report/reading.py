@@ -1,4 +1,4 @@
-"""One run's facts, findings and figures, as the folder has them."""
+"""The facts, findings and figures of one run, read from its folder."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Report:
         return float(self.run.get("ended") or 0) - float(self.run.get("started") or 0)
 
     def facts(self) -> list[tuple[str, str]]:
-        """What was run: the rows of a table."""
+        """The set-up of the run, as rows of a table."""
         run = self.run
         rows = [
             ("seed", str(run.get("seed"))),

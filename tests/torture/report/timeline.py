@@ -1,4 +1,4 @@
-"""Faults as bars, and beneath them how late each run began, over one axis of time. Inline SVG, coloured by the page."""
+"""Draws faults as bars and below them the lateness of each run, over one time axis: inline SVG, styled by the page."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .reading import Report, spell
 
 WIDTH, LEFT, RIGHT = 1100, 150, 14
 _ROW, _PLOT, _AXIS = 18, 230, 34
-# More dots than this are only ink; the latest are always drawn.
+# At most about this many dots are drawn; the latest runs are always among them.
 _DOTS = 4000
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600)
 _DECADES = (0.001, 0.01, 0.1, 1, 10, 100, 1000)
@@ -58,7 +58,7 @@ def draw(report: Report) -> str:
 
 
 def _span(report: Report) -> tuple[float, float]:
-    """From when anything is to be seen until all was over."""
+    """The start and the end of the time axis."""
     moments = [fault.begun / 1e6 for fault in report.faults] + [begun / 1e6 for _, begun, _ in report.starts]
     start = (
         min([float(report.run.get("started") or 0), *moments]) if report.run.get("started") else min(moments, default=0)
@@ -103,7 +103,7 @@ def _dots(report: Report, top: int, x: object) -> Iterator[str]:
             label = f"{decade * 1000:g} ms" if decade < 1 else f"{decade:g} s"
             yield f'<text x="{LEFT - 8}" y="{y(decade) + 4:.1f}" text-anchor="end">{label}</text>'
     yield f'<text x="{LEFT}" y="{top - 8}">how late each run began</text>'
-    # All of the latest, and of the others every so many-th.
+    # All of the latest runs, and every n-th of the others.
     late.sort(key=lambda one: -one[1])
     rest = late[_DOTS // 2 :]
     kept = late[: _DOTS // 2] + rest[:: max(1, math.ceil(len(rest) / (_DOTS // 2)))]

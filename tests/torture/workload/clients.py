@@ -1,7 +1,7 @@
-"""Clients of the API. They ask, and write down what they asked and what they were answered.
+"""Clients of the API, which record their requests and the answers.
 
-Plain HTTP, nothing of the product's: what a client of ours would hide (a request sent twice, an answer lost) is what is
-looked for. Every job belongs to one client, which does one thing after the other to it.
+The clients use plain HTTP and not Duly's own client, which would hide the cases of interest (a request sent twice, an
+answer lost). Every job belongs to one client, which sends one request after the other.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from . import drawing
 from .drawing import Palette
 
 RECORD = "operations.jsonl"
-# Longer than a leader's lease, shorter than most outages: some answers are given up that would have come.
+# Longer than a leader's lease and shorter than most outages, so that some answers come too late.
 TIMEOUT = 4.0
 
 
 class Recorder:
-    """`operations.jsonl`: one line an operation, at its end."""
+    """Writes `operations.jsonl`: one line per operation, at its end."""
 
     def __init__(self, folder: Path) -> None:
         self._file: TextIO = (folder / RECORD).open("w", encoding="utf-8", buffering=1)
@@ -48,12 +48,13 @@ class Recorder:
 
 @dataclass
 class Own:
-    """A job of this client's, as far as it knows."""
+    """A job of this client, as far as the client knows it."""
 
     name: str
     body: dict[str, Any]
     job_id: str | None = None
-    #: `asked`: submitted without an answer so far. `live`, `paused`, `over`: as last acknowledged.
+    #: `asked`: submitted, without an answer so far. `live`, `paused`, `over`: as last acknowledged. `unsure`: the last
+    #: request had no answer.
     state: str = "asked"
     again_at: float = 0.0
 
@@ -87,7 +88,7 @@ class Client:
         return httpx.AsyncClient(base_url=f"{self.url}/api/v1", timeout=TIMEOUT, trust_env=False)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """One thing after the other until told to stop. First what recurs, so that there is something to torture."""
+        """Submits recurring jobs first, so that there is work to torture, then takes one step after the other."""
         for _ in range(self.recurring * 3 // 4):
             await self._submit_new(recurs=True)
         while not stop.is_set():
@@ -99,9 +100,9 @@ class Client:
                 pass
 
     async def finish(self, seconds: float) -> bool:
-        """Ask again what has no answer yet, then pause all that recurs. Whether everything was answered in time.
+        """Repeats submits without an answer, then pauses all recurring jobs. Returns whether all were answered in time.
 
-        What was paused or cancelled before is paused once more: a database that was promoted may have forgotten it.
+        Jobs that were paused or cancelled are paused once more: a promoted standby may have lost that change.
         """
         until = time.monotonic() + seconds
         for own in self.jobs:
@@ -176,7 +177,7 @@ class Client:
         if answer.outcome == "unknown":
             own.state = "unsure"
         elif answer.outcome == "failed":
-            # It has ended, or was cancelled by a request whose answer was lost.
+            # The job has ended, or was cancelled by a request whose answer was lost.
             await self._look(own)
         else:
             own.state = _shown(answer.document)
@@ -200,7 +201,7 @@ class Client:
         return await self._call(what, "POST", f"{place}/{what}", own=own, request=request)
 
     async def _touch_a_run(self, own: Own) -> None:
-        """Look at a job's runs; then cancel one that lives, or send a dead one again."""
+        """Lists a job's runs, then redrives a dead one or cancels an unfinished one."""
         answer = await self._call("get", "GET", f"/jobs/{own.job_id}/runs?limit=10", own=own, request={"what": "runs"})
         if answer.outcome != "ok":
             return
@@ -261,7 +262,7 @@ class Client:
             "returned": None, "outcome": "unknown", "status": None, "answer": None,
         }  # fmt: skip
         try:
-            # Beside httpx's own limits, which are for each read and not for the whole.
+            # httpx limits each read, this the whole request.
             async with asyncio.timeout(TIMEOUT * 1.5):
                 response = await self._http.request(method, path, json=body)
             line["status"] = response.status_code
@@ -282,7 +283,7 @@ def _shown(document: Any) -> str:
 
 @dataclass
 class Workload:
-    """Several clients at once."""
+    """Several clients that work concurrently."""
 
     clients: Sequence[Client]
     recorder: Recorder
@@ -331,7 +332,7 @@ class Workload:
         self.recorder.close()
 
     async def explain(self, url: str, asked: Sequence[tuple[str, float | None]]) -> list[dict[str, Any]]:
-        """What Duly says of these occurrences, for `final.json`."""
+        """Duly's explanations of these occurrences, for `final.json`."""
         answers = []
         async with httpx.AsyncClient(base_url=f"{url}/api/v1", timeout=TIMEOUT, trust_env=False) as http:
             for job_id, at in asked:

@@ -1,4 +1,4 @@
-"""The requests of the clients, drawn by seed: job bodies and changes of them."""
+"""Draws the clients' requests by seed: job bodies and changes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MISSED = ("SKIP", "RUN_ONCE", "RUN_ALL")
 
 @dataclass(frozen=True)
 class Palette:
-    """`lease`: a worker's, which slow handlers outlast."""
+    """`lease`: the worker lease in seconds, which slow handlers exceed. `longest`: seconds of the longest handlers."""
 
     lease: float
     longest: float = 12.0
@@ -59,7 +59,7 @@ def one_off(dice: Random, palette: Palette, name: str) -> dict[str, Any]:
 
 
 def change(dice: Random, body: dict[str, Any]) -> dict[str, Any]:
-    """What to send to be different; mostly another schedule."""
+    """The body of a change request; mostly another schedule."""
     slow = body["max_queued"] == 2
     drawn = dice.random()
     if drawn < 0.7:
@@ -96,7 +96,7 @@ def _retries(dice: Random) -> dict[str, Any]:
 
 
 def _handler(dice: Random, palette: Palette) -> tuple[str, dict[str, Any], float]:
-    """Its name, its payload, and for how many seconds it works."""
+    """A handler's name, its payload, and for about how many seconds it works."""
     kind = dice.choices(
         ("quick", "slow", "threaded", "isolated", "flaky", "doomed", "drowsy", "transacted", "long"),
         (30, 7, 12, 3, 14, 5, 6, 16, 5),

@@ -1,4 +1,4 @@
-"""Somebody else's application: it serves the same queues and has none of the tasks."""
+"""Another team's application: it serves the same queues and has none of the workload's tasks."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ app = Duly()
 
 @app.task()
 async def quite_another_task() -> None:
-    """Nobody ever submits it."""
+    """A task that is never submitted."""

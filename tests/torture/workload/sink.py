@@ -1,11 +1,11 @@
-"""The sink: a process of its own that no fault touches, and the only witness of what handlers really did.
+"""The sink: a separate process that no fault touches, and the only witness of what handlers really did.
 
-It records every word on its own disk and answers only when that is synced; and it is a downstream that fences, as the
-documentation tells users to build one: of a run it remembers the greatest token it has seen, whatever the word, and
-refuses the effect of a smaller one. Attempts are not compared: a redrive begins them anew.
+The sink syncs every word to its disk before it answers. It is also a downstream that fences, as the documentation
+advises: it remembers the greatest token of each run, whatever the word, and refuses the effect of a smaller one.
+Attempts are not compared, because a redrive restarts them.
 
-One JSON document a line each way. A call that is sent again because its answer was lost names itself the same
-(`execution` and `word`) and is recorded once.
+Requests and answers are JSON, one document per line. A call that is repeated because its answer was lost has the same
+`execution` and `word` and is recorded once.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Any
 
 _FIELDS = ("word", "job", "job_id", "run_id", "scheduled_at", "attempt", "token", "worker")
-# What a record has beside them: which execution it was, and how that ended by its own account.
+# Further fields of a record: the execution, and how it ended by its own account.
 _MORE = ("execution", "note")
 
 
 @dataclass
 class Sink:
-    """`record` answers when the line is on the disk. All that gathers during one sync goes with the next."""
+    """`record` returns when the line is on the disk. Lines that arrive during one sync are written by the next."""
 
     path: Path
     _number: int = 0
@@ -68,7 +68,7 @@ class Sink:
                     answer.set_result(accepted)
 
 
-# Many call at once. A Unix socket whose line is full turns callers away, which asyncio takes for a connection.
+# Many handlers call at once. A Unix socket with a full backlog refuses callers; asyncio mistakes that for a connection.
 _BACKLOG = 1024
 
 

@@ -1,4 +1,4 @@
-"""Starts and ends the sink. Handlers find it by TORTURE_SINK."""
+"""Starts and ends the sink. Handlers find its address in TORTURE_SINK."""
 
 from __future__ import annotations
 

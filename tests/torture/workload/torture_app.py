@@ -1,7 +1,7 @@
-"""The application under torture. Each task tells the sink that it begins, what it does, and that it ends.
+"""The application under torture. Each task reports its begin, its effect and its end to the sink.
 
-The only module of the torture's own that imports `duly`, as a user's would. What a handler does is drawn from its
-payload and its run, so that a seed repeats it.
+Besides `empty_app`, this is the only module of the torture that imports `duly` as a user's application does. The random
+choices of a handler depend on its run and the seed, so that a seed repeats them.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from duly import Context, Duly, Permanent, Snooze
 
 app = Duly()
 
-# A sink that cannot be reached is tried for this long; then the attempt has failed. A handler that was told to stop has
-# not much time for its last words.
+# A handler tries for PATIENCE seconds to reach the sink; then the attempt fails. A cancelled handler has only
+# LAST_WORDS seconds to report its end.
 PATIENCE = 8.0
 LAST_WORDS = 0.7
 _PAUSE = 0.1
-# One exchange with a sink that is there takes milliseconds.
+# Timeout of one exchange with the sink, which usually takes milliseconds.
 _EXCHANGE = 3.0
 _WORKER = f"{os.environ.get('TORTURE_NODE') or socket.gethostname()}:{os.getpid()}"
 
 
-# Not time.sleep: libfaketime, which sets a worker's clock, does not know its absolute times and makes it fail.
+# Not time.sleep, which fails under libfaketime: see world/sleeping/sitecustomize.py.
 _sleep = threading.Event().wait
 
 
 class SinkAway(Exception):
-    """The sink could not be told in time."""
+    """The sink could not be reached in time."""
 
 
 class Refused(Exception):
-    """The sink has seen a newer token of this run: this is a zombie."""
+    """The sink has seen a newer token of this run: this execution is a zombie."""
 
 
 class Line:
@@ -57,11 +57,11 @@ class Line:
             "execution": uuid4().hex,
         }
         self._socket: socket.socket | None = None
-        # Of a handler in a thread there can be two callers at its end: itself and whoever cancels it.
+        # A cancelled handler may report its end while another thread still reports an earlier word.
         self._lock = threading.Lock()
 
     def tell(self, word: str, note: str | None = None, patience: float = PATIENCE) -> None:
-        """Blocking. Returns when the sink has it on its disk."""
+        """Blocks until the sink has the word on its disk."""
         line = json.dumps({**self._said, "word": word, "note": note}).encode() + b"\n"
         until = time.monotonic() + patience
         while True:
@@ -111,11 +111,11 @@ def _dice(ctx: Context, *more: object) -> random.Random:
 
 
 async def _witnessed(ctx: Context, work: Callable[[Line], Awaitable[None]]) -> None:
-    """Begin, work, end: the end is told however the work ended."""
+    """Reports the begin, does the work, and reports the end however the work ended."""
     line = Line(ctx)
 
     async def tell(word: str, note: str | None = None, patience: float = PATIENCE) -> None:
-        # In a thread: a sink that does not answer must not hold up the worker's loop.
+        # In a thread, because a sink that does not answer must not block the worker's loop.
         await asyncio.to_thread(line.tell, word, note, patience)
 
     try:
@@ -135,7 +135,7 @@ async def _witnessed(ctx: Context, work: Callable[[Line], Awaitable[None]]) -> N
 
 
 def _witnessed_here(ctx: Context, work: Callable[[Line], str]) -> None:
-    """The same in a thread or a process."""
+    """The same for a handler in a thread or a process."""
     line = Line(ctx)
     try:
         line.tell("begin")
@@ -155,7 +155,7 @@ async def _effect(line: Line) -> None:
 
 @app.task()
 async def quick(ctx: Context, seconds: float = 0) -> None:
-    """Also the slow one, with more seconds than a lease has."""
+    """The quick handler; with more seconds than a lease it is the slow one."""
 
     async def work(line: Line) -> None:
         await asyncio.sleep(seconds / 2)
@@ -216,7 +216,7 @@ async def flaky(ctx: Context, rate: float, seconds: float = 0) -> None:
 
 @app.task()
 async def doomed(ctx: Context, rate: float) -> None:
-    """Sometimes for the dead letters at once."""
+    """Sometimes fails permanently, so that the run is buried at once."""
 
     async def work(line: Line) -> None:
         if _dice(ctx).random() < rate:
@@ -228,7 +228,7 @@ async def doomed(ctx: Context, rate: float) -> None:
 
 @app.task()
 async def drowsy(ctx: Context, rate: float, seconds: float = 1) -> None:
-    """Snoozes. Drawn anew for every claim, so that it comes to an end."""
+    """Sometimes snoozes. Drawn anew for every claim, so that the run ends at last."""
 
     async def work(line: Line) -> None:
         if _dice(ctx, ctx.fencing_token).random() < rate:
@@ -240,8 +240,8 @@ async def drowsy(ctx: Context, rate: float, seconds: float = 1) -> None:
 
 @app.task()
 async def transacted(ctx: Context, seconds: float = 0) -> None:
-    """A row of the user's own and the end of the run, in one commit. The table has no unique key: only Duly keeps a
-    second row away."""
+    """Commits a row of the user's own together with the end of the run. The table has no unique key: only Duly prevents
+    a second row."""
 
     async def work(line: Line) -> None:
         await _effect(line)
@@ -258,7 +258,7 @@ async def transacted(ctx: Context, seconds: float = 0) -> None:
 
 @app.task()
 async def long(ctx: Context, seconds: float) -> None:
-    """Works in small steps until it is done or told to stop."""
+    """Works in small steps until it is done or cancelled."""
 
     async def work(line: Line) -> None:
         await _effect(line)

@@ -1,6 +1,6 @@
-"""The wall clock that one process sees: shifted by libfaketime, by as much as a file says at the moment.
+"""The wall clock that one process sees: libfaketime shifts it by the offset that a file contains.
 
-The monotonic clock is left alone, as it is where a machine's time is merely set.
+The monotonic clock is left alone, as when a machine's time is set.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ _SLEEPING = Path(__file__).parent / "sleeping"
 
 
 def library() -> Path | None:
-    """The variant for programs with threads."""
+    """The path of libfaketime, in its variant for programs with threads."""
     found = sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))
     return found[0] if found else None
 
 
 class Clock:
-    """`step` sets the clock of the process that was started with `environment`; it is seen after a second or two."""
+    """`step` sets the clock of a process that was started with `environment`, which sees it after a second or two."""
 
     def __init__(self, file: Path, preload: Path | None) -> None:
         self._file = file
@@ -32,7 +32,7 @@ class Clock:
         return self._preload is not None
 
     def environment(self, others: Mapping[str, str]) -> dict[str, str]:
-        """That of a process which sees this clock; `others` are what it has besides."""
+        """The environment of a process that sees this clock: `others`, and the variables for libfaketime."""
         if self._preload is None:
             return dict(others)
         return {

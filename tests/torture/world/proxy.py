@@ -1,11 +1,11 @@
-"""The cable between a process and a server: a TCP proxy that does what networks do, when it is told to.
+"""The cable between a process and a server: a TCP proxy that fails as networks do, when it is told to.
 
-It stands for the server's address. `point` moves that address to another server, as a virtual address would move:
-new connections go there, old ones live on where they are. All proxies share one thread with a loop of its own, so
-that a busy harness slows none of them; methods may be called from anywhere.
+The proxy stands for the server's address. `point` moves that address to another server, like a virtual address: new
+connections go there, old ones stay where they are. All proxies share one thread with its own event loop, so that a
+busy harness does not slow them down; methods may be called from any thread.
 
-In the `postgres` protocol it reads messages, so that a fault can strike within or right after one statement, also one
-that was prepared long before; every other protocol it passes on in the pieces it came in.
+In the `postgres` protocol the proxy reads messages, so that a fault can strike within or right after one statement,
+even one that was prepared long before. Data of any other protocol pass in the pieces in which they arrived.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from harness.forwarding import Armed, Forwarder, Link, LoopThread, Streams
 
 from .network import make_socket
 
-#: Statements that change something, and the end of a transaction that did.
+#: Statements that write, and commits.
 WRITES = r"\b(insert into|update|delete from|commit)\b"
 
 
@@ -46,13 +46,13 @@ class Strike(Armed):
         return self.pattern.search(text) is not None
 
     def note(self, text: bytes) -> None:
-        # Without its comments: the statement itself tells what was hit.
+        # Without comments, so that the noted text begins with the statement itself.
         told = re.sub(r"--[^\n]*", "", text.decode(errors="replace").rstrip("\0"))
         self.struck.append(" ".join(told.split())[:120])
 
 
 class Proxy(Forwarder):
-    """Listens in one place and forwards to another. Whole until told otherwise; `passing` makes it whole again."""
+    """Listens in one place and forwards to another. Its methods inject faults; `passing` heals them all."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Proxy(Forwarder):
         self._loss = 0.0
         self._to_server: asyncio.Event
         self._to_client: asyncio.Event
-        #: The number of pieces that were lost on their way at first.
+        #: Number of pieces that were lost at first and sent again.
         self.stalled = 0
 
     @property
@@ -112,7 +112,7 @@ class Proxy(Forwarder):
         self._loss = share
 
     def hold(self, *, to_server: bool = True, to_client: bool = True) -> None:
-        """Half-open: connections stay and new ones are accepted, but nothing passes that way (or either way)."""
+        """Half-open: connections stay and new ones are accepted, but no data pass in the held directions."""
 
         async def close_gates() -> None:
             for held, gate in ((to_server, self._to_server), (to_client, self._to_client)):
@@ -122,7 +122,7 @@ class Proxy(Forwarder):
         self._thread.call(close_gates())
 
     def cut_those_at(self, upstream: Place) -> int:
-        """Reset the connections that were opened to that server, and no others."""
+        """Resets the connections that were opened to that server, and no others."""
         return self._thread.call(self._cut(lambda link: link.upstream == upstream, reset=True))
 
     def strike(
@@ -134,7 +134,7 @@ class Proxy(Forwarder):
         after: int = 0,
         skip: int = 0,
     ) -> Strike:
-        """Arm something for the next statements whose text matches. See `Strike`."""
+        """Arms a fault for the next statements whose text matches. See `Strike`."""
         compiled = re.compile(pattern.encode(), re.IGNORECASE)
         return self._arm(Strike(pattern=compiled, kind=kind, times=times, after=after, skip=skip))
 
@@ -167,7 +167,7 @@ class Proxy(Forwarder):
         return streams, upstream
 
     async def before_end(self, *, to_server: bool) -> None:
-        # The end of one side is not told to the other through a gate that is shut: that is what half-open means.
+        # Half-open: while the gate is shut, one side does not learn that the other has ended.
         await (self._to_server if to_server else self._to_client).wait()
 
     async def gate(self, link: Link, *, to_server: bool) -> None:
@@ -175,7 +175,7 @@ class Proxy(Forwarder):
         await gate.wait()
         seconds, jitter = self._delay
         pause = max(0.0, seconds + self._random.uniform(-jitter, jitter))
-        # 200 ms is the shortest that Linux waits before it sends again, and it doubles.
+        # Linux waits at least 200 ms before it sends again, and then twice as long.
         if self._loss and self._random.random() < self._loss:
             self.stalled += 1
             pause += 0.2 if self._random.random() >= self._loss else 0.6
@@ -185,7 +185,7 @@ class Proxy(Forwarder):
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    """As a server does that notices dead peers: a process killed behind a partition never says goodbye."""
+    """Sets keep-alive, so that dead peers are noticed: a process killed behind a partition closes no connection."""
     connection = writer.get_extra_info("socket")
     options = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3), (socket.TCP_NODELAY, 1))
     with contextlib.suppress(OSError):

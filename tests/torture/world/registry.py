@@ -1,4 +1,4 @@
-"""etcd or ZooKeeper, one server, for worlds whose schedulers elect by it."""
+"""One server of etcd or ZooKeeper, for worlds whose schedulers elect by it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _JAR = Path("/usr/share/java/zookeeper.jar")
 
 
 class Registry:
-    """`start`, `kill`, `pause` and `go_on`; what it had on disk stays."""
+    """A registry that can be started, killed, paused and continued; its data on disk stay."""
 
     def __init__(self, kind: str, scratch: Path, network: Network, log: Path) -> None:
         if reason := missing(kind):
@@ -34,7 +34,7 @@ class Registry:
         self._process: subprocess.Popen[bytes] | None = None
 
     def address(self, host: str, port: int) -> str:
-        """As DULY_COORDINATOR spells it."""
+        """The value of DULY_COORDINATOR for this registry, reached at this host and port."""
         return f"etcd://{host}:{port}?prefix=/torture" if self.kind == "etcd" else f"zookeeper://{host}:{port}/torture"
 
     def alive(self) -> bool:
@@ -64,7 +64,7 @@ class Registry:
             self._process.wait()
 
     def empty(self) -> None:
-        """-9, and all that it had on disk is gone."""
+        """Kills the server and deletes its data."""
         self.kill()
         shutil.rmtree(self._folder / "data", ignore_errors=True)
 
@@ -102,12 +102,12 @@ class Registry:
             f"tickTime=200\ndataDir={self._folder / 'data'}\nclientPort={self.place.port}\nclientPortAddress={host}\n"
             "admin.enableServer=false\nmaxClientCnxns=0\n"
         )
-        # Java for a short life: start soon, stay small.
+        # Options for a Java that starts fast and stays small.
         options = ["-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         return ["java", *options, "-cp", str(_JAR), "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(settings)]
 
 
 def missing(kind: str) -> str | None:
-    """Why it cannot be started here."""
+    """Why this registry cannot be started here; None if it can."""
     there = shutil.which("etcd") if kind == "etcd" else shutil.which("java") and _JAR.exists()
     return None if there else f"{kind} is not installed: run scripts/test-services as root"

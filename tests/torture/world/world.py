@@ -1,4 +1,4 @@
-"""All of it together: what is started in which order, watched, healed, and removed."""
+"""The world as a whole: starts its parts in order, watches and heals them, and removes them at the end."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ STANDBYS = ("synchronous", "asynchronous", "none")
 
 _RESTART_SECONDS = 0.5
 _SAMPLE_SECONDS = 1.0
-#: A node that was asked to end and does not within this is killed, as service managers do.
+#: A node that was asked to end and does not within this many seconds is killed, as service managers do.
 PATIENCE = 40.0
 
 
 class World:
-    """See the package's own documentation. An async context manager, to be entered in the main thread."""
+    """An async context manager, to be entered in the main thread. The package's docstring describes its use."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class World:
         disk_mb: int | None = 512,
         max_connections: int = 120,
     ) -> None:
-        """`disk_mb`: of each PostgreSQL's own small disk (needs root); None: on the disk of the scratch folder."""
+        """`disk_mb`: the size of each PostgreSQL's own small disk (needs root); None: the scratch folder's disk."""
         for name, value, known in (("coordinator", coordinator, COORDINATORS), ("standby", standby, STANDBYS)):
             if value not in known:
                 raise ValueError(f"{name} is {value!r}: use one of {', '.join(known)}")
@@ -65,7 +65,7 @@ class World:
         self.coordinator = coordinator
         self.namespaces = networks.allowed() if namespaces is None else namespaces
         if self.namespaces and not networks.allowed():
-            raise RuntimeError("namespaces=True, but none can be made here: be root, with iproute2 installed")
+            raise RuntimeError("namespaces=True, but none can be made here: run as root, with iproute2 installed")
         self._standby = standby
         self._launcher = launcher
         self._given = environment
@@ -81,10 +81,10 @@ class World:
         self.nodes: dict[str, Node] = {}
         self.registry: Registry | None = None
         self.database: Database
-        #: Between clients here and the API.
+        #: The proxy between clients and the API.
         self.front: Proxy
         self.network = Network(namespaces=self.namespaces)
-        #: Nodes that ended although nobody wanted it: `{name, at, code}`.
+        #: Nodes that ended by themselves: `{name, at, code}`.
         self.exits: list[dict[str, Any]] = []
         self._exposed: set[int] = set()
         self._thread = LoopThread()
@@ -94,23 +94,23 @@ class World:
         self._watch: asyncio.Task[None] | None = None
         self._closed = False
 
-    # Questions.
+    # State and commands.
 
     @property
     def url(self) -> str:
-        """The API, as clients of this machine reach it."""
+        """The API's address for clients on this machine."""
         return f"http://127.0.0.1:{self.front.port}"
 
     def of_kind(self, kind: Kind) -> list[Node]:
         return [node for node in self.nodes.values() if node.kind == kind]
 
     def lease(self, kind: str) -> float:
-        """Seconds: the leader's lease for schedulers, the worker's for the rest, as the environment sets it."""
+        """The lease in seconds, as the environment sets it: the leader's for schedulers, the worker's for others."""
         name, usual = ("LEADER", "5") if kind == "scheduler" else ("WORKER", "15")
         return float(self._given.get(f"DULY_{name}_LEASE_SECONDS", usual))
 
     def processes(self) -> list[dict[str, Any]]:
-        """As `final.json` has them."""
+        """The nodes' processes, as `final.json` lists them."""
         return [
             {"name": node.name, "pid": node.pid, "alive": node.alive(), "rss_kb": [list(pair) for pair in node.rss]}
             for node in self.nodes.values()
@@ -122,7 +122,7 @@ class World:
         return found | ({} if self.registry is None else {self.registry.name: str(self.registry.log)})
 
     async def command(self, *arguments: str) -> str:
-        """The output of the command line, connected directly to the present primary."""
+        """Runs a command of Duly, connected directly to the present primary, and returns its output."""
         environment = {**self._environment, "DULY_DATABASE_URL": self.database.owner_url}
 
         def run() -> subprocess.CompletedProcess[str]:
@@ -135,7 +135,7 @@ class World:
         return done.stdout
 
     def spawn(self, arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-        """A process beside the nodes, which nobody starts again; by a way of its own to the present primary."""
+        """Starts a process beside the nodes, connected directly to the present primary. It is never restarted."""
         tests = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (self._environment.get("PYTHONPATH"), tests)))
         environment = {**self._environment, "DULY_DATABASE_URL": self.database.owner_url, "PYTHONPATH": path}
@@ -147,13 +147,14 @@ class World:
         return process
 
     async def expose(self, port: int) -> None:
-        """127.0.0.1:`port` of this machine is 127.0.0.1:`port` in every worker's namespace too, and never faulted."""
+        """Makes this machine's 127.0.0.1:`port` reachable as 127.0.0.1:`port` in every worker's namespace, without
+        faults."""
         self._exposed.add(port)
         for node in self.of_kind("worker"):
             self._open_way_out(node, port)
 
     async def ready(self) -> str | None:
-        """None if the cluster is whole by its own word, else what is missing."""
+        """None if the cluster's own API reports that it is complete, else what is missing."""
         if away := [node.name for node in self.nodes.values() if not node.alive()]:
             return f"{', '.join(away)} not running"
         try:
@@ -163,14 +164,14 @@ class World:
         return _missing(document, len(self.of_kind("scheduler")), len(self.of_kind("worker")))
 
     async def until_ready(self, seconds: float = 60) -> None:
-        """Waits until every node is there and every shard is led; a timeout names what is missing."""
+        """Waits until every node is alive and every shard is led; a timeout names what is missing."""
         deadline = time.monotonic() + seconds
         while (reason := await self.ready()) is not None:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"not whole after {seconds:g} s: {reason}")
+                raise RuntimeError(f"the cluster is not complete after {seconds:g} s: {reason}")
             await asyncio.sleep(0.1)
 
-    # Its life.
+    # Start and end.
 
     async def __aenter__(self) -> World:
         await asyncio.to_thread(networks.sweep)
@@ -233,7 +234,7 @@ class World:
             environment["DULY_COORDINATOR"] = self.registry.address(registry_proxy.host, registry_proxy.port)
         arguments = self.worker_arguments if kind == "worker" else []
         if kind == "api":
-            # On its namespace's loopback, and open; the front comes from outside to it.
+            # The API listens on its namespace's loopback without keys; the front proxy connects to it from outside.
             port = free_port()
             arguments = ["--host", "127.0.0.1", "--port", str(port), "--open"]
             self.front = self._open(Place(None, "127.0.0.1", 0), Place(namespace, "127.0.0.1", port), "raw")
@@ -258,7 +259,7 @@ class World:
             node.proxy.point(primary)
 
     async def _keep_watch(self) -> None:
-        """Start again what ended by itself, and note how much memory each has."""
+        """Restarts nodes that ended by themselves, and samples each node's memory."""
         sampled, ended = 0.0, dict[str, float]()
         while True:
             now = time.monotonic()
@@ -281,7 +282,7 @@ class World:
     # Healing.
 
     async def restart(self, node: Node) -> None:
-        """Waits until a node that was asked to end has ended, and then starts it."""
+        """Waits until a node that was asked to end has ended, kills it if it does not, and starts it."""
         deadline = time.monotonic() + PATIENCE
         while node.alive() and time.monotonic() < deadline:  # noqa: ASYNC110 nobody signals it
             await asyncio.sleep(0.05)
@@ -289,7 +290,7 @@ class World:
         node.start()
 
     async def heal(self) -> None:
-        """Everything is brought back, whatever was done to it; returns when the cluster is whole by its own word."""
+        """Undoes all faults, whatever they were; returns when the cluster's own API reports that it is complete."""
         self.network.mend_all()
         for node in self.nodes.values():
             node.clock.step(0)
@@ -324,7 +325,7 @@ class World:
         if hasattr(self, "database"):
             self.database.close()
         for proxy in self._proxies:
-            with contextlib.suppress(Exception):  # its thread may be gone at the interpreter's end
+            with contextlib.suppress(Exception):  # the thread may be gone when the interpreter exits
                 proxy.close()
         self._thread.close()
         self.network.close()

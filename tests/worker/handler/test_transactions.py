@@ -79,7 +79,7 @@ async def test_what_follows_the_commit_changes_nothing(bench: Workbench) -> None
 
 
 async def test_a_lost_lease_rolls_both_back(bench: Workbench) -> None:
-    """The worker does not know yet; the fence is in the commit itself."""
+    """The worker does not know yet that its lease is lost: the commit itself is fenced."""
     told: list[BaseException] = []
 
     @bench.app.task()
@@ -151,7 +151,7 @@ async def test_handlers_that_hold_transactions_do_not_hold_up_the_worker(bench: 
     async def quick() -> None:
         pass
 
-    # More than there are connections of any kind.
+    # More handlers than there are connections of any kind.
     held = [await bench.submit(hold) for _ in range(30)]
     async with bench.working():
         await holding.wait()

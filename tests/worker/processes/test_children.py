@@ -1,4 +1,4 @@
-"""Tasks with isolation="process", in real child processes of a worker: what they find, how they fail, how they end."""
+"""Tasks with isolation="process", in real child processes of a worker: their surroundings, errors and end."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_what_a_handler_prints_goes_to_standard_error_and_its_input_is_emp
 ) -> None:
     async with bench.working():
         assert await result_of(bench, "speak") == ["", ""]
-        assert (await result_of(bench, "look"))["job_name"] == "look"  # what was printed was no frame
+        assert (await result_of(bench, "look"))["job_name"] == "look"  # no printed text was taken for a frame
     told = capfd.readouterr()
     for line in ("a line of the handler's", "and another", "straight to descriptor 1", "of a program"):
         assert line in told.err
@@ -82,7 +82,7 @@ async def test_progress_of_a_child_is_seen_while_it_runs(bench: Workbench, tmp_p
     file = tmp_path / "go on"
     job_id = await bench.submit("step", {"file": str(file)})
     async with bench.working():
-        # The second word came within the pause after the first: it must not wait for a third.
+        # The second report came within the pause after the first: it must be written without a third one.
         await eventually(lambda: told(bench.pool, "a quarter"))
         file.touch()
         await bench.end_of(job_id)
@@ -111,7 +111,7 @@ async def test_errors_of_children_mean_what_they_mean_elsewhere(
 ) -> None:
     async with bench.working():
         run = await bench.end_of(await bench.submit("fail", {"how": how}))
-        # Whatever happened to that child, the worker goes on.
+        # The worker goes on, whatever happened to that child.
         assert (await result_of(bench, "look"))["attempt"] == 1
     assert (run.status, run.attempt) == ending
     assert len(run.attempts) == run.attempt
@@ -149,7 +149,7 @@ async def test_a_handler_that_holds_the_interpreters_lock_is_killed_with_its_pro
 async def test_a_handler_that_listens_may_tidy_up_before_its_child_is_killed(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
-    monkeypatch.setattr(children, "CANCEL_SECONDS", 4)  # for a busy machine
+    monkeypatch.setattr(children, "CANCEL_SECONDS", 4)  # long enough for a busy machine
     file = tmp_path / "said"
     async with bench.working():
         job_id = await bench.submit(task, {"file": str(file)})
@@ -158,7 +158,7 @@ async def test_a_handler_that_listens_may_tidy_up_before_its_child_is_killed(
         await bench.end_of(job_id, "cancelled")
         said, pid = file.read_text().split()
         assert said == "tidied"
-        # It ended in time: its process is as good as before.
+        # The handler ended in time, so its child is used again.
         assert (await result_of(bench, "look"))["pid"] == int(pid)
 
 
@@ -180,7 +180,7 @@ async def test_runs_beyond_the_slots_wait_and_then_go_back_to_the_queue(
             file.touch()
         runs = [await bench.end_of(job_id) for job_id in jobs]
     assert [(run.status, run.attempt) for run in runs] == [("succeeded", 1)] * 2
-    assert runs[0].result == runs[1].result  # the one slot's child
+    assert runs[0].result == runs[1].result  # both ran in the child of the only slot
 
 
 async def test_idle_children_end_and_nothing_is_left_open(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,10 +24,11 @@ from harness.proxy import Proxy
 from harness.worker import Workbench
 
 SECRET = "hunter2hunter2"
-# Any account that owns nothing. By number, so that a machine without a name for it will do.
+# An account that owns nothing; a number, because the machine needs no name for it.
 STRANGER = 64_123
 
-# It may reach all files, because this Python may lie in a home that is closed to it. That does not open /proc.
+# Starts a program as that account. The program may reach all files, because this Python may lie in a home that is
+# closed to the account. That does not open /proc.
 AS_STRANGER = (
     "setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups", "--inh-caps=+dac_override",
     "--ambient-caps=+dac_override",
@@ -45,14 +46,14 @@ def bench(bench: Workbench) -> Workbench:
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """A folder that every account may enter. Not below pytest's, which any other pytest of root closes again."""
+    """A folder that every account may enter. Not below pytest's, which any other pytest of root closes."""
     with tempfile.TemporaryDirectory(prefix="duly-tests-") as folder:
         Path(folder).chmod(0o711)
         yield Path(folder)
 
 
 async def ran(bench: Workbench, script: str, **options: Any) -> Run:
-    """The end of a shell script that a worker has run."""
+    """The run of a shell script, once it has ended."""
     job_id = await bench.command("sh", "-c", script, max_retries=0, **options)
     async with bench.working():
         return await bench.end_of(job_id)
@@ -63,7 +64,7 @@ def words(run: Run) -> list[str]:
     return str(run.result["stdout"]).split()
 
 
-# What it finds in its environment
+# The environment of a command
 
 
 async def test_a_command_gets_the_variables_on_the_list_and_its_jobs_own(
@@ -106,7 +107,7 @@ def test_another_accounts_command_gets_that_accounts_home() -> None:
     assert clean_environment(worker, account=account, passed=frozenset({"TMPDIR"}))["TMPDIR"] == "/root/tmp"
 
 
-# What it can read of its parents
+# Access to the parent processes
 
 
 @on_linux
@@ -135,7 +136,7 @@ async def test_a_command_of_the_workers_own_account_cannot_look_into_worker_or_g
     bench: Workbench, database_url: str
 ) -> None:
     job_id = await bench.command("sh", "-c", PEEK, max_retries=0)
-    with Proxy(database_url) as proxy:  # the socket of the tests' PostgreSQL is closed to others
+    with Proxy(database_url) as proxy:  # the socket of the tests' PostgreSQL is closed to other accounts
         environment = {"DULY_DATABASE_URL": proxy.url, "DULY_POLL_SECONDS": "0.2", "HOME": "/", "PGPASSWORD": SECRET}
         arguments = ("worker", "--app", "duly.cli.demo:app", "--allow-commands")
         worker = Process(arguments, environment, Path("/"), by=AS_STRANGER)
@@ -146,7 +147,7 @@ async def test_a_command_of_the_workers_own_account_cannot_look_into_worker_or_g
     assert str(run.result["stdout"]).splitlines() == [str(STRANGER)]
 
 
-# Another account
+# Commands under another account
 
 
 @as_root

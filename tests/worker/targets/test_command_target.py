@@ -1,4 +1,4 @@
-"""Jobs whose handler is a command, run as real programs by a worker: what they find, what is kept, how they end."""
+"""Jobs whose handler is a command, run as real programs by a worker: their input, their kept output and their end."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_command_finds_the_payload_and_the_run_but_not_the_workers_setti
     assert (run.result["exit_code"], run.result["stderr"]) == (0, "")
     payload, environment, arguments, folder = json.loads(run.result["stdout"])
     assert payload == {"to": ["ops", "ünï"]}
-    assert arguments == ["$HOME; *", ""]  # no shell has looked at them
+    assert arguments == ["$HOME; *", ""]  # no shell has expanded them
     assert folder == str(tmp_path)
     assert (environment["OF_THE_JOB"], environment["OF_THE_WORKER"], environment["TOKEN"]) == ("a", "changed", "b")
     assert environment["PATH"] == os.environ["PATH"]
@@ -142,7 +142,7 @@ SECRET = "hunter2-0123456789"
 
 
 async def everything_kept(bench: Workbench, job_id: str) -> str:
-    """All that the store has of a job and its runs but its handler, where the secret has to be."""
+    """Everything stored about a job and its runs except the handler, which must hold the secret."""
     kept = []
     for table in ("history", "attempts", "dead_letters", "progress"):
         rows = await bench.pool.query(f"select (to_jsonb(t) - 'target')::text as row from duly.{table} t")
@@ -180,7 +180,7 @@ async def test_a_program_that_prints_its_secrets_does_not_reveal_them(
 
 
 async def test_no_part_of_a_secret_is_left_where_an_output_is_cut(bench: Workbench) -> None:
-    """The last bytes of an output are kept; here the first of them are the last characters of a secret."""
+    """The last bytes of an output are kept; here they begin with the last characters of a secret."""
     script = 'printf %s "yyyyyyyyy$TOKEN$1"'
     fillings = ["." * (TAIL_BYTES - left) for left in range(1, len(SECRET))]
     jobs = [
@@ -192,7 +192,7 @@ async def test_no_part_of_a_secret_is_left_where_an_output_is_cut(bench: Workben
 
 
 async def test_no_part_of_a_secret_is_left_in_an_output_that_goes_on(bench: Workbench) -> None:
-    """A program in the background has said one half of it when the run ends."""
+    """Half of the secret is printed when the run ends, and a background program keeps the output open."""
     job_id = await bench.command("sh", "-c", f"printf 'so {SECRET[:9]}'; sleep 20 &", secret_env={"TOKEN": SECRET})
     async with bench.working():
         run = await bench.end_of(job_id)
@@ -233,7 +233,7 @@ async def test_a_timeout_leaves_nothing_of_the_command_alive(bench: Workbench, t
         run = await bench.end_of(job_id)
         assert run.error is not None
         assert run.error.type == "timeout"
-        # Not eventually: when the run is recorded, all of it has ended.
+        # No `eventually`: all processes have ended before the run is recorded.
         assert [pid for pid in pids if is_alive(pid)] == []
         assert (await bench.end_of(await bench.command("echo", "next"))).result["stdout"] == "next\n"
 
@@ -252,7 +252,7 @@ async def test_whoever_ignores_sigterm_is_killed_the_command_or_what_it_left(ben
     stubborn = "trap '' TERM; echo $$ >>{}; while :; do sleep 0.1; done"
     scripts = (
         stubborn.format(files[0]),
-        # The command itself ends at SIGTERM; its child does not, and holds no pipe that would show it.
+        # The command itself ends at SIGTERM; its child does not, and holds no pipe that would show that it lives.
         f'sh -c "{stubborn.format(files[1]).replace("$", chr(92) + "$")}" >/dev/null 2>&1 </dev/null & sleep 300',
     )
     jobs = [await bench.command("sh", "-c", script, timeout_seconds=2, max_retries=0) for script in scripts]
@@ -273,7 +273,7 @@ async def test_a_background_child_that_holds_the_output_does_not_hold_the_run(be
         run = await bench.end_of(job_id)
         assert (run.status, run.result["stdout"]) == ("succeeded", "started\n")
         (pid,) = await numbers_in(file, 1)
-    # It was the command's own wish, as under cron: it goes on, also when the worker has ended.
+    # The command left this process behind on purpose, as under cron: it goes on, even after the worker has ended.
     assert is_alive(pid)
     os.kill(pid, signal.SIGKILL)
 

@@ -1,4 +1,4 @@
-"""Which addresses HTTP targets may reach, and how the setting that widens that is read."""
+"""The addresses that HTTP targets may reach, and the setting that allows more of them."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_an_ipv4_address_is_judged_alike_in_whatever_ipv6_address_it_hides(inner
 
 @given(st.ip_addresses())
 def test_nothing_that_python_calls_private_or_local_is_reached(address: IPv4Address | IPv6Address) -> None:
-    """Another list than ours, which may know what ours forgot; ours knows more of those that it calls global."""
+    """Python's list may hold addresses that ours lacks. Ours also refuses some that Python calls global."""
     plain = address.ipv4_mapped or address if isinstance(address, IPv6Address) else address
     if plain.is_private or plain.is_loopback or plain.is_link_local or plain.is_multicast or plain.is_unspecified:
         assert CLOSED.refusal(address)

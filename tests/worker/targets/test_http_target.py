@@ -53,7 +53,7 @@ SECRET = "sEcReT-token-0123456789"
 
 
 class Caller:
-    """Submits jobs that call endpoints, and has a worker that may reach all of loopback, unless told otherwise."""
+    """Submits jobs that call endpoints, and runs a worker that may reach all of loopback by default."""
 
     def __init__(self, pool: Pool, settings: Settings, store_operations: StoreOperations) -> None:
         self.pool = pool
@@ -96,13 +96,13 @@ class Caller:
         return await self.reaches(job_id, "succeeded", "dead")
 
     async def outcome(self, url: str, payload: Any = None, *, worker: dict[str, Any] | None = None, **job: Any) -> Run:
-        """What becomes of one call, all its attempts included."""
+        """The run of one call, after its last attempt."""
         job_id = await self.submit(url, payload, **job)
         async with self.working(**(worker or {})):
             return await self.ends(job_id)
 
     async def error(self, url: str, *, worker: dict[str, Any] | None = None, **job: Any) -> str:
-        """What the only attempt of a call that fails for good says."""
+        """The error message of a call whose only attempt fails."""
         run = await self.outcome(url, worker=worker, **{"max_retries": 0, **job})
         assert run.status == "dead"
         assert run.error is not None
@@ -132,7 +132,7 @@ async def secure(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Endpoint]:
 
 
 def assert_signed(call: Call, secret: str) -> None:
-    """As a receiver does it, by the text of the scheme and with nothing of ours."""
+    """Checks the signature as a receiver does: by the text of the scheme, without code of Duly."""
     key = base64.b64decode(secret.split("_", 1)[1])
     signed = f"{call.headers['webhook-id']}.{call.headers['webhook-timestamp']}.".encode() + call.body
     expected = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
@@ -142,7 +142,7 @@ def assert_signed(call: Call, secret: str) -> None:
 
 
 async def store_secret(pool: Pool, tenant: str = "default") -> str:
-    """What receivers of the tenant's calls are given."""
+    """The secret that receivers of the tenant's calls have."""
     rows = await pool.query("select encode(webhook_secret, 'base64') as text from duly.store")
     return derived("whsec_" + str(rows[0]["text"]), tenant)
 
@@ -154,7 +154,7 @@ def derived(secret: str, tenant: str = "default") -> str:
     return "whsec_" + base64.b64encode(hmac.new(key, info + b"\x01", hashlib.sha256).digest()).decode()
 
 
-# What is sent
+# Requests
 
 
 async def test_a_call_brings_the_payload_and_says_which_run_it_is(caller: Caller, endpoint: Endpoint) -> None:
@@ -232,7 +232,7 @@ async def test_while_secrets_rotate_receivers_of_the_old_and_the_new_one_are_con
 
 
 async def test_a_tenants_secret_confirms_its_own_calls_and_no_other_tenants(caller: Caller, endpoint: Endpoint) -> None:
-    """A job of tenant a that calls b's hook, with a body of its choice, does not pass for one of b."""
+    """A job of tenant a that calls b's hook, with a body of its choice, does not pass for a job of b."""
     url = endpoint.on("/hook-of-b", reply())
     tenants = ("a", "b", "default", "Zoë / 100%")
     job_ids = {tenant: await caller.submit(url, {"of": "b"}, tenant=tenant) for tenant in tenants}
@@ -320,7 +320,7 @@ async def test_no_cookie_goes_from_one_job_to_another_and_no_proxy_is_asked(
     assert not any("cookie" in call.headers for call in endpoint.calls)
 
 
-# What an answer means
+# The meaning of answers
 
 
 async def test_an_answer_that_no_retry_mends_goes_to_the_dead_letters_at_once(
@@ -361,7 +361,7 @@ async def test_the_next_attempt_waits_as_long_as_the_endpoint_asks(caller: Calle
     asked: list[tuple[dict[str, str], float]] = [
         ({"retry_after": "120"}, 120),
         ({"retry_after": "9" * 30}, 86_400),
-        # The endpoint's clock is wrong by years; what it means is two minutes.
+        # The endpoint's clock is wrong by years; it asks for two minutes.
         ({"retry_after": "Fri, 01 Jan 2010 00:02:00 GMT", "date": "Fri, 01 Jan 2010 00:00:00 GMT"}, 120),
         ({"retry_after": "soon"}, 5000),
         ({"retry_after": "-5"}, 5000),
@@ -378,7 +378,8 @@ async def test_the_next_attempt_waits_as_long_as_the_endpoint_asks(caller: Calle
             query = "select run_at, duly.now() as now from duly.runs where job_id = $1"
             row = (await caller.pool.query(query, UUID(job_id)))[0]
             wait = (row["run_at"] - row["now"]).total_seconds()
-            # Up to a quarter more, of what the endpoint asked a minute at most, and less by what this test took since.
+            # Jitter adds up to a quarter, but at most a minute if the endpoint asked for the delay. Up to a minute may
+            # have passed since.
             assert seconds - 60 <= wait <= seconds * 1.25
             assert seconds == 5000 or wait <= seconds + 60
 
@@ -449,7 +450,7 @@ async def test_what_the_job_says_to_one_host_is_not_told_to_another(caller: Call
         (elsewhere,) = other.calls
     assert (first.headers["x-team"], first.headers["x-key"]) == ("ops", SECRET)
     assert first.headers["content-type"] == "application/vnd.example+json"
-    for call in (elsewhere, last):  # whoever sends it back could have asked for it
+    for call in (elsewhere, last):  # also the last: another host chose its address
         assert "x-team" not in call.headers
         assert SECRET not in str(call.raw)
         assert call.headers["content-type"] == "application/json"
@@ -539,7 +540,7 @@ async def test_an_answer_that_takes_too_long_ends_with_the_attempt_and_its_conne
         run = await caller.ends(job_id)
         assert run.error is not None
         assert run.error.type == "timeout"
-        # While the worker goes on: it is not its end that closes it.
+        # The worker still runs: the connection is not closed by its end.
         await eventually(lambda: endpoint.gone == 1)
 
 
@@ -577,7 +578,7 @@ async def test_an_endpoint_that_echoes_its_request_does_not_reveal_what_is_secre
 ) -> None:
     async def echo(call: Call, writer: asyncio.StreamWriter) -> None:
         status = 200 if call.path == "/good" else 400
-        # The last one lies across the end of what is kept.
+        # The last secret lies across the end of the part that is kept.
         body = f"{call.raw!r} {SECRET}\n" + "-" * (16 * 1024 - len(f"{call.raw!r} {SECRET}\n") - 5) + SECRET
         writer.write(reply(status, body))
 
@@ -591,14 +592,11 @@ async def test_an_endpoint_that_echoes_its_request_does_not_reveal_what_is_secre
         assert SECRET[:5] not in text
 
 
-# Who is not there
-
-
 @pytest.mark.parametrize("left", [1, len(SECRET) - 1])
 async def test_no_part_of_a_secret_is_left_where_an_answer_is_cut(
     caller: Caller, endpoint: Endpoint, left: int
 ) -> None:
-    """Not by the setting that says how much is read, nor by a connection that ends in the middle of it."""
+    """The setting that limits the size of an answer cuts it in the middle of a secret."""
     body = b"x" * 50 + SECRET.encode() + b"y" * 50
     url = endpoint.on("/", reply(200, body=body), reply(400, body=body))
     for _ in range(2):
@@ -609,11 +607,14 @@ async def test_no_part_of_a_secret_is_left_where_an_answer_is_cut(
         assert kept.endswith("x" * 50 + "***")
     url = endpoint.on("/json", reply(200, body=json.dumps({"/": f"{SECRET}/"}).replace("/", "\\/").encode()))
     run = await caller.outcome(url, secret_headers={"X-Key": f"{SECRET}/"})
-    assert run.result["body"] == {"/": "***"}, "however the endpoint spells it"
+    assert run.result["body"] == {"/": "***"}, "masked however the endpoint spells it"
+
+
+# Endpoints that cannot be reached
 
 
 async def test_an_endpoint_that_is_not_there_is_named_and_tried_again(caller: Caller) -> None:
-    with socket.socket() as taken:  # bound, but nobody listens
+    with socket.socket() as taken:  # bound, but not listening
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
         run = await caller.outcome(f"http://127.0.0.1:{port}/", max_retries=1, secret_headers={"X-Key": SECRET})
@@ -636,7 +637,7 @@ async def test_a_name_that_cannot_be_is_a_permanent_failure(caller: Caller) -> N
 
 
 async def test_a_handshake_that_never_ends_is_given_up_and_closed(caller: Caller) -> None:
-    """A server that takes connections and says nothing, where TLS is expected."""
+    """The server takes connections and sends nothing, where TLS is expected."""
     open_connections: set[asyncio.StreamWriter] = set()
     seen = 0
 
@@ -651,11 +652,11 @@ async def test_a_handshake_that_never_ends_is_given_up_and_closed(caller: Caller
 
     server = await asyncio.start_server(hold, "127.0.0.1", 0)
     url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-    # By the time for connecting …
+    # After the timeout for connecting …
     message = await caller.error(url, worker={"http_connect_timeout_seconds": 0.3})
     assert "could not be reached within 0.3 s" in message
     await eventually(lambda: seen == 1 and not open_connections)
-    # … and by the attempt's own.
+    # … and after the attempt's own timeout.
     job_id = await caller.submit(url, timeout_seconds=0.3, max_retries=0)
     async with caller.working():
         run = await caller.ends(job_id)
@@ -674,7 +675,7 @@ async def test_tls_is_checked_against_the_name_although_an_address_is_connected_
     secure.on("/", reply(200, "sealed"))
     run = await caller.outcome(secure.url("/"))
     assert (run.status, run.result["body"]) == ("succeeded", "sealed")
-    # The certificate is for the name only, so what is reached by its address cannot prove that it is the right one.
+    # The certificate is for the name only, so a server that is called by its address cannot prove its identity.
     message = await caller.error(secure.url("/", host="127.0.0.1"))
     assert f"127.0.0.1:{secure.port} could not be reached" in message
     assert "certificate" in message
@@ -697,7 +698,7 @@ async def test_what_began_encrypted_is_not_sent_on_in_the_open(
     assert endpoint.connections == 0
 
 
-# Where the worker may not go
+# Addresses that the worker may not reach
 
 EVIL = [
     "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f.1", "0x7f000001", "017700000001", "0177.1", "0177.0.0.1", "0",
@@ -716,13 +717,13 @@ async def test_no_spelling_of_an_address_leads_where_the_worker_may_not_go(calle
             run = await caller.ends(job_id)
             assert run.error is not None
             assert (run.status, run.attempt, run.error.type) == ("dead", 1, "Permanent"), (host, run.error)
-            if host != "0177.0.0.1":  # refused sooner: no URL holds such a number
+            if host != "0177.0.0.1":  # refused earlier: such a number is not valid in a URL
                 assert "DULY_EGRESS_ALLOW" in run.error.message, host
     assert endpoint.connections == 0
 
 
 async def test_where_loopback_is_allowed_every_spelling_of_it_leads_there(caller: Caller, endpoint: Endpoint) -> None:
-    """Without this, the test above could pass because nothing leads there anyway."""
+    """Without this test, the one above could pass because no spelling leads to loopback anyway."""
     endpoint.on("/", reply())
     async with caller.working():
         for host in ("127.1", "2130706433", "0x7f.1", "localhost", "[::ffff:127.0.0.1]"):
@@ -752,7 +753,7 @@ async def test_a_redirect_leads_nowhere_that_the_job_itself_may_not_go(caller: C
 async def test_an_address_of_the_workers_own_machine_is_not_reached_although_it_is_public(
     caller: Caller, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Loopback plays the public address that this machine may lack.
+    # Loopback stands in for a public address, which this machine may lack.
     monkeypatch.setattr(egress, "_refusal_of_ipv4", lambda address: None)
     endpoint.on("/", reply())
     url = endpoint.url("/", host="127.0.0.1")
@@ -760,7 +761,7 @@ async def test_an_address_of_the_workers_own_machine_is_not_reached_although_it_
     assert "127.0.0.1, an address of the worker's own machine" in message
     assert "DULY_EGRESS_ALLOW" in message
     closed = await caller.error("http://127.0.0.1:9/", worker={"egress_allow": ""}, max_retries=3)
-    assert closed == message, "whether somebody listens there is not told"
+    assert closed == message, "the message must not tell whether a server listens there"
     assert endpoint.connections == 0
     for allowed in ("127.0.0.1", "127.0.0.0/8"):
         assert (await caller.outcome(url, worker={"egress_allow": allowed})).status == "succeeded"
@@ -776,7 +777,7 @@ def test_whether_an_address_is_the_machines_own_is_known_for_both_families() -> 
 
 
 class Rebinding:
-    """A resolver that answers something else each time it is asked for one name."""
+    """A resolver that gives another answer for one name each time."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> None:
         self.answers = list(answers)
@@ -807,7 +808,7 @@ async def test_a_name_that_changes_between_check_and_connection_gains_nothing(
         assert "answered 503" in run.error.message
         assert (len(outside.calls), inside.connections, resolver.asked) == (1, 0, 1)
         assert outside.calls[0].headers["host"] == f"rebinding.example:{outside.port}"
-        # Asked anew for the next connection, it leads inside and is refused.
+        # For the next connection the name is resolved again. It then leads inside and is refused.
         assert "rebinding.example leads to 127.0.0.1" in await caller.error(url, worker={"egress_allow": "127.0.0.2"})
         assert (len(outside.calls), inside.connections) == (1, 0)
 
@@ -817,7 +818,7 @@ async def test_of_several_addresses_only_those_that_may_be_reached_are_tried(
 ) -> None:
     async with Endpoint.serving(host="127.0.0.2") as outside, Endpoint.serving(port=outside.port) as inside:
         outside.on("/", reply())
-        # The first may not be reached, at the second nobody is at home.
+        # The first address is not allowed, and no server listens at the second.
         Rebinding(monkeypatch, ["127.0.0.1", "127.0.0.3", "127.0.0.2"])
         run = await caller.outcome(
             outside.url("/", host="rebinding.example"), worker={"egress_allow": "127.0.0.2,127.0.0.3"}
@@ -826,7 +827,7 @@ async def test_of_several_addresses_only_those_that_may_be_reached_are_tried(
         assert (outside.connections, inside.connections) == (1, 0)
 
 
-# Workers that cannot or may not
+# Workers without the extra, or with a bad setting
 
 
 async def test_a_worker_without_the_extra_leaves_the_run_to_one_that_has_it(
@@ -845,7 +846,7 @@ async def test_a_worker_without_the_extra_leaves_the_run_to_one_that_has_it(
 
 
 async def _returned(caller: Caller) -> bool:
-    """The run is in the queue again, and will come out of it later."""
+    """Whether the run is in the queue again, to start later."""
     return await count(caller.pool, "runs", "run_at > duly.now()") == 1
 
 

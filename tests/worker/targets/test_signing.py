@@ -1,4 +1,4 @@
-"""Signatures of HTTP calls. That a receiver can check them is shown in tests/worker/targets/test_http_target.py."""
+"""Signatures of HTTP calls. tests/worker/targets/test_http_target.py tests that a receiver can check them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_secret_that_is_shown_can_be_configured(secret: bytes) -> None:
 
 
 def test_a_tenants_secret_is_what_any_hkdf_makes_of_the_stores() -> None:
-    """By the steps of RFC 5869: receivers who hold the store's secret can derive it with a library of their own."""
+    """By the steps of RFC 5869: receivers who hold the store's secret can derive a tenant's with any library."""
     secret = bytes(range(32))
     extracted = hmac.new(bytes(32), secret, hashlib.sha256).digest()
     expanded = hmac.new(extracted, "duly webhook of tenant Zoë".encode() + b"\x01", hashlib.sha256).digest()

@@ -1,1 +1,1 @@
-"""Invariants, one in each module. Each has `check(facts)`, whose docstring states the promise."""
+"""The invariants, one per module. The docstring of a module's `check(facts)` states the promise."""

@@ -11,20 +11,20 @@ from ..records import Operation, key_of_run_id, micros
 from ..stepping import same_times
 
 NAME = "acknowledged"
-# Operations are timed outside, writes inside the database: by one clock, but a write's time is read before its commit.
+# Operations are timed by the client, writes by the database: one clock, but a write's time is read before its commit.
 _SLACK = SECOND // 10
 _BODIES = ("body", "json", "changes", "document", "fields")
 _COMPARED = ("name", "queue", "priority", "max_runs")
-# A policy is stored as far as it differs from these.
+# A stored policy contains only the fields that differ from these.
 _DEFAULTS = {"overlap": "skip", "missed_window": "RUN_ONCE", "max_retries": 3, "max_missed": 100, "max_queued": 100}
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Nothing acknowledged is lost: what a client was told is done can be seen in the store from then on.
+    """Nothing acknowledged is lost: an operation that was acknowledged can be seen in the store from then on.
 
-    A submit's job is there; a change, pause, resume or cancel held at some moment between the question and its answer;
-    a trigger's run and a redrive's came into being; an outcome that was recorded is still in the history at the end.
-    And what was refused did not happen.
+    A submitted job is stored. A change, pause, resume or cancel was in force at some moment between request and answer.
+    A trigger or a redrive made its run. A recorded outcome is still in the history at the end. And an operation that
+    was refused had no effect.
     """
     taken: dict[str, list[Operation]] = {}
     for operation in facts.records.operations:
@@ -40,7 +40,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def job_of(facts: Facts, operation: Operation) -> tuple[str | None, Job | None]:
-    """The id of the job an operation is about, as far as it is known, and the job if the store ever had it."""
+    """The id of the operation's job, if known, and the job, if the store ever had it."""
     answer = operation.answer if isinstance(operation.answer, dict) else {}
     nested = answer.get("job")
     job_id = answer.get("job_id") or (nested.get("job_id") if isinstance(nested, dict) else None)
@@ -98,7 +98,7 @@ def _held(facts: Facts, operation: Operation, state: str, holds: Callable[[dict[
         return
     rows = job.during(operation.invoked - _SLACK, operation.returned + _SLACK)
     if not any(holds(row) for row in rows):
-        yield _lost(facts, operation, f"it was never {state} between the question and the answer", rows[:5])
+        yield _lost(facts, operation, f"it was never {state} between request and answer", rows[:5])
 
 
 def _has(row: dict[str, Any], body: dict[str, Any]) -> bool:
@@ -132,9 +132,7 @@ def _run(facts: Facts, operation: Operation) -> Iterator[Finding]:
             if move.before == "dead" and operation.invoked - _SLACK <= move.transaction.at <= until
         ]
         if not sent:
-            yield _lost(
-                facts, operation, f"its run {moment(key[1])} was not sent again between the question and the answer", []
-            )
+            yield _lost(facts, operation, f"its run {moment(key[1])} was not redriven between request and answer", [])
 
 
 def _refused(facts: Facts, operation: Operation, others: list[Operation]) -> Iterator[Finding]:
@@ -151,7 +149,7 @@ def _refused(facts: Facts, operation: Operation, others: list[Operation]) -> Ite
 
 
 def _standing(facts: Facts) -> Iterator[Finding]:
-    """Outcomes and dead letters that were recorded and not withdrawn are there at the end."""
+    """Outcomes that were recorded and not withdrawn are in the history at the end."""
     tables = facts.records.final.get("tables") or {}
     if "history" not in tables:
         return
@@ -175,8 +173,8 @@ def _lost(
     called = facts.job_called(str(job_id)) if job else f"job {operation.job} ({job_id})"
     return Finding(
         NAME,
-        f"{called}: {operation.op} (operation {operation.id}) was asked at {moment(operation.invoked)} and answered "
-        "with success at "
+        f"{called}: {operation.op} (operation {operation.id}) was requested at {moment(operation.invoked)} and "
+        "acknowledged at "
         f"{moment(operation.returned)}, but {what}",
         [operation.document, *rows],
         at=operation.returned,
@@ -185,7 +183,7 @@ def _lost(
 
 
 def _ids(answer: Any) -> list[str]:
-    """Every job id in an answer, however deep a batch's answer holds them."""
+    """Every job id in an answer, at any depth."""
     if isinstance(answer, dict):
         found = [str(answer["job_id"])] if answer.get("job_id") else []
         return found + [one for name, value in answer.items() if name != "payload" for one in _ids(value)]

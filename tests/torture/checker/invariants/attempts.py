@@ -11,10 +11,10 @@ NAME = "attempts"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Attempts of a run are 1, 2, … n, without gaps or repeats; a redrive starts anew.
+    """The attempts of a run are 1, 2, … n, without gaps or repeats; a redrive starts again at 1.
 
-    A failure and a crash count, a snooze and a return at shutdown do not. What is recorded, and what the handler is
-    told, is the number of the claim; and there are at most `max_retries` after the first.
+    A failure or a crash counts as an attempt; a snooze or a return at shutdown does not. The record and the handler
+    have the attempt number of the claim. There are at most `max_retries` attempts after the first.
     """
     stale = {id(write.row.new) for write in facts.token_writes if write.hold is None or write.gone_since is not None}
     most_of: dict[str, int] = {}
@@ -70,7 +70,7 @@ def _outcomes(facts: Facts, key: Key) -> Iterator[Finding]:
         if word.word == "begin" and hold is not None and word.attempt != hold.attempt:
             yield Finding(
                 NAME,
-                f"{facts.called(key)}: its handler was told at {moment(word.at)} that this is attempt {word.attempt}, "
+                f"{facts.called(key)}: its handler began at {moment(word.at)} as attempt {word.attempt}, "
                 "but the claim "
                 f"{word.token} was of attempt {hold.attempt}",
             )

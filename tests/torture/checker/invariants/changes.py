@@ -12,18 +12,18 @@ from ..stepping import make_grid
 from .acknowledged import body_of, job_of
 
 NAME = "changes"
-# The write's time is read before its commit, and a fire that was under way may have waited for a lock with it.
+# A write's time is read before its commit, and a fire under way may have waited for a lock meanwhile.
 _SLACK = SECOND // 10
-# By then an operation without an answer has happened or never will.
+# After this time an operation without an answer either has taken effect or never will.
 _LONGEST_UNKNOWN = 300 * SECOND
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """No more fires after an acknowledged pause until the resume, none after a cancel; after a change, the new "
-    "schedule's.
+    """Nothing fires between an acknowledged pause and the resume, or after a cancel; after a change, only occurrences
+    of the new schedule fire.
 
-    Judged by what clients were told, not by what the store believes. What overlaps in time may have happened in either
-    order, what had no answer may have happened or not: neither is held against the product.
+    Judged by the answers that clients got, not by the store. Operations that overlap in time may have taken effect in
+    either order, and those without an answer may have taken effect or not: neither makes a finding.
     """
     asked: dict[str, list[Operation]] = defaultdict(list)
     for operation in facts.records.operations:
@@ -53,16 +53,15 @@ def _quiet(facts: Facts, operation: Operation, others: list[Operation], births: 
             return
         until = min((other.invoked for other in undoing if other.invoked > operation.returned), default=INFINITY)
     for birth in births:
-        # What was fired ahead of its time, for a time after the answer, must not have started.
+        # A run that was fired ahead, for a time after the answer, must not have been claimed.
         since, at, due = operation.returned + _SLACK, birth.transaction.at, birth.key[1]
         if since < at < until or (at <= since < due < until and facts.holds.get(birth.key)):
             yield Finding(
                 NAME,
                 f"{facts.called(birth.key)}: fired at {moment(birth.transaction.at)}, although the {operation.op} of "
                 "the job was "
-                f"acknowledged at {moment(operation.returned)} (operation {operation.id}) and nobody asked for more "
-                "until "
-                f"{moment(None if until == INFINITY else until)}",
+                f"acknowledged at {moment(operation.returned)} (operation {operation.id}; next resume: "
+                f"{moment(None if until == INFINITY else until)})",
                 [operation.document, birth.row],
                 at=operation.returned,
                 job_id=birth.key[0],
@@ -87,7 +86,7 @@ def _follows(
         return
     for birth in births:
         due = birth.key[1]
-        # What was due before the answer may still fire by the old schedule: it was under way.
+        # An occurrence that was due before the answer may still fire by the old schedule: its fire was under way.
         started = birth.transaction.at > operation.returned + _SLACK or facts.holds.get(birth.key)
         if operation.returned + _SLACK < due < until and started and not grid.holds(due):
             yield Finding(
@@ -103,7 +102,7 @@ def _follows(
 
 
 def _may_follow(other: Operation, operation: Operation) -> bool:
-    """Whether the other, asked before this one was answered, may have taken effect after it."""
+    """Whether `other`, which was requested before `operation` was answered, may have taken effect after it."""
     if other.invoked > operation.returned:
         return False
     if other.returned == INFINITY:

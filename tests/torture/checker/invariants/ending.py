@@ -10,20 +10,21 @@ from ..finding import Finding, moment
 from ..records import INFINITY, micros
 
 NAME = "ending"
-# A pool and what else a process of Duly opens: a listener, the heartbeats, connections for handlers' transactions.
+# Connections of one process of Duly: its pool, a listener, heartbeats, and the handlers' transactions.
 _CONNECTIONS_EACH = 20
 _SERVICES = ("scheduler", "worker", "api")
-# A process may grow while it warms up; after that, not by half again and this much more.
+# A process may grow in the first quarter of its life. After that it may not exceed one and a half times that size plus
+# 100 MiB.
 _WARM_UP = 0.25
 _GROWTH, _GROWTH_KB = 1.5, 100 * 1024
 _LARGEST_KB = 1024 * 1024
-# Between two statements of a transaction that is under way.
+# A transaction may be idle this long between two of its statements.
 _MOMENT = 2 * SECOND
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """When all is healed and settled: no stuck run, no idle transaction, connections and memory bounded, everybody "
-    "alive."""
+    """After healing and settling no run is stuck, no transaction is idle, connections and memory are bounded, and every
+    process is alive."""
     yield from _runs(facts)
     yield from _claims(facts)
     yield from _connections(facts)
@@ -45,8 +46,8 @@ def _runs(facts: Facts) -> Iterator[Finding]:
         if run_at < facts.settled:
             yield Finding(
                 NAME,
-                f"{facts.called(key)}: stuck: {row['state']} since {moment(run_at)}, and at {settled} nobody had "
-                "taken it",
+                f"{facts.called(key)}: stuck: {row['state']} since {moment(run_at)}, and at {settled} no worker had "
+                "claimed it",
                 [row],
             )
     for claim in facts.records.table("claims"):
@@ -55,7 +56,7 @@ def _runs(facts: Facts) -> Iterator[Finding]:
         if job_id not in busy:
             key = (job_id, min(micros(row["scheduled_at"]) for row in rows))
             yield Finding(
-                NAME, f"{facts.called(key)}: stuck: it waits at {settled} and no run of the job is before it", rows[:5]
+                NAME, f"{facts.called(key)}: stuck: waiting at {settled}, but no run of the job is active", rows[:5]
             )
     for row in facts.records.table("catch_ups"):
         key = (str(row["job_id"]), micros(row["first_at"]))
@@ -63,7 +64,7 @@ def _runs(facts: Facts) -> Iterator[Finding]:
         if job is None or not job.versions or job.row.get("status") in ("active", "ended"):
             yield Finding(
                 NAME,
-                f"{facts.called(key)}: stuck: {row['count']} late ones still wait for their turn at {settled}",
+                f"{facts.called(key)}: stuck: a catch-up of {row['count']} late occurrences is left at {settled}",
                 [row],
             )
 

@@ -1,4 +1,4 @@
-"""No commit by an old epoch after a new one's first."""
+"""No fire commits under an old epoch once a new term has begun."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NAME = "epochs"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Leadership is a term with an epoch, and a fire is a transaction that checks the epoch: a deposed leader fires "
-    "nothing.
+    """A leader has a term with an epoch, and a fire is a transaction that checks the epoch: a deposed leader fires
+    nothing.
 
-    Whatever a fire writes (runs, what it skipped or dropped, what it keeps for later) carries the shard's epoch of that
-    very moment; and a shard's epoch never goes down.
+    Everything that a fire writes (runs, skipped and missed records, catch-ups) has the shard's epoch of that moment. A
+    shard's epoch never goes down.
     """
     for transaction, row in facts.shard_rows:
         if row.old and row.new and int(row.new["epoch"]) < int(row.old["epoch"]):
@@ -32,12 +32,12 @@ def check(facts: Facts) -> Iterator[Finding]:
             )
     for birth in facts.births:
         if birth.state == "missed" and birth.row.get("fired_at") is None:
-            continue  # not by a fire: given up by a change, or by whoever paused the job
+            continue  # not written by a fire, but by a change or a pause of the job
         yield from _judge(facts, birth.transaction, birth.row, birth.key, f"it was fired ({birth.state})")
     for transaction, row in facts.catch_ups:
         if row.op == "insert" and row.new:
             key = (str(row.new["job_id"]), micros(row.new["first_at"]))
-            yield from _judge(facts, transaction, row.new, key, "it was kept for later")
+            yield from _judge(facts, transaction, row.new, key, "its catch-up was stored")
 
 
 def _judge(

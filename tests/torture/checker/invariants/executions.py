@@ -13,12 +13,11 @@ NAME = "executions"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """It runs at least once; where it runs again, the store says why.
+    """A run executes at least once; if it executes again, the store records why.
 
-    A handler begins under a claim of the store, once a claim. It begins under another claim only after the one before
-    ended with a recorded attempt (a failure, or LeaseLost by a rescue) or let the run go (a snooze, a return at
-    shutdown). Whether a lease was rightly lost is
-    for `leases` to say.
+    A handler begins under a claim of the store, once per claim. It begins under another claim only after the previous
+    claim recorded an attempt (a failure, or LeaseLost by a rescue) or released the run (a snooze, a return at
+    shutdown). `leases` checks whether a lease was rightly lost.
     """
     for key, words in facts.words.items():
         begun: dict[str, list[Word]] = {}
@@ -38,8 +37,8 @@ def check(facts: Facts) -> Iterator[Finding]:
             if token not in holds:
                 yield Finding(
                     NAME,
-                    f"{facts.called(key)}: began at {moment(first.at)} under the token {token}, which the store never "
-                    "gave for it",
+                    f"{facts.called(key)}: began at {moment(first.at)} under the token {token}, which never held "
+                    "the run",
                     [word_document(first)],
                     at=first.at,
                     job_id=key[0],

@@ -14,11 +14,11 @@ NAME = "fencing"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Every later write of the run names the token and does nothing if it is stale.
+    """Every write after the claim names the token and does nothing if the token is stale.
 
-    In the store: nothing that names a claim is written after that claim let the run go or was taken away. Outside: an
-    effect of an older token is refused once a newer token has begun, which a downstream can only do if a later claim of
-    the run has a greater token and no token ever comes again.
+    In the store: no row that names a claim is written after the claim released the run or was deleted. Outside: an
+    effect of an older token is refused once a newer token has begun. A downstream can only do that if each later claim
+    of the run has a greater token.
     """
     for write in facts.token_writes:
         at, table = moment(write.transaction.at), write.row.table
@@ -86,7 +86,7 @@ def _effects(facts: Facts, key: tuple[str, int], words: list[Word]) -> Iterator[
 
 
 def _committed(facts: Facts, effect: dict[str, object]) -> Iterator[Finding]:
-    """What a handler commits together with the end of its run stands only if that end does."""
+    """A row that a handler committed together with the end of its run exists only if that end is recorded."""
     key = (str(effect["job_id"]), micros(effect["scheduled_at"]))
     outcomes = facts.outcomes.get(key, ())
     standing = outcomes[-1].new if outcomes else None

@@ -12,16 +12,16 @@ from ..stepping import grid_of
 from .acknowledged import job_of
 
 NAME = "grid"
-# Between the look of whoever plans anew and its write there may be a wait for a lock, or for a database that is away.
+# A plan may be written this long after its time was chosen: it may wait for a lock, or for a database that is away.
 _WAIT = 60 * SECOND
 _SLACK = 2 * SECOND
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """`next_run_at` is strictly increasing for a job, and each value is one that a scan of the schedule finds.
+    """`next_run_at` of a job strictly increases, and each value is an occurrence that a scan of the schedule finds.
 
-    An edit starts anew: from the next future occurrence of what the job is then, and never at or before one that has
-    fired.
+    An edit plans anew: from the next future occurrence of the edited schedule, and never at or before an occurrence
+    that has fired.
     """
     asked: dict[str, list[Operation]] = defaultdict(list)
     for operation in facts.records.operations:
@@ -41,7 +41,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                     NAME,
                     f"{facts.job_called(job.job_id)} run {moment(new)}: fired at {moment(version.transaction.at)}, "
                     "but next_run_at "
-                    "stands where it was",
+                    "did not move",
                     [version.old or {}, version.row],
                 )
             if new is None or new == old:
@@ -50,7 +50,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             if consumed is not None and new <= consumed:
                 yield Finding(
                     NAME,
-                    f"{facts.job_called(job.job_id)} run {moment(new)}: next_run_at went to it at "
+                    f"{facts.job_called(job.job_id)} run {moment(new)}: next_run_at was set to it at "
                     f"{moment(version.transaction.at)}, but "
                     f"{moment(consumed)} had fired already",
                     [version.old or {}, version.row],
@@ -60,7 +60,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _asked_at(asked: list[Operation], at: int) -> int:
-    """When whoever planned anew then was asked to, at the earliest."""
+    """The earliest time at which the plan made at `at` may have been requested."""
     under_way = [one.invoked for one in asked if one.invoked <= at + _SLACK and at <= one.returned + _SLACK]
     return min(under_way, default=at - _WAIT)
 
@@ -71,7 +71,7 @@ def _was_fired(facts: Facts, job: Job, version: Version, due: int) -> bool:
 
 
 def _on_grid(facts: Facts, job: Job, version: Version, new: int, asked: list[Operation]) -> Iterator[Finding]:
-    # A fire plans by the schedule it read and moves the job only if nobody moved it meanwhile.
+    # A fire plans by the schedule that it read, and moves the job only if the row did not change meanwhile.
     grid = grid_of(version.row if version.edit or version.old is None else version.old)
     if grid is None:
         return
@@ -79,7 +79,7 @@ def _on_grid(facts: Facts, job: Job, version: Version, new: int, asked: list[Ope
     called = f"{facts.job_called(job.job_id)} run {moment(new)}"
     if grid.once:
         named = grid.between(0, 1 << 60)
-        # A time that has passed means at once.
+        # If the time has passed, the job is due at once.
         if new not in named and not at - _WAIT <= new <= at + _SLACK:
             yield Finding(
                 NAME,
@@ -89,7 +89,7 @@ def _on_grid(facts: Facts, job: Job, version: Version, new: int, asked: list[Ope
             )
         return
     if new in version.retracted and new <= at + _SLACK:
-        return  # by the old schedule, taken back, and due by now: it still fires, and the new schedule begins after it
+        return  # retracted, but due by now: it still fires by the old schedule, and the new schedule begins after it
     if not grid.holds(new):
         yield Finding(
             NAME,
@@ -101,7 +101,7 @@ def _on_grid(facts: Facts, job: Job, version: Version, new: int, asked: list[Ope
     elif version.edit and new < (since := _asked_at(asked, at)) - _SLACK:
         yield Finding(
             NAME,
-            f"{called}: planned anew at {moment(at)}, but that was past when it was asked for, at {moment(since)}",
+            f"{called}: planned anew at {moment(at)}, but it was past when the edit was requested at {moment(since)}",
             [version.row],
         )
     elif version.edit:

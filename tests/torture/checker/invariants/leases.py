@@ -1,4 +1,4 @@
-"""A lease is as long as it was promised, is extended while its worker lives, and is taken back only when it is over."""
+"""A lease has its full length, is extended while its worker lives, and its runs are rescued only when it is over."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from ..records import INFINITY, Row, micros
 from .owed import row_document
 
 NAME = "leases"
-# Between reading the clock for a lease and writing it there is the statement itself: 0.04 s on a busy machine.
+# A lease may be this much shorter when it is written: the clock is read before the statement, which takes 0.04 s on a
+# busy machine.
 _WRITING = 3 * SECOND // 10
-# The clock of a rescue is read before its row is deleted.
+# A rescue reads the clock before it deletes the claim's row.
 _ROUNDING = SECOND // 100
-# A worker that lived for so many leases has had time to beat. One lease may be lost by a machine that is too busy.
+# A worker that lived for this many leases has had time for a heartbeat. A machine that is too busy may lose one lease.
 _LIVED = 3
 
 
@@ -29,9 +30,9 @@ class _Worker:
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """A claim sets a lease, heartbeats extend it, and rescue goes by its end, not by age.
+    """A claim sets a lease, heartbeats extend it, and rescue goes by the lease's end, not by the claim's age.
 
-    A lease counts from when it is written: one that was reckoned from the transaction's start is born too old.
+    A lease counts from the moment it is written: counted from the start of the transaction it would be too short.
     """
     promised = facts.records.setting("worker_lease", 15)
     rescues = _rescues(facts)
@@ -41,7 +42,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             continue
         worker = workers.setdefault(str(row.any["worker_id"]), _Worker(row.at, row.at))
         if row.op != "delete" or (row.txid, _claim(row)) not in rescues:
-            # A rescue is no sign of life: it may come late, when somebody has locked what it needs.
+            # A rescue is no sign of the worker's life: it may come late if another session has locked its rows.
             worker.last = row.at
         until = micros(row.any["lease_until"])
         if row.op == "delete":
@@ -57,7 +58,7 @@ def check(facts: Facts) -> Iterator[Finding]:
             continue
         if row.old is not None and micros(row.old["lease_until"]) == until:
             continue
-        # One that lies in the past was ended on purpose: nobody attends to it.
+        # A lease in the past was ended on purpose, because its worker is gone; a mutant sets infinite leases.
         if not row.at < until < INFINITY:
             continue
         worker.extended += row.op == "update"
@@ -66,7 +67,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                 NAME,
                 f"{_runs(facts, row)}: the claim {_claim(row)} was given a lease of {seconds(until - row.at)} at "
                 f"{moment(row.at)}, not of "
-                f"{seconds(promised)}: it was reckoned from a time that was over",
+                f"{seconds(promised)}: it was counted from an earlier time",
                 [row_document(row)],
             )
     for worker_id, worker in workers.items():
@@ -81,7 +82,7 @@ def check(facts: Facts) -> Iterator[Finding]:
 
 
 def _rescues(facts: Facts) -> dict[tuple[int, str], Key]:
-    """Transaction and claim of every rescue, and one run that it took back."""
+    """The transaction and claim of every rescue, with one of the rescued runs."""
     return {
         (row.txid, str(new["claim_id"])): (str(new["job_id"]), micros(new["scheduled_at"]))
         for row in facts.records.audit
@@ -90,7 +91,7 @@ def _rescues(facts: Facts) -> dict[tuple[int, str], Key]:
 
 
 def _frozen(facts: Facts, at: int) -> bool:
-    """Whether the server itself was held up between reading the clock and writing."""
+    """Whether the server itself may have been frozen between reading the clock and writing."""
     return any(one.begun <= at <= one.ended + 2 * SECOND for one in facts.records.faults if "freeze" in one.kind)
 
 

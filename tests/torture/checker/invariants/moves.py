@@ -1,4 +1,4 @@
-"""Legal moves only."""
+"""Runs make legal moves only."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..finding import Finding, moment
 
 NAME = "moves"
 
-# Section 6 of the spec, in our own words. None: it is nowhere yet.
+# The moves of section 6 of the specification. None: the run does not exist yet.
 LEGAL: dict[str | None, frozenset[str]] = {
-    # A fire queues it or lets it wait for an earlier one; what overlap or the missed policy drops is born ended.
+    # A fire queues a run or lets it wait for an earlier one; skipped and missed occurrences are recorded as ended.
     None: frozenset({"queued", "waiting", "skipped", "missed"}),
     "queued": frozenset({"running", "cancelled"}),
     "retrying": frozenset({"running", "cancelled"}),
     "waiting": frozenset({"queued", "cancelled"}),
-    # Rescue, snooze and shutdown return it to the queue.
+    # Rescue, snooze and shutdown return the run to the queue.
     "running": frozenset({"succeeded", "retrying", "queued", "dead", "cancelled"}),
-    # A redrive; behind an unfinished run of its job it waits.
+    # A redrive; the run waits if its job has an unfinished run.
     "dead": frozenset({"queued", "waiting"}),
     "succeeded": frozenset(),
     "cancelled": frozenset(),
@@ -28,18 +28,18 @@ LEGAL: dict[str | None, frozenset[str]] = {
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """`queued` → `running` → `succeeded` | `retrying` → `running` … | `dead` | `cancelled`; plus `waiting`, "
-    "`skipped`, `missed`.
+    """`queued` → `running` → `succeeded` | `retrying` → `running` … | `dead` | `cancelled`; plus `waiting`,
+    `skipped`, `missed`.
 
-    Every write respects the legal moves (what was fired ahead of its time may be taken back before it), and a run is in
-    one place: in the queue, under one claim, or in the history.
+    Every write is a legal move (a run that was fired ahead may also be retracted before its time), and a run is in one
+    place: in the queue, under one claim, or in the history.
     """
     for key, moves in facts.moves.items():
         for move in moves:
             if move.after in LEGAL.get(move.before, frozenset()) or move.retracted:
                 continue
             if move.before in ENDED and (move.after in ENDED or move.after is None):
-                continue  # one outcome in place of another: that is what `outcomes` looks at
+                continue  # one outcome replaced another: `outcomes` checks that
             became = "nowhere: neither queued, nor claimed, nor recorded" if move.after is None else move.after
             yield Finding(
                 NAME,

@@ -15,8 +15,8 @@ NAME = "outcomes"
 def check(facts: Facts) -> Iterator[Finding]:
     """At most one *recorded* outcome per occurrence, in the history and over all time.
 
-    An outcome is withdrawn only when a dead letter is sent again; it is never overwritten. The rows that handlers wrote
-    with `ctx.transaction()` are part of the record: one a run.
+    An outcome is withdrawn only by a redrive and never overwritten. The rows that handlers wrote with
+    `ctx.transaction()` count as part of the outcome: at most one per run.
     """
     for key, events in facts.outcomes.items():
         standing = None
@@ -48,7 +48,7 @@ def check(facts: Facts) -> Iterator[Finding]:
                         NAME,
                         f"{facts.called(key)}: its outcome {(event.old or {}).get('status')} was withdrawn at {at}, "
                         "and no dead "
-                        "letter was sent again then",
+                        "letter was redriven then",
                         [event.old or {}],
                     )
                 standing = None

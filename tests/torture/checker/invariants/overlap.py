@@ -14,11 +14,11 @@ NAME = "overlap"
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """With overlap `skip` and `queue` no two runs of a job execute at once; waiting for retry counts as unfinished.
+    """With overlap `skip` or `queue` no two runs of a job execute at once; a run waiting for its retry is unfinished.
 
-    In the store: when a run is claimed, no other of the job is claimed, queued or waiting for its retry. In the sink's
-    log: a run begins while another of the job still executes only if that one is a zombie, whose token was already
-    taken away or whose end was already recorded. (That a zombie's effects are then refused is fencing's to say.)
+    In the store: when a run is claimed, no other run of the job is claimed, queued or retrying. In the sink's record: a
+    run begins while another run of the job still executes only if the other is a zombie, whose claim was already
+    deleted or whose end was already recorded. (`fencing` checks that a zombie's effects are refused.)
     """
     yield from _in_store(facts)
     yield from _in_sink(facts)
@@ -31,7 +31,7 @@ def _in_store(facts: Facts) -> Iterator[Finding]:
         for move in moves
     ]
     active: dict[str, set[Key]] = defaultdict(set)
-    # Within one transaction what ends comes before what starts.
+    # Within one transaction, ends are sorted before starts.
     for _, starts, key, move in sorted(events, key=lambda event: event[:3]):
         if starts:
             others = [
@@ -53,7 +53,7 @@ def _in_store(facts: Facts) -> Iterator[Finding]:
 
 
 def _is_ahead(facts: Facts, key: Key, transaction: Transaction) -> bool:
-    """Fired ahead of its time, which has not come: it may still be taken back, or made to wait."""
+    """Whether the run was fired ahead and is not due yet: it may still be retracted or made to wait."""
     rows = [run_at for one, run_at in facts.startable[key] if one.index < transaction.index]
     return facts.state_before(key, transaction) == "queued" and bool(rows) and rows[-1] > transaction.at
 
@@ -76,7 +76,7 @@ def _in_sink(facts: Facts) -> Iterator[Finding]:
         for at, ended, word, key in ones:
             under_way = [one for one in under_way if one[1] > at]
             mine = facts.hold_of.get((word.token, key))
-            if not _is_gone(mine, at):  # a zombie that only now comes to say it begins is not the one to blame
+            if not _is_gone(mine, at):  # a zombie's late begin breaks no promise
                 for since, _, other, other_key in under_way:
                     hold = facts.hold_of.get((other.token, other_key))
                     if other_key == key or hold is None or _is_gone(hold, at):

@@ -1,4 +1,4 @@
-"""Every occurrence that a schedule owes has an answer."""
+"""Every occurrence that a schedule owes is accounted for."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from ..records import Row, micros, micros_or_none
 from ..stepping import Grid, grid_of
 
 NAME = "owed"
-# The store and the sink read one clock; this is only for its rounding.
+# The store and the sink read the same clock; this covers its rounding.
 _EARLY = 1_000
-# Between what a fire saw and what it wrote there may be a wait for a lock.
+# A fire may wait this long for a lock between reading and writing.
 _WAIT = 5 * SECOND
-# A handler in a process of its own waits so long for one of its worker's child processes, of which there are few.
+# A handler with isolation="process" may wait this long for one of the worker's few child processes.
 _ISOLATED, _CHILD = "isolated", 5 * SECOND
 _POLICY_RULES = {"SKIP": "SKIP", "RUN_ONCE": "RUN_ONCE", "max_missed": "RUN_ALL"}
 _BAD_VERDICTS = ("unrecorded", "overdue")
 
 
 def check(facts: Facts) -> Iterator[Finding]:
-    """Every expected occurrence has an answer: it begins in its window, or a recorded decision says why not.
+    """Every expected occurrence is accounted for: it begins in its window, or a recorded decision says why not.
 
-    Each step of a job from one `next_run_at` to the next must account, in its own transaction, for all that the scan
-    finds between the two: by runs, by records of skipped or missed ones, or by a catch-up that lets them go later. What
-    an edit gives up is said by the edit. So by induction nothing between a job's creation and its end is forgotten.
-    Then each run that came of it must begin: not early, and not later than the grace, except while faults last.
+    Each step of a job from one `next_run_at` to the next must account, in its own transaction, for every occurrence
+    that the scan finds between the two: by runs, by records of skipped or missed occurrences, or by a catch-up that
+    fires them later. An edit records the occurrences that it gives up. So, by induction, nothing between a job's
+    creation and its end is forgotten. Each run must also begin: not early, and not later than the grace, except while
+    faults last.
     """
     for job in facts.jobs.values():
         for version in job.versions:
@@ -57,18 +58,18 @@ def _step(facts: Facts, job: Job, version: Version) -> Iterator[Finding]:
         return
     at = version.transaction.at
     if version.retracted and not version.edit:
-        return  # as if they had never been fired; `moves` has seen that the job went back to them
+        return  # retracted, so not fired; the replay has checked that the job went back to the retracted occurrences
     if version.edit:
         if not version.changes:
             yield Finding(
                 NAME,
                 f"{facts.job_called(job.job_id)} was moved from {moment(left)} to {moment(reached)} at {moment(at)} "
                 "by a "
-                "change of which there is no record",
+                "change that is not recorded",
                 [_both(version)],
             )
         elif any(change["what"] == "changed" for change in version.changes) and not grid.once and not _is_once(version):
-            # What was overdue beyond the grace is given up, and that is recorded; within it, it still fires.
+            # Occurrences overdue beyond the grace are given up and recorded; those within it still fire.
             until = at - facts.grace - _WAIT
             yield from _unaccounted(facts, job, version.transaction, grid, left, until, f"the change at {moment(at)}")
         return
@@ -111,7 +112,7 @@ def _is_over(version: Version, grid: Grid, at: int) -> bool:
     max_runs = old.get("max_runs")
     if grid.once or (max_runs is not None and int(row.get("run_count") or 0) >= int(max_runs)):
         return True
-    # It may have been fired a little ahead of its time.
+    # The last occurrence may have been fired a little ahead of its time.
     return grid.end_at is not None and grid.first_after(max(at, version.old_next_run_at or at)) is None
 
 
@@ -145,7 +146,7 @@ def _unaccounted(
 
 
 def _ranges(transaction: Transaction, job_id: str) -> list[tuple[int, int]]:
-    """What this transaction records as missed, or keeps for later."""
+    """The spans of occurrences that this transaction records as missed or stores as a catch-up."""
     found = []
     for row in transaction.rows:
         new = row.new
@@ -162,7 +163,7 @@ def _ranges(transaction: Transaction, job_id: str) -> list[tuple[int, int]]:
 
 
 def _catch_ups(facts: Facts) -> Iterator[Finding]:
-    """What waits for its turn becomes runs, in order, or a record."""
+    """The occurrences of a catch-up become runs, in order, or are recorded as missed."""
     for transaction, row in facts.catch_ups:
         if row.op == "insert" or row.old is None:
             continue
@@ -174,7 +175,7 @@ def _catch_ups(facts: Facts) -> Iterator[Finding]:
             continue
         first = micros(row.old["first_at"])
         last = micros(row.old["last_at"]) if row.new is None else micros(row.new["first_at"]) - 1
-        # A release that was refused because its run was there already has nothing left to do.
+        # A catch-up whose runs all exist already has nothing left to do.
         known = {birth.key[1] for birth in facts.births_of[job.job_id]}
         by = f"the catch-up at {moment(transaction.at)}"
         for finding in _unaccounted(facts, job, transaction, grid, first, last, by):
@@ -192,7 +193,7 @@ def _in_force(job: Job, transaction: Transaction) -> dict[str, Any]:
 
 
 def _standing(facts: Facts, job: Job) -> Iterator[Finding]:
-    """At the end, an active job waits for something that is still to come."""
+    """At the end, an active job waits for a future occurrence."""
     if job.deleted is not None or not job.versions:
         return
     row = job.row
@@ -227,7 +228,7 @@ def _missed(facts: Facts, birth: Birth) -> Iterator[Finding]:
                 NAME,
                 f"{called}: recorded as missed ({reason}) up to {moment(last)} at {moment(at)}, only "
                 f"{seconds(at - last)} after "
-                "it was due: within the grace it is merely late",
+                "it was due: within the grace it is late, not missed",
                 [birth.row],
             )
         policies = facts.policies(job.job_id, birth.transaction.at)
@@ -243,7 +244,7 @@ def _missed(facts: Facts, birth: Birth) -> Iterator[Finding]:
         if reason == "RUN_ONCE" and not _newer_one_runs(facts, birth, last):
             yield Finding(
                 NAME,
-                f"{called}: RUN_ONCE dropped all up to {moment(last)} at {moment(at)}, the latest one as well",
+                f"{called}: RUN_ONCE dropped all up to {moment(last)} at {moment(at)}, including the latest one",
                 [birth.row],
             )
     if grid is not None and not grid.once and note.get("count") is not None and reason != "dst_gap":
@@ -268,15 +269,15 @@ def _newer_one_runs(facts: Facts, birth: Birth, last: int) -> bool:
 
 
 def _skipped(facts: Facts, birth: Birth) -> Iterator[Finding]:
-    """Skipped for overlap means that an earlier run was unfinished."""
+    """An occurrence is skipped for overlap only if an earlier run was unfinished."""
     job_id, _ = birth.key
-    # The newest first: it is most likely the one.
+    # Newest first: the newest run is the most likely one.
     for other in reversed(facts.births_of[job_id]):
         if other.key == birth.key or other.transaction.index > birth.transaction.index:
             continue
         if facts.state_before(other.key, birth.transaction) in UNFINISHED or other.transaction is birth.transaction:
             return
-        # It may have ended between the fire's look and its commit.
+        # The other run may have ended between the fire's read and its commit.
         ended = [move.transaction.at for move in facts.moves[other.key] if move.before in UNFINISHED]
         if ended and other.state in UNFINISHED and ended[-1] >= birth.transaction.at - _WAIT:
             return
@@ -319,12 +320,12 @@ def _begins(facts: Facts) -> Iterator[Finding]:
         base = due
         for move in facts.moves[birth.key]:
             if move.before == "waiting" and move.after == "queued":
-                base = max(base, move.transaction.at)  # held by overlap until then
+                base = max(base, move.transaction.at)  # overlap held it until then
         if birth.flags & (MISSED | TRIGGERED) or birth.row.get("epoch") is None:
             base = max(base, birth.transaction.at)
         hold = facts.hold_of.get((first.token, birth.key))
         if hold is not None and hold is not facts.holds[birth.key][0]:
-            # Claims before it never came to begin; each is recorded, and the run was put back for later.
+            # Earlier claims ended before the handler began; each is recorded and put the run back for later.
             back = [
                 run_at for transaction, run_at in facts.startable[birth.key] if transaction.index < hold.begun.index
             ]
@@ -336,14 +337,16 @@ def _begins(facts: Facts) -> Iterator[Finding]:
                 NAME,
                 f"{facts.called(birth.key)}: began at {moment(first.at)}, {seconds(first.at - base)} after it could, "
                 "and neither a "
-                f"fault nor a recorded decision says why (its window ended at {moment(quiet.after(base))})",
+                f"fault nor a recorded decision explains it (its window ended at {moment(quiet.after(base))})",
                 [birth.row, word_document(first)],
             )
 
 
 class Queue:
-    """Whether the workers had their hands full: after an outage there is more to do than the machine does at once, and
-    who is less urgent waits. Then others begin without a pause; and not for ever."""
+    """Whether the workers were busy, so that a less urgent run had to wait, as after an outage.
+
+    They were if other runs began without a pause of more than a second, for at most `longest`.
+    """
 
     def __init__(self, begins: Sequence[int], *, longest: int) -> None:
         self._begins = begins
@@ -358,8 +361,8 @@ class Queue:
 
 
 class _Deadlines:
-    """Until when a run that could begin must have begun: the grace, and as long as faults and their consequences "
-    "last."""
+    """The time by which a run that could begin must have begun: the grace, extended while faults and their consequences
+    last."""
 
     def __init__(self, facts: Facts) -> None:
         self._grace = facts.grace
@@ -387,9 +390,8 @@ def _explained(facts: Facts) -> Iterator[Finding]:
             job_id = str(one.get("job_id"))
             yield Finding(
                 NAME,
-                f"{facts.job_called(job_id)} run {moment(micros_or_none(one.get('at')))}: asked what became of it, "
-                "the answer is "
-                f"{verdict}",
+                f"{facts.job_called(job_id)} run {moment(micros_or_none(one.get('at')))}: "
+                f"Duly's explanation is {verdict}",
                 [one],
             )
 

@@ -1,8 +1,8 @@
-"""Python's `time.sleep`, for processes under libfaketime; found by PYTHONPATH, imported by Python itself at its start.
+"""Replaces `time.sleep` in processes under libfaketime. Python imports this module at its start, through PYTHONPATH.
 
-libfaketime 0.9.10, which is Debian's, makes every `time.sleep` of Python 3.11 fail with EINVAL when the monotonic clock
-is left alone (https://github.com/wolfcw/libfaketime/issues/426): handlers that sleep and ZooKeeper's client would die
-of the harness, not of a fault. Waiting for no file at all takes as long and is not touched by it.
+Debian's libfaketime 0.9.10 makes every `time.sleep` of Python 3.11 fail with EINVAL when the monotonic clock is left
+alone (https://github.com/wolfcw/libfaketime/issues/426): handlers that sleep and ZooKeeper's client would die because
+of the harness, not of a fault. `select` without files waits as long, and libfaketime does not affect it.
 """
 
 from __future__ import annotations
