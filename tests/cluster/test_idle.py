@@ -42,7 +42,7 @@ def cpu_seconds(pid: int) -> float:
 USUAL = {"DULY_LEADER_LEASE_SECONDS": "5", "DULY_WORKER_LEASE_SECONDS": "15"}
 
 
-async def test_an_idle_process_sends_two_statements_a_second_and_takes_a_hundredth_of_a_core(
+async def test_an_idle_process_sends_two_statements_a_second_and_takes_a_fiftieth_of_a_core(
     pool: Pool, database_url: str, spawn: Spawn
 ) -> None:
     """A scheduler of all 64 shards, a worker, and the API."""

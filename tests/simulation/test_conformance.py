@@ -78,7 +78,6 @@ class Pair:
         self.claims: list[tuple[UUID, UUID, dict[Any, tuple[ClaimedRun, ClaimedRun]]]] = []
         self.real_tokens: dict[UUID, int] = {}
         self.model_tokens: dict[UUID, int] = {}
-        self.counts: dict[str, int] = {}
 
     async def both(self, call: Any, **named: Any) -> Any:
         """Makes the same call on both and checks that both give the same answer."""
@@ -196,10 +195,10 @@ class Pair:
     async def load(self) -> None:
         low, high = self.now - timedelta(seconds=60), self.now + timedelta(seconds=self.dice.choice([0, 20, 100]))
         slices = [fires.Slice(shard, low, high) for shard in range(SHARDS)]
-        pages = []
+        pages, page = [], self.dice.choice([1, 3, 100])
         for store in (self.pool, self.modelled):
-            found = await fires.load(store, slices=slices, page=self.dice.choice([100]))
-            pages.append([(page.shard, _entries(page), page.rest) for page in found])
+            found = await fires.load(store, slices=slices, page=page)
+            pages.append([(one.shard, _entries(one), one.rest) for one in found])
         assert pages[0] == pages[1]
 
     async def release(self) -> None:

@@ -285,8 +285,8 @@ async def test_a_worker_ends_each_run_by_itself(
         if await count(pool, "history", "job_id = $1 and status = 'dead'", job_id):
             letter = (await operations.dead_letters.page(DeadLetterFilter(job_id=str(job_id)))).items[0]
             assert letter.error.message, spoilt
-        if spoilt == ("policy", '{"max_retries": "three"}'):
-            assert "max_retries" in letter.error.message
+            if spoilt == ("policy", '{"max_retries": "three"}'):
+                assert "max_retries" in letter.error.message
 
 
 async def test_a_lost_workers_runs_come_back_beside_what_cannot(stand: Stand, pool: Pool) -> None:

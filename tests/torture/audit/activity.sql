@@ -1,4 +1,4 @@
--- Clients of the database, not its own processes and not whoever asks.
+-- The client connections of the database, without the one that runs this statement.
 select jsonb_build_object('pid', pid, 'application_name', application_name, 'state', state, 'backend_type', backend_type,
     'xact_start', extract(epoch from xact_start)::float8, 'state_change', extract(epoch from state_change)::float8,
     'query', left(query, 200), 'wait_event_type', wait_event_type, 'wait_event', wait_event,

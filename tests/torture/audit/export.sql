@@ -1,4 +1,4 @@
--- Lines as the records have them, in the order of writes.
+-- The lines of audit.jsonl, in the order of writes.
 select jsonb_build_object('n', n, 'txid', txid, 'at', extract(epoch from at)::float8, 'table', tbl, 'op', op,
     'old', old, 'new', new)::text as line
 from torture.audit

@@ -1,5 +1,5 @@
--- The diary, and the table that handlers write to in ctx.transaction(). Neither has a key beside the order: what is
--- written twice must be seen twice.
+-- The audit, and the table that handlers write to in ctx.transaction(). Neither has a key but the order, so that a row
+-- that is written twice is there twice.
 create schema torture;
 create table torture.audit (
     n    bigint generated always as identity,
@@ -20,7 +20,7 @@ create table torture.effects (
     attempt      integer not null
 );
 
--- What no promise is about is left out of a job's document: it would be half of the diary.
+-- Columns that no promise is about are left out of a job's document: they would be half of the audit.
 create function torture.note() returns trigger
 language plpgsql security definer
 as $$

@@ -1,2 +1,3 @@
--- What each of the two would have to have in common: numbers and transactions are given out anew after a promotion.
+-- The identity of a change, for a comparison of two primaries: numbers and transaction ids are given out anew after a
+-- promotion, so all three must be equal.
 select n, txid, at from torture.audit

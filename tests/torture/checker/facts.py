@@ -18,7 +18,6 @@ from typing import Any
 
 from .finding import Finding, Key, moment
 from .records import Records, Row, Word, micros, micros_or_none
-from .stepping import Grid, grid_of
 
 MISSED, DEDUPLICATED, TRIGGERED = 2, 4, 16
 ENDED = frozenset({"succeeded", "dead", "cancelled", "skipped", "missed"})
@@ -481,14 +480,3 @@ class Facts:
 
 def _key(document: dict[str, Any]) -> Key:
     return (str(document["job_id"]), micros(document["scheduled_at"]))
-
-
-def grid_before(version: Version) -> Grid | None:
-    """The grid that was in force before this version."""
-    return grid_of(version.old) if version.old is not None else grid_of(version.row)
-
-
-def version_at(job: Job, transaction: Transaction) -> Version | None:
-    """The job's version before the transaction, or its first one if there is none before."""
-    place = bisect_right([version.transaction.index for version in job.versions], transaction.index - 1)
-    return job.versions[max(0, place - 1)] if job.versions else None

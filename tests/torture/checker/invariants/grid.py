@@ -106,17 +106,13 @@ def _on_grid(facts: Facts, job: Job, version: Version, new: int, asked: list[Ope
         )
     elif version.edit:
         skipped = grid.between(at + _SLACK, new - 1)
-        if skipped and skipped[0] < new:
+        if skipped:
             yield Finding(
                 NAME,
                 f"{called}: planned anew at {moment(at)}, but {grid.text} has {moment(skipped[0])} before it",
                 [version.row],
             )
-    elif version.old is not None:
-        created = micros(version.row["created_at"])
-        if new <= created:
-            yield Finding(
-                NAME,
-                f"{called}: planned at {moment(at)}, before the job was created ({moment(created)})",
-                [version.row],
-            )
+    elif new <= (created := micros(version.row["created_at"])):
+        yield Finding(
+            NAME, f"{called}: planned at {moment(at)}, before the job was created ({moment(created)})", [version.row]
+        )

@@ -67,7 +67,11 @@ def _final(facts: Facts) -> Iterator[Finding]:
     )
     for key, count in written.items():
         if count > 1:
-            rows = [row for row in facts.records.table("effects") if micros(row["scheduled_at"]) == key[1]]
+            rows = [
+                row
+                for row in facts.records.table("effects")
+                if (str(row["job_id"]), micros(row["scheduled_at"])) == key
+            ]
             yield Finding(
                 NAME,
                 f"{facts.called(key)}: ctx.transaction() committed {count} times by {moment(facts.settled)}",
