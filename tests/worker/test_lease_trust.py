@@ -37,7 +37,7 @@ class Store:
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     store = Store()
     monkeypatch.setattr(leases, "time", SimpleNamespace(monotonic=store.monotonic))
-    monkeypatch.setattr(leases, "store", store)
+    monkeypatch.setattr(leases, "runs", store)
     return store
 
 

@@ -11,7 +11,7 @@ from uuid import UUID
 from duly.clock import Clock
 from duly.model import Claim
 from duly.service import Service
-from duly.store import runs as store
+from duly.store import runs
 from duly.store.pool import Pool
 from duly.worker.floors import Floors, Walk
 
@@ -109,8 +109,8 @@ class Claimer(Service):
         self._narrowed = without is not None
         lanes = await self._lanes_now()
         sent = time.monotonic()
-        served = store.Served(self._tenants, self._walk.stretch) if self._tenants else None
-        claim = await store.claim(
+        served = runs.Served(self._tenants, self._walk.stretch) if self._tenants else None
+        claim = await runs.claim(
             self._pool,
             worker_id=self._worker_id,
             lease_seconds=self._lease,
@@ -145,14 +145,14 @@ class Claimer(Service):
             )
         return None
 
-    async def _lanes_now(self) -> store.Lanes:
+    async def _lanes_now(self) -> runs.Lanes:
         """The lanes of one claim. The order of several queues is drawn anew for each claim.
 
         A queue comes first in proportion to its weight (Efraimidis and Spirakis: sort by exponential variates), so that
         queues which could each fill the worker share it by weight, and none waits for another to become empty.
         """
         if len(self._weights) > MANY_QUEUES:
-            found = await store.lanes(self._pool, queues=list(self._weights))
+            found = await runs.lanes(self._pool, queues=list(self._weights))
             place = {queue: number for number, queue in enumerate(self._drawn({queue for queue, _ in found}))}
             found.sort(key=lambda lane: (-lane[1], place[lane[0]]))
             return [queue for queue, _ in found], [priority for _, priority in found]
@@ -164,7 +164,7 @@ class Claimer(Service):
         return sorted(queues, key=lambda queue: random.expovariate(self._weights[queue]))
 
 
-def _lanes(queues: Iterable[str]) -> store.Lanes:
+def _lanes(queues: Iterable[str]) -> runs.Lanes:
     # Priority before queue: the most urgent run of any queue this worker serves goes first.
     names = list(queues)
     return names * 10, [priority for priority in range(9, -1, -1) for _ in names]

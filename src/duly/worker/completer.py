@@ -16,7 +16,7 @@ from uuid import UUID
 from duly.errors import DataRefused, DulyError
 from duly.model import Buried, ClaimedRun, Requeued, Succeeded, make_run_id
 from duly.service import Service
-from duly.store import runs as store
+from duly.store import runs
 from duly.store.pool import Pool
 from duly.store.sifting import Apart, Sifting, without_the_bad
 from duly.worker.executor import Outcome
@@ -165,15 +165,15 @@ class Completer(Service):
         closing: list[UUID] = []
         leaving = Counter([outcome.run.claim_id for outcome in outcomes])
         if outcomes and type(outcomes[0]) is Requeued:
-            await self._write(store.requeue, [one for one in outcomes if type(one) is Requeued])
+            await self._write(runs.requeue, [one for one in outcomes if type(one) is Requeued])
         elif outcomes and type(outcomes[0]) is Buried:
-            await self._write(store.bury, [one for one in outcomes if type(one) is Buried])
+            await self._write(runs.bury, [one for one in outcomes if type(one) is Buried])
         else:
             # A `Recorded` success was written by the handler's own transaction; it only leaves its claim.
             succeeded = [one for one in outcomes if type(one) is Succeeded]
             closing = self._claims_to_close(leaving) if close else []
             if succeeded or closing:
-                await self._write(store.complete, succeeded, closing)
+                await self._write(runs.complete, succeeded, closing)
             self.succeeded += len(outcomes)
         for claim_id, count in leaving.items():
             self._remove_runs(claim_id, count)
@@ -188,7 +188,7 @@ class Completer(Service):
         """Closes claims one by one if need be. One that cannot be closed is empty all the same, and rescue finds it."""
 
         async def close(claims: Sequence[UUID]) -> None:
-            await store.complete(self._pool, [], claims)
+            await runs.complete(self._pool, [], claims)
 
         if refused := await without_the_bad(self._to_close, close):
             log.error("%d claims could not be closed, and are left to rescue: %s", len(refused), refused[0][1])
@@ -230,7 +230,7 @@ class Completer(Service):
                 return
             accepted = await self._write_plainly(write, ends, error)
             if closing := [claim_id for claim_id in closing if claim_id not in self._left_to_rescue]:
-                await store.complete(self._pool, [], closing)
+                await runs.complete(self._pool, [], closing)
         if accepted < len(ends):
             await self._account_for_refused([end.run for end in ends], accepted)
 
@@ -256,14 +256,14 @@ class Completer(Service):
             self._left_to_rescue.add(end.run.claim_id)
             return 0
 
-    async def _account_for_refused(self, runs: Sequence[ClaimedRun], accepted: int) -> None:
+    async def _account_for_refused(self, ended: Sequence[ClaimedRun], accepted: int) -> None:
         # Either the lease was lost, or this is the second sending after a lost answer. History tells for runs that
         # ended; a requeue that went through the first time looks lost, and in either case the run is no longer this
         # worker's. Or the first sending reached an old primary that lives on beside the new one, which has the claim:
         # so a run that is not in history does not count as ended, and its claim is not closed.
-        mine = await store.settled(self._pool, runs)
-        self._left_to_rescue.update(run.claim_id for run in runs if (run.job_id, run.scheduled_at) not in mine)
-        if lost := len(runs) - max(accepted, len(mine)):
+        mine = await runs.settled(self._pool, ended)
+        self._left_to_rescue.update(run.claim_id for run in ended if (run.job_id, run.scheduled_at) not in mine)
+        if lost := len(ended) - max(accepted, len(mine)):
             self.lost += lost
             log.warning("%d runs were no longer this worker's when they ended; nothing was recorded for them", lost)
 

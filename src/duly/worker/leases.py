@@ -15,7 +15,7 @@ from contextlib import suppress
 from uuid import UUID
 
 from duly.errors import DulyError
-from duly.store import runs as store
+from duly.store import runs
 from duly.store.pool import Pool
 
 log = logging.getLogger("duly.worker")
@@ -165,7 +165,7 @@ class LeaseKeeper:
         sent = time.monotonic()
         with self._lock:
             known = set(self._trusted_until)
-        held, joined = await store.heartbeat(pool, worker_id=self._worker_id, lease_seconds=self._lease, claims=known)
+        held, joined = await runs.heartbeat(pool, worker_id=self._worker_id, lease_seconds=self._lease, claims=known)
         with self._lock:
             for claim_id in held.keys() & self._trusted_until.keys():
                 self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)

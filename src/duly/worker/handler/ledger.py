@@ -6,7 +6,7 @@ import asyncio
 from uuid import UUID
 
 from duly.model import ClaimedRun
-from duly.store import ledger as store
+from duly.store import ledger
 from duly.store.pool import Pool
 
 
@@ -33,7 +33,7 @@ class Ledger:
     async def _ask(self) -> None:
         asked, self._asked = self._asked, {}
         try:
-            found = await store.known(self._pool, list(asked), retention_seconds=self._retention)
+            found = await ledger.known(self._pool, list(asked), retention_seconds=self._retention)
         except Exception as error:  # noqa: BLE001 - every run that asked gets it
             for answer in asked.values():
                 answer.set_exception(error)

@@ -10,7 +10,7 @@ from uuid import UUID
 from duly.errors import DataRefused
 from duly.model import ClaimedRun
 from duly.service import Service
-from duly.store import progress as store
+from duly.store import progress
 from duly.store.pool import Pool
 from duly.worker.handler.errors import clean
 
@@ -47,7 +47,7 @@ class Progress(Service):
         if not said:
             return None
         try:
-            await store.write(self._pool, [(*run, *what) for run, what in sorted(said.items())])
+            await progress.write(self._pool, [(*run, *what) for run, what in sorted(said.items())])
         except DataRefused as error:
             # Sending these again would be refused again, for all runs; a handler that goes on reports again soon.
             log.warning("what %d runs said of their progress could not be stored: %s", len(said), error)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from duly.clock import Clock
 from duly.errors import LeaseLost, Unable
 from duly.model import Succeeded
-from duly.store import runs as store
+from duly.store import runs
 from duly.store.pool import Pool, store_cannot_now
 from duly.worker.execution import Execution
 
@@ -48,7 +48,7 @@ class Transactions:
                 )  # fmt: skip
                 recorded = True
                 # The fence: a claim that is gone records nothing. From here to the commit, rescue cannot take the run.
-                if execution.stop is not None or await store.complete(within, [success]) == 0:
+                if execution.stop is not None or await runs.complete(within, [success]) == 0:
                     raise LeaseLost("this worker no longer holds the run: the transaction is rolled back")
         except Exception as error:
             # After the record, an error of the store is not the handler's failure. History decides whether the commit
