@@ -12,7 +12,7 @@ import pytest
 
 from duly.clock import DatabaseClock
 from duly.model import Buried, ClaimedRun, Requeued, Succeeded
-from duly.worker.execution import Stop
+from duly.worker.execution import StopReason
 from duly.worker.executor import Executor, Outcome
 from duly.worker.handler.task import Task
 
@@ -42,7 +42,9 @@ class Bench:
             threads=1,
         )
 
-    async def stopped(self, why: Stop, *, stubborn: bool = False, begun: bool = True, **fields: Any) -> Outcome | None:
+    async def stopped(
+        self, why: StopReason, *, stubborn: bool = False, begun: bool = True, **fields: Any
+    ) -> Outcome | None:
         self.stubborn = stubborn
         run = ClaimedRun()
         values: dict[str, Any] = {
@@ -70,35 +72,35 @@ async def bench() -> AsyncIterator[Bench]:
 @pytest.mark.parametrize("stubborn", [False, True])
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_lost_lease_leaves_nothing_to_say(bench: Bench, begun: bool, stubborn: bool) -> None:
-    assert await bench.stopped(Stop.LEASE_LOST, begun=begun, stubborn=stubborn) is None
+    assert await bench.stopped(StopReason.LEASE_LOST, begun=begun, stubborn=stubborn) is None
 
 
 @pytest.mark.parametrize("begun", [False, True])
 async def test_at_shutdown_it_goes_back_and_no_attempt_counts(bench: Bench, begun: bool) -> None:
-    outcome = await bench.stopped(Stop.SHUTDOWN, begun=begun)
+    outcome = await bench.stopped(StopReason.SHUTDOWN, begun=begun)
     assert isinstance(outcome, Requeued)
     assert (outcome.state, outcome.delay, outcome.refund, outcome.error) == ("queued", 0.0, 1, None)
 
 
 async def test_a_cancelled_run_ends_as_cancelled(bench: Bench) -> None:
-    outcome = await bench.stopped(Stop.CANCELLED)
+    outcome = await bench.stopped(StopReason.CANCELLED)
     assert isinstance(outcome, Buried)
     assert outcome.status == "cancelled"
 
 
 @pytest.mark.parametrize("stubborn", [False, True])
 async def test_a_timeout_is_a_failed_attempt_whatever_the_handler_says_then(bench: Bench, stubborn: bool) -> None:
-    outcome = await bench.stopped(Stop.TIMEOUT, stubborn=stubborn)
+    outcome = await bench.stopped(StopReason.TIMEOUT, stubborn=stubborn)
     assert isinstance(outcome, Requeued)
     assert (outcome.state, outcome.refund) == ("retrying", 0)
     assert "timeout" in str(outcome.error)
-    last = await bench.stopped(Stop.TIMEOUT, stubborn=stubborn, attempt=1000)
+    last = await bench.stopped(StopReason.TIMEOUT, stubborn=stubborn, attempt=1000)
     assert isinstance(last, Buried)
     assert last.status == "dead"
 
 
-@pytest.mark.parametrize("why", [Stop.SHUTDOWN, Stop.CANCELLED])
-async def test_a_handler_that_finished_although_it_was_told_to_stop_has_finished(bench: Bench, why: Stop) -> None:
+@pytest.mark.parametrize("why", [StopReason.SHUTDOWN, StopReason.CANCELLED])
+async def test_a_handler_that_finished_although_it_was_told_to_stop_has_finished(bench: Bench, why: StopReason) -> None:
     outcome = await bench.stopped(why, stubborn=True)
     assert isinstance(outcome, Succeeded)
     assert outcome.result == '"all the same"'

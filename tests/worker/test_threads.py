@@ -32,7 +32,7 @@ def release() -> Iterator[threading.Event]:
 async def bench(
     pool: Pool, settings: Settings, operations: Operations, release: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Workbench]:
-    monkeypatch.setattr(duly.worker.threads, "SLOT_SECONDS", 0.5)
+    monkeypatch.setattr(duly.worker.threads, "MAX_WAIT_SECONDS", 0.5)
     monkeypatch.setattr(duly.worker.threads, "CROWDED_SECONDS", 0.2)
     monkeypatch.setattr(duly.worker.threads, "HANG_SECONDS", 0.1)
     monkeypatch.setattr(duly.worker.worker, "TELL_SECONDS", 0.01)
@@ -143,7 +143,7 @@ async def test_more_slow_sync_handlers_than_threads_take_turns_and_none_times_ou
     running, most = 0, 0
     lock = threading.Lock()
 
-    monkeypatch.setattr(duly.worker.threads, "SLOT_SECONDS", 20)
+    monkeypatch.setattr(duly.worker.threads, "MAX_WAIT_SECONDS", 20)
 
     @bench.app.task(timeout_seconds=2, max_retries=0)
     def slow(ctx: Context) -> None:

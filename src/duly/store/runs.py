@@ -24,7 +24,7 @@ Lanes = tuple[list[str], list[int]]
 """Queues and priorities, pairwise, in the order to read them."""
 
 
-class Served(NamedTuple):
+class ServedTenants(NamedTuple):
     """The tenants whose runs a claim takes, and the number of runs of each lane that it reads to find them."""
 
     tenants: Sequence[str]
@@ -40,7 +40,7 @@ async def claim(
     lanes: Lanes,
     floors: Sequence[datetime | None] | None = None,
     without: Sequence[str] | None = None,
-    served: Served | None = None,
+    served: ServedTenants | None = None,
 ) -> Claim:
     """Takes up to `limit` startable runs, highest priority first, under one new lease.
 

@@ -16,7 +16,7 @@ from duly.model import Claim, ClaimedRun
 from duly.store.pool import Pool
 from duly.worker.claimer import Claimer
 from duly.worker.completer import Completer
-from duly.worker.execution import Execution, Stop
+from duly.worker.execution import Execution, StopReason
 from duly.worker.executor import Executor, Outcome, Report
 from duly.worker.handler.task import Task
 
@@ -55,7 +55,7 @@ class SteppedWorker:
     async def close(self) -> None:
         if len(self._executor):  # only if the test itself was interrupted
             self._idle.clear()
-            self._executor.stop_all(Stop.SHUTDOWN)
+            self._executor.stop_all(StopReason.SHUTDOWN)
             with suppress(TimeoutError):
                 async with asyncio.timeout(_STOP_SECONDS):
                     await self._idle.wait()
@@ -107,7 +107,7 @@ class _RememberingExecutor(Executor):
         return super()._failed(execution, error)
 
     def _stopped(self, execution: Execution, error: asyncio.CancelledError) -> Outcome | None:
-        if execution.stop is Stop.TIMEOUT:
+        if execution.stop is StopReason.TIMEOUT:
             seconds = execution.run.policy.timeout_seconds
             self._errors.append(TimeoutError(f"the attempt did not end within {seconds:g} s"))
         return super()._stopped(execution, error)

@@ -65,8 +65,8 @@ def _group(text: str) -> int:
         raise _mistake(f"there is no group {text[:100]!r} on this machine") from None
 
 
-def _mistake(told: str) -> ConfigError:
-    return ConfigError(f"setting command_user (--command-user): {told}")
+def _mistake(problem: str) -> ConfigError:
+    return ConfigError(f"setting command_user (--command-user): {problem}")
 
 
 def passed_names(text: str) -> frozenset[str]:

@@ -109,7 +109,7 @@ class Claimer(Service):
         self._narrowed = without is not None
         lanes = await self._lanes_now()
         sent = time.monotonic()
-        served = runs.Served(self._tenants, self._walk.stretch) if self._tenants else None
+        served = runs.ServedTenants(self._tenants, self._walk.stretch) if self._tenants else None
         claim = await runs.claim(
             self._pool,
             worker_id=self._worker_id,
@@ -153,8 +153,8 @@ class Claimer(Service):
         """
         if len(self._weights) > MANY_QUEUES:
             found = await runs.lanes(self._pool, queues=list(self._weights))
-            place = {queue: number for number, queue in enumerate(self._drawn({queue for queue, _ in found}))}
-            found.sort(key=lambda lane: (-lane[1], place[lane[0]]))
+            rank = {queue: number for number, queue in enumerate(self._drawn({queue for queue, _ in found}))}
+            found.sort(key=lambda lane: (-lane[1], rank[lane[0]]))
             return [queue for queue, _ in found], [priority for _, priority in found]
         if len(self._weights) > 1:
             return _lanes(self._drawn(self._weights))

@@ -24,7 +24,7 @@ class NotHeld(Exception):
     """The lease ended before the handler was called, so the handler is not called."""
 
 
-class Stop(Enum):
+class StopReason(Enum):
     """Why a running handler was told to stop."""
 
     TIMEOUT = "timeout"
@@ -57,7 +57,7 @@ class Execution:
         self.started_us: int | None = None
         #: The event loop's time at which the attempt times out.
         self.deadline = NO_DEADLINE
-        self.stop: Stop | None = None
+        self.stop: StopReason | None = None
         #: The handler ignored its stop. The run has been reported; the handler's own end no longer counts.
         self.abandoned = False
         #: The handler's own transaction (`ctx.transaction()`) has recorded the success.

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -28,9 +28,10 @@ from duly.model import (
 from duly.states import RunFlag
 from duly.worker.blocking import Blocking
 from duly.worker.drivers import Drivers
-from duly.worker.execution import NO_DEADLINE, Execution, Host, NotHeld, Stop
+from duly.worker.execution import NO_DEADLINE, Execution, Host, NotHeld, StopReason
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import Elsewhere, error_text, exception_text, isinstance_of, message_of, result_text
+from duly.worker.handler.ledger import Ledger
 from duly.worker.handler.task import Task
 from duly.worker.offers import Offers
 from duly.worker.retry import next_attempt_in
@@ -52,9 +53,6 @@ _MIN_UNABLE_SECONDS = 1.0
 _MAX_UNABLE_SECONDS = 60.0
 # Delay of a run that another worker can execute.
 _ELSEWHERE_SECONDS = 0.5
-
-#: Asks whether a run has already completed with this idempotency key.
-Ledger = Callable[[ClaimedRun, str], Awaitable[bool]]
 
 
 class Executor:
@@ -106,17 +104,17 @@ class Executor:
             if self._blocking is not None:
                 self._blocking.turned(busy=True)
 
-    def stop_run(self, claim_id: UUID, ordinal: int, why: Stop) -> None:
+    def stop_run(self, claim_id: UUID, ordinal: int, why: StopReason) -> None:
         for execution in list(self._running):
             if execution.run.ordinal == ordinal and execution.run.claim_id == claim_id:
                 self._stop(execution, why)
 
-    def stop_claim(self, claim_id: UUID, why: Stop) -> None:
+    def stop_claim(self, claim_id: UUID, why: StopReason) -> None:
         for execution in list(self._running):
             if execution.run.claim_id == claim_id:
                 self._stop(execution, why)
 
-    def stop_all(self, why: Stop) -> None:
+    def stop_all(self, why: StopReason) -> None:
         for execution in list(self._running):
             self._stop(execution, why)
 
@@ -125,7 +123,7 @@ class Executor:
         if self._watch is not None:
             self._watch.cancel()
 
-    def _stop(self, execution: Execution, why: Stop) -> None:
+    def _stop(self, execution: Execution, why: StopReason) -> None:
         if execution.stop is None:
             execution.stop = why
             if execution.task is not None:  # else it is queued, and its stop is seen when its turn comes
@@ -163,7 +161,7 @@ class Executor:
 
     def _returned(self, execution: Execution, result: Any) -> Outcome | None:
         """The outcome of a handler that returned."""
-        if execution.stop is Stop.TIMEOUT or execution.stop is Stop.LEASE_LOST:
+        if execution.stop is StopReason.TIMEOUT or execution.stop is StopReason.LEASE_LOST:
             # The handler went on after its stop: its result no longer counts.
             return self._stopped(execution, asyncio.CancelledError())
         assert execution.started_us is not None
@@ -245,7 +243,7 @@ class Executor:
     async def _check_ledger(self, run: ClaimedRun, key: str) -> None:
         assert self._ledger is not None
         try:
-            done = await self._ledger(run, key)
+            done = await self._ledger.holds(run, key)
         except StoreUnavailable as error:
             raise Unable(f"the ledger cannot be asked: {error}") from error
         if done:
@@ -273,7 +271,7 @@ class Executor:
     def _failed(self, execution: Execution, error: BaseException) -> Outcome:
         run = execution.run
         text = exception_text(error, execution.mask)
-        if execution.stop is Stop.CANCELLED:
+        if execution.stop is StopReason.CANCELLED:
             # The handler stopped as it was told, with an error of its own: the run is not retried.
             return self._cancelled(execution, text)
         try:
@@ -295,14 +293,14 @@ class Executor:
     def _stopped(self, execution: Execution, error: asyncio.CancelledError) -> Outcome | None:
         run = execution.run
         match execution.stop:
-            case Stop.LEASE_LOST:
+            case StopReason.LEASE_LOST:
                 return None
-            case Stop.SHUTDOWN:
+            case StopReason.SHUTDOWN:
                 return Requeued(run, "queued", 0.0, None, None, refund=1)
-            case Stop.CANCELLED:
+            case StopReason.CANCELLED:
                 text = error_text("Cancelled", "the run was cancelled while it was running")
                 return self._cancelled(execution, text)
-            case Stop.TIMEOUT:
+            case StopReason.TIMEOUT:
                 seconds = run.policy.timeout_seconds
                 text = error_text("timeout", f"the attempt did not end within {seconds:g} s")
                 return self._retry_or_bury(execution, text, next_attempt_in(run.policy, run.attempt, None))
@@ -315,7 +313,7 @@ class Executor:
         loop = asyncio.get_running_loop()
         now = loop.time()
         for execution in [execution for execution in self._running if execution.deadline <= now]:
-            self._stop(execution, Stop.TIMEOUT)
+            self._stop(execution, StopReason.TIMEOUT)
         self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines) if self._running else None
         if self._blocking is not None:
             self._blocking.turned(busy=self._watch is not None)

@@ -19,7 +19,7 @@ from duly.worker.handler.errors import Elsewhere
 log = logging.getLogger("duly.worker")
 
 # A run waits at most this long for a thread; then it goes back to the queue, and no attempt counts.
-SLOT_SECONDS = 5.0
+MAX_WAIT_SECONDS = 5.0
 # Once a run has waited this long for a thread, no more runs are claimed that would need one.
 CROWDED_SECONDS = 1.0
 # A thread hangs if it goes on this long after its run was over. Until then it may only be slow to notice.
@@ -105,16 +105,16 @@ class Threads:
     async def _wait_for_thread(self) -> None:
         loop = asyncio.get_running_loop()
         turn: asyncio.Future[None] = loop.create_future()
-        place = turn, loop.time()
-        self._waiting.append(place)
+        waiter = turn, loop.time()
+        self._waiting.append(waiter)
         try:
-            async with asyncio.timeout(SLOT_SECONDS):
+            async with asyncio.timeout(MAX_WAIT_SECONDS):
                 await turn
         except BaseException as error:
             if turn.done() and not turn.cancelled():
                 self._give_back()  # the thread came at this very moment
-            elif place in self._waiting:
-                self._waiting.remove(place)
+            elif waiter in self._waiting:
+                self._waiting.remove(waiter)
             if isinstance(error, TimeoutError):
                 raise Elsewhere(f"all {self.limit} handler threads of this worker are taken") from None
             raise
@@ -135,7 +135,7 @@ class Threads:
         self._overdue.discard(call)
         if call.hangs:
             self.hanging -= 1
-            log.warning("a handler thread that hung (%s) has come back; %s", call.name, self._told())
+            log.warning("a handler thread that hung (%s) has come back; %s", call.name, self._summary())
         if not call.answer.done():
             call.answer.set_result(answer)
         self._give_back()
@@ -157,7 +157,7 @@ class Threads:
         if self.hanging < self.limit:
             log.warning(
                 "a handler thread (%s) hangs: it was told to stop %g s ago and goes on; %s",
-                call.name, HANG_SECONDS, self._told(),
+                call.name, HANG_SECONDS, self._summary(),
             )  # fmt: skip
         else:
             names = Counter(call.name for call in self._overdue).most_common(_MAX_NAMED)
@@ -168,5 +168,5 @@ class Threads:
             )  # fmt: skip
         self._changed()
 
-    def _told(self) -> str:
+    def _summary(self) -> str:
         return f"{self.hanging} of {self.limit} hang"

@@ -19,11 +19,11 @@ from duly.store.pool import Pool
 from duly.worker.blocking import Blocking
 from duly.worker.claimer import Claimer, weights_of
 from duly.worker.completer import Completer
-from duly.worker.execution import Execution, Stop
+from duly.worker.execution import Execution, StopReason
 from duly.worker.executor import Executor, Outcome
 from duly.worker.handler.errors import error_text
 from duly.worker.handler.ledger import Ledger
-from duly.worker.handler.progress import Progress
+from duly.worker.handler.progress import ProgressWriter
 from duly.worker.handler.task import Task
 from duly.worker.handler.transactions import Transactions
 from duly.worker.leases import LeaseKeeper
@@ -95,7 +95,7 @@ class Worker:
             size=settings.handler_pool_size,
             pgbouncer=settings.pgbouncer and settings.direct_url is None,
         )
-        self._progress = Progress(pool)
+        self._progress = ProgressWriter(pool)
         self._offers = Offers(pool, missing_seconds=settings.missing_task_seconds)
         self._thread_tasks = sorted(
             name for name, task in tasks.items() if not task.is_async and task.isolation == "thread"
@@ -112,7 +112,7 @@ class Worker:
             offers=self._offers,
             blocking=blocking,
             host=self,
-            ledger=Ledger(pool, retention_seconds=settings.ledger_retention_seconds).holds,
+            ledger=Ledger(pool, retention_seconds=settings.ledger_retention_seconds),
             targets=self._targets,
             isolated=isolated,
         )
@@ -140,8 +140,8 @@ class Worker:
             interval=settings.heartbeat_interval if notifier else min(settings.heartbeat_interval, CANCEL_SECONDS),
             pgbouncer=settings.pgbouncer,
             join=self._join,
-            lost=lambda claim_id: self.executor.stop_claim(claim_id, Stop.LEASE_LOST),
-            cancelled=lambda claim_id, ordinal: self.executor.stop_run(claim_id, ordinal, Stop.CANCELLED),
+            lost=lambda claim_id: self.executor.stop_claim(claim_id, StopReason.LEASE_LOST),
+            cancelled=lambda claim_id, ordinal: self.executor.stop_run(claim_id, ordinal, StopReason.CANCELLED),
             look=blocking.look,
         )
         if notifier is not None:
@@ -186,7 +186,7 @@ class Worker:
                 await self._idle.wait()
         except TimeoutError:
             log.warning("%d handlers did not finish in time: their runs go back to the queue", len(self.executor))
-        self.executor.stop_all(Stop.SHUTDOWN)
+        self.executor.stop_all(StopReason.SHUTDOWN)
         try:
             # Writing the last outcomes must not hang on an unreachable database: the leases end anyway.
             async with asyncio.timeout(min(WRITE_SECONDS, self._settings.worker_lease_seconds)):
@@ -210,7 +210,7 @@ class Worker:
 
     def stop_now(self) -> None:
         """Stops every running handler now and returns its run to the queue."""
-        self.executor.stop_all(Stop.SHUTDOWN)
+        self.executor.stop_all(StopReason.SHUTDOWN)
 
     async def wait_idle(self) -> None:
         """Waits until every claimed run is finished and recorded."""
@@ -231,7 +231,7 @@ class Worker:
 
     def _room(self) -> int:
         """Number of runs that may be claimed: of any task, or of tasks that need no thread (`_left_to_others`)."""
-        room, threads = self._slots(), self.executor.threads
+        room, threads = self._spare_concurrency(), self.executor.threads
         if threads.overdue and not self._no_threads():
             # Every run that is claimed now may need a thread.
             return min(room - threads.overdue, threads.free)
@@ -245,9 +245,9 @@ class Worker:
 
     def _no_threads(self) -> bool:
         threads = self.executor.threads
-        return threads.crowded or (threads.overdue > 0 and self._slots() <= threads.overdue)
+        return threads.crowded or (threads.overdue > 0 and self._spare_concurrency() <= threads.overdue)
 
-    def _slots(self) -> int:
+    def _spare_concurrency(self) -> int:
         return self._concurrency - self._in_flight + self.completer.apart
 
     def _threads_changed(self) -> None:

@@ -165,7 +165,7 @@ async def test_a_handler_that_listens_may_tidy_up_before_its_child_is_killed(
 async def test_runs_beyond_the_slots_wait_and_then_go_back_to_the_queue(
     bench: Workbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(children, "SLOT_SECONDS", 0.5)
+    monkeypatch.setattr(children, "MAX_CHILD_WAIT_SECONDS", 0.5)
     bench.settings = bench.settings.model_copy(update={"process_slots": 1})
     files = [tmp_path / "first", tmp_path / "second"]
     async with bench.working():

@@ -131,8 +131,8 @@ def _plain_trace(error: BaseException, first: TracebackType | None, broken: Base
         places = "".join(traceback.format_tb(first, limit=-40))
     except BaseException:  # noqa: BLE001 - source files may be odd, too
         places = ""
-    told = f"(the rest of it could not be shown: {kind_of(broken)})"
-    return f"Traceback (most recent call last):\n{places}{kind_of(error)}: {message_of(error)}\n{told}\n"
+    rest = f"(the rest of it could not be shown: {kind_of(broken)})"
+    return f"Traceback (most recent call last):\n{places}{kind_of(error)}: {message_of(error)}\n{rest}\n"
 
 
 # Files between the worker and a handler: their frames are left out of a handler's traceback.

@@ -21,7 +21,7 @@ MAX_NOTE_CHARACTERS = 500
 _PAUSE_SECONDS = 0.5
 
 
-class Progress(Service):
+class ProgressWriter(Service):
     """Keeps the latest report of each run until it is written."""
 
     interval = 3600.0

@@ -32,7 +32,7 @@ from duly.errors import Permanent, RetryAfter, Snooze, Unable
 from duly.logs import log_to_stderr
 from duly.model import ClaimedRun
 from duly.process import conceal
-from duly.worker.execution import Execution, Stop
+from duly.worker.execution import Execution, StopReason
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import exception_text, isinstance_of, result_text
 from duly.worker.processes.children import LENGTH, resolve
@@ -195,7 +195,7 @@ class _Call:
 
     def cancel(self) -> None:
         with self._lock:
-            self._execution.stop = Stop.CANCELLED
+            self._execution.stop = StopReason.CANCELLED
             if self._cancel_task is not None:
                 with suppress(RuntimeError):  # the loop has been closed
                     self._cancel_task()
@@ -217,13 +217,13 @@ def _signal_of(error: BaseException) -> list[Any]:
     return []
 
 
-def _run_from(told: Mapping[str, Any]) -> ClaimedRun:
+def _run_from(described: Mapping[str, Any]) -> ClaimedRun:
     """The run as the worker described it. The parts needed to claim or complete it stay in the worker."""
     run = ClaimedRun()
-    for name, value in told.items():
+    for name, value in described.items():
         setattr(run, name, value)
-    run.claim_id, run.job_id = UUID(told["claim_id"]), UUID(told["job_id"])
-    run.scheduled_at = datetime.fromisoformat(told["scheduled_at"])
+    run.claim_id, run.job_id = UUID(described["claim_id"]), UUID(described["job_id"])
+    run.scheduled_at = datetime.fromisoformat(described["scheduled_at"])
     run.target, run.payload = None, "{}"
     return run
 

@@ -23,7 +23,7 @@ from duly.errors import DulyError, InvalidInput, Permanent, Snooze, Unable
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import RemoteError, RemotePermanent, RemoteRetryAfter
 from duly.worker.handler.task import Task
-from duly.worker.processes.guard import Guard, GuardLost, Program, Refused, ending
+from duly.worker.processes.guard import Guard, GuardLost, NotStarted, Program, ending
 
 if TYPE_CHECKING:
     from duly.model import ClaimedRun
@@ -38,7 +38,7 @@ MAX_FRAME_BYTES = 4 * 1024 * 1024
 CANCEL_SECONDS = 1.0
 # Longest wait for a free child, because the wait counts against the run's own timeout; then the run goes back to the
 # queue, where another worker may have a free child.
-SLOT_SECONDS = 5.0
+MAX_CHILD_WAIT_SECONDS = 5.0
 # A child that was idle for this long ends.
 IDLE_SECONDS = 300.0
 # Time for an idle child to end by itself.
@@ -50,10 +50,10 @@ _LAST_WORDS_SECONDS = 0.5
 class Children:
     """A pool of child processes. Each runs one handler at a time."""
 
-    def __init__(self, slots: int | None = None) -> None:
-        """`slots`: number of handlers that run at once; by default one per core."""
-        self._slots = slots or os.cpu_count() or 1
-        self._free = asyncio.Semaphore(self._slots)
+    def __init__(self, limit: int | None = None) -> None:
+        """`limit`: number of handlers that run at once; by default one per core."""
+        self._limit = limit or os.cpu_count() or 1
+        self._free = asyncio.Semaphore(self._limit)
         self._guard = Guard()
         self._idle: list[_Child] = []
         self._sweep: asyncio.TimerHandle | None = None
@@ -66,17 +66,17 @@ class Children:
             raise Permanent(str(error)) from None
         run = execution.run
         try:
-            async with asyncio.timeout(min(SLOT_SECONDS, run.policy.timeout_seconds / 4)):
+            async with asyncio.timeout(min(MAX_CHILD_WAIT_SECONDS, run.policy.timeout_seconds / 4)):
                 await self._free.acquire()
         except TimeoutError:
-            raise Unable(f"all {self._slots} child processes of this worker are busy") from None
+            raise Unable(f"all {self._limit} child processes of this worker are busy") from None
         try:
             child = await self._take()
             try:
                 return await child.call({"task": where, "run": described(run), "arguments": dict(arguments)}, execution)
             finally:
                 self._give_back(child)
-        except (Refused, GuardLost) as error:
+        except (NotStarted, GuardLost) as error:
             raise RemoteError("ProcessDied", f"the child process could not be kept: {error}") from None
         finally:
             self._free.release()
@@ -276,8 +276,8 @@ class _Child(asyncio.Protocol):
         self._broken = True
         self._received.clear()
         if self._answer is not None and not self._answer.done():
-            told = f"the handler's process wrote into the pipe that Duly uses ({what})"
-            self._answer.set_exception(RemoteError("ProcessDied", told))
+            message = f"the handler's process wrote into the pipe that Duly uses ({what})"
+            self._answer.set_exception(RemoteError("ProcessDied", message))
 
 
 async def _first_of(*futures: asyncio.Future[Any], seconds: float | None = None) -> None:

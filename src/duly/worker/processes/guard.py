@@ -35,7 +35,7 @@ class GuardLost(DulyError):
     """The guard has died, and with it the programs it had started."""
 
 
-class Refused(DulyError):
+class NotStarted(DulyError):
     """A program could not be started. `what` names the part at fault: `argv`, `cwd`, `account` or `fork`."""
 
     def __init__(self, number: int, what: str, why: str) -> None:
@@ -109,10 +109,10 @@ class Program:
         if "started" in message:
             _settle(self._started, message["started"])
         elif "refused" in message:
-            refused = Refused(message["refused"], message["what"], message["why"])
+            error = NotStarted(message["refused"], message["what"], message["why"])
             for future in (self._started, self._ended):
                 if not future.done():
-                    future.set_exception(refused)
+                    future.set_exception(error)
             _settle(self._gone, None)
         elif "ended" in message:
             _settle(self._ended, message["ended"])
@@ -156,7 +156,7 @@ class Guard:
         stderr: int,
         account: tuple[int, int] | None = None,
     ) -> Program:
-        """Starts a program with these descriptors, which stay the caller's. Raises `Refused` or `GuardLost`.
+        """Starts a program with these descriptors, which stay the caller's. Raises `NotStarted` or `GuardLost`.
 
         `account`: the user id and group id that it runs as; None: the worker's.
         """

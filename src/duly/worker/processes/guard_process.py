@@ -50,7 +50,7 @@ _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 1, 4, 36
 _RESTORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGCHLD)
 
 
-class Group:
+class ProcessGroup:
     """One program and the processes it started: a process group, named by the program's pid."""
 
     def __init__(self, number: int, pid: int, status: int) -> None:
@@ -86,7 +86,7 @@ class Group:
         return False
 
 
-class Guard:
+class GuardProcess:
     def __init__(self, worker: socket.socket, worker_pid: int) -> None:
         self._worker = worker
         self._worker_pid = worker_pid
@@ -96,7 +96,7 @@ class Guard:
         self._received = bytearray()
         self._descriptors: list[int] = []
         self._outbox = bytearray()
-        self._groups: dict[int, Group] = {}
+        self._groups: dict[int, ProcessGroup] = {}
         self._prctl = _find_prctl()
 
     def run(self) -> None:
@@ -185,20 +185,20 @@ class Guard:
 
     def _start(self, message: dict[str, Any], given: list[int]) -> None:
         number = message["id"]
-        status, told = os.pipe()
+        status, status_end = os.pipe()
         guard = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             os.close(status)
-            os.close(told)
+            os.close(status_end)
             self._tell(number, refused=error.errno, what="fork", why=str(error.strerror))
             return
         if pid == 0:
-            self._become(guard, message["start"], message["env"], message["cwd"], message["as"], given, told)
-        os.close(told)
+            self._become(guard, message["start"], message["env"], message["cwd"], message["as"], given, status_end)
+        os.close(status_end)
         os.set_blocking(status, False)
-        group = self._groups[number] = Group(number, pid, status)
+        group = self._groups[number] = ProcessGroup(number, pid, status)
         self._selector.register(status, selectors.EVENT_READ, lambda: self._read_status(group))
 
     def _become(
@@ -209,7 +209,7 @@ class Guard:
         cwd: str | None,
         account: list[int] | None,
         given: list[int],
-        told: int,
+        status_end: int,
     ) -> None:
         """Runs in the forked child and becomes the program. Never returns."""
         what = "argv"
@@ -226,8 +226,8 @@ class Guard:
             signal.set_wakeup_fd(-1)
             for signal_number in _RESTORED:
                 signal.signal(signal_number, signal.SIG_DFL)
-            for place, descriptor in enumerate(given):
-                os.dup2(descriptor, place)
+            for number, descriptor in enumerate(given):
+                os.dup2(descriptor, number)
             if cwd is not None:
                 what = "cwd"
                 os.chdir(cwd)
@@ -236,13 +236,13 @@ class Guard:
                 _go_home(env.get("HOME", "/"))
             os.execvpe(argv[0], argv, env)  # noqa: S606 - a command is a program, without a shell
         except OSError as error:
-            _say_refused(told, error.errno or 0, what, str(error.strerror))
+            _say_refused(status_end, error.errno or 0, what, str(error.strerror))
         except BaseException as error:  # noqa: BLE001 - after any error: there must not be a second guard
-            _say_refused(told, errno.EINVAL, what, str(error))
+            _say_refused(status_end, errno.EINVAL, what, str(error))
         finally:
             os._exit(127)
 
-    def _read_status(self, group: Group) -> None:
+    def _read_status(self, group: ProcessGroup) -> None:
         if group.status is None:
             return
         try:
@@ -272,7 +272,7 @@ class Guard:
                     if group.pid == pid:
                         self._program_ended(group, os.waitstatus_to_exitcode(status))
 
-    def _program_ended(self, group: Group, code: int) -> None:
+    def _program_ended(self, group: ProcessGroup, code: int) -> None:
         self._read_status(group)
         if group.number not in self._groups:  # the program never started
             return
@@ -327,9 +327,9 @@ def _go_home(home: str) -> None:
         os.chdir("/")
 
 
-def _say_refused(told: int, number: int, what: str, why: str) -> None:
+def _say_refused(status_end: int, number: int, what: str, why: str) -> None:
     with suppress(OSError):
-        os.write(told, json.dumps({"refused": number, "what": what, "why": why[:500]}).encode())
+        os.write(status_end, json.dumps({"refused": number, "what": what, "why": why[:500]}).encode())
 
 
 def _ignore(*_: object) -> None:
@@ -358,4 +358,4 @@ def _find_prctl() -> Callable[[int, int], object] | None:
 
 
 if __name__ == "__main__":
-    Guard(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run()
+    GuardProcess(socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])).run()

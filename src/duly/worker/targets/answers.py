@@ -33,7 +33,7 @@ class CallFailed(RemoteError):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpAnswer:
     status: int
     #: By name in lower case; the first of several with the same name.
     headers: dict[str, str]
@@ -43,26 +43,26 @@ class Answer:
     whole: bool
 
 
-def judge(answer: Answer, called: str, *, mask: Mask | None, now: datetime) -> dict[str, Any]:
+def judge(answer: HttpAnswer, called: str, *, mask: Mask | None, now: datetime) -> dict[str, Any]:
     """Returns the run's result, or raises its error. `called` names the call in errors."""
     status = answer.status
     text = _text(answer, mask)
     if 200 <= status < 300:
         return _result(answer, text)
-    told = f"{called} answered {status}"
+    message = f"{called} answered {status}"
     if status in _MOVED_AND_CHANGED:
         raise Permanent(
-            f"{told} and points to {shown_url(answer.headers.get('location', ''))!r}, which would not be asked with "
+            f"{message} and points to {short_url(answer.headers.get('location', ''))!r}, which would not be asked with "
             "the same method and body: put that address into the job's handler, or let the endpoint answer 307 or 308"
         )
     if text:
-        told += f": {cut(text, ERROR_BYTES)[0]}"
+        message += f": {_first(text, ERROR_BYTES)[0]}"
     if status not in _RETRIED and status < 500:
-        raise Permanent(told)
+        raise Permanent(message)
     seconds = retry_after(answer.headers.get("retry-after"), answer.headers.get("date"), now=now)
     if seconds is None:
-        raise CallFailed(told)
-    raise RemoteRetryAfter(seconds, "RetryAfter", told)
+        raise CallFailed(message)
+    raise RemoteRetryAfter(seconds, "RetryAfter", message)
 
 
 def retry_after(value: str | None, date: str | None, *, now: datetime) -> float | None:
@@ -80,22 +80,22 @@ def retry_after(value: str | None, date: str | None, *, now: datetime) -> float 
     return min(MAX_RETRY_AFTER_SECONDS, max(0.0, seconds))
 
 
-def shown_url(url: str) -> str:
+def short_url(url: str) -> str:
     """The URL without its query, which may hold a signature or a token, cut to the length of an error."""
     path, question, _ = url.partition("?")
     return (path[:300] + ("…" if len(path) > 300 else "")) + ("?…" if question else "")
 
 
-def cut(text: str, limit: int) -> tuple[str, bool]:
+def _first(text: str, limit: int) -> tuple[str, bool]:
     """The first `limit` bytes of the text, and whether it was longer."""
     raw = text.encode("utf-8", "replace")
     return (text, False) if len(raw) <= limit else (raw[:limit].decode("utf-8", "ignore"), True)
 
 
-def _result(answer: Answer, text: str) -> dict[str, Any]:
+def _result(answer: HttpAnswer, text: str) -> dict[str, Any]:
     kept = {name: answer.headers[name] for name in ("content-type", "content-encoding") if name in answer.headers}
     body: Any
-    body, was_cut = cut(text, KEPT_BYTES)
+    body, was_cut = _first(text, KEPT_BYTES)
     result: dict[str, Any] = {"status": answer.status, "headers": kept, "body": body}
     if was_cut or not answer.whole:
         result["truncated"] = True
@@ -105,7 +105,7 @@ def _result(answer: Answer, text: str) -> dict[str, Any]:
     return result
 
 
-def _text(answer: Answer, mask: Mask | None) -> str:
+def _text(answer: HttpAnswer, mask: Mask | None) -> str:
     encoding = answer.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("", "identity"):
         # Compression was not requested, and a kilobyte of it may decompress to a gigabyte: the body is not kept.

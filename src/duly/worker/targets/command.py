@@ -26,7 +26,7 @@ from duly.masking import Mask
 from duly.worker.account import Account, clean_environment, passed_names
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import RemoteError, clean
-from duly.worker.processes.guard import Guard, GuardLost, Program, Refused, ending
+from duly.worker.processes.guard import Guard, GuardLost, NotStarted, Program, ending
 
 if TYPE_CHECKING:
     from duly.worker.execution import Execution
@@ -91,8 +91,8 @@ class CommandTarget:
                     stderr=stderr.fileno(),
                     account=None if self._account is None else (self._account.uid, self._account.gid),
                 )
-            except Refused as refused:
-                raise _not_started(target, refused) from None
+            except NotStarted as error:
+                raise _start_failed(target, error) from None
             except GuardLost as lost:
                 raise RemoteError("CommandFailed", str(lost)) from None
 
@@ -148,17 +148,17 @@ def _traceparent(context: Context) -> str:
 # Errors
 
 
-def _not_started(target: Mapping[str, Any], refused: Refused) -> Exception:
-    if refused.what == "cwd":
-        told = f"the folder {target['cwd']!r} cannot be entered: {refused}"
-    elif refused.what == "account":
-        told = f"the account of the worker's --command-user cannot be taken on: {refused}"
+def _start_failed(target: Mapping[str, Any], error: NotStarted) -> Exception:
+    if error.what == "cwd":
+        message = f"the folder {target['cwd']!r} cannot be entered: {error}"
+    elif error.what == "account":
+        message = f"the account of the worker's --command-user cannot be taken on: {error}"
     else:
-        told = f"the command {target['argv'][0]!r} cannot be started: {refused}"
-        if refused.errno == errno.ENOENT:
-            told += "; is it installed on this worker, and in its PATH?"
-    told = clean(told)
-    return Permanent(told) if refused.errno in _HOPELESS else RemoteError("CommandFailed", told)
+        message = f"the command {target['argv'][0]!r} cannot be started: {error}"
+        if error.errno == errno.ENOENT:
+            message += "; is it installed on this worker, and in its PATH?"
+    message = clean(message)
+    return Permanent(message) if error.errno in _HOPELESS else RemoteError("CommandFailed", message)
 
 
 def _failed(code: int, stdout: str, stderr: str) -> RemoteError:

@@ -24,7 +24,7 @@ from duly.clock import Clock
 from duly.errors import Permanent
 from duly.model import DEFAULT_TENANT
 from duly.worker.handler.context import Context
-from duly.worker.targets.answers import KEPT_BYTES, Answer, CallFailed, judge, shown_url
+from duly.worker.targets.answers import KEPT_BYTES, CallFailed, HttpAnswer, judge, short_url
 from duly.worker.targets.connecting import EgressRefused, GuardedBackend
 from duly.worker.targets.egress import Egress
 from duly.worker.targets.signing import sign, tenant_secret
@@ -84,7 +84,7 @@ class HttpTarget:
         headers = self._headers(execution, body)
         jobs_own = {**target.get("headers", {}), **target.get("secret_headers", {})}
         for _ in range(_MAX_REDIRECTS + 1):
-            called = f"{method} {shown_url(str(url))}"
+            called = f"{method} {short_url(str(url))}"
             answer = await self._ask(method, url, _merged(headers, jobs_own), body, called)
             if answer.status not in _SENT_ON:
                 return judge(answer, called, mask=execution.mask, now=self._clock.now())
@@ -100,7 +100,7 @@ class HttpTarget:
 
     async def _ask(
         self, method: str, url: httpx.URL, headers: Mapping[str, str], body: bytes | None, called: str
-    ) -> Answer:
+    ) -> HttpAnswer:
         where = url.netloc.decode()
         try:
             async with self._pool.stream(
@@ -124,7 +124,7 @@ class HttpTarget:
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError) as error:
             raise CallFailed(f"the connection to {where} failed: {_innermost(error)}") from None
 
-    async def _read(self, response: httpcore.Response) -> Answer:
+    async def _read(self, response: httpcore.Response) -> HttpAnswer:
         """Reads the answer up to the limit. The connection is closed if a part is left unread."""
         headers: dict[str, str] = {}
         for name, value in response.headers:
@@ -145,7 +145,7 @@ class HttpTarget:
                 # The status has arrived. Only a success needs its whole body.
                 if 200 <= response.status < 300:
                     raise
-        return Answer(response.status, headers, bytes(kept), whole)
+        return HttpAnswer(response.status, headers, bytes(kept), whole)
 
     def _headers(self, execution: Execution, body: bytes | None) -> dict[str, str]:
         """Duly's own headers, the same for every redirect of a call."""
@@ -209,9 +209,9 @@ def _parse_url(text: str) -> httpx.URL:
     try:
         url = httpx.URL(text)
     except (httpx.InvalidURL, ValueError) as error:
-        raise Permanent(f"{shown_url(text)!r} is not a URL that can be called: {error}") from None
+        raise Permanent(f"{short_url(text)!r} is not a URL that can be called: {error}") from None
     if url.scheme not in ("http", "https") or not url.host or not 0 < (url.port or 80) < 65536:
-        raise Permanent(f"{shown_url(text)!r} is not a URL that can be called")
+        raise Permanent(f"{short_url(text)!r} is not a URL that can be called")
     return url
 
 
@@ -221,9 +221,9 @@ def _redirected(url: httpx.URL, location: str | None, called: str) -> httpx.URL:
     try:
         moved = url.join(location)
     except (httpx.InvalidURL, ValueError):
-        raise Permanent(f"{called} was redirected to {shown_url(location)!r}, which is not a URL") from None
+        raise Permanent(f"{called} was redirected to {short_url(location)!r}, which is not a URL") from None
     if url.scheme == "https" and moved.scheme == "http":
-        raise Permanent(f"{called} was redirected from https to {shown_url(location)!r}: it is not sent unencrypted")
+        raise Permanent(f"{called} was redirected from https to {short_url(location)!r}: it is not sent unencrypted")
     return _parse_url(str(moved))
 
 
