@@ -81,7 +81,6 @@ class Worker:
         self._tenants = list(dict.fromkeys(tenants))
         self._tasks = tasks
         self._concurrency = concurrency or settings.concurrency
-        self._notifier = notifier
         self._observer = observer
         self._in_flight = 0
         self._stopping = False

@@ -40,7 +40,6 @@ from contextlib import suppress
 from typing import Any
 
 HEADER = struct.Struct(">IB")
-DESCRIPTORS = 3
 # Pause between checks whether a stopped group is empty: the guard is not told of every process that ends in it.
 LOOK_SECONDS = 0.02
 # After SIGKILL only a process that hangs inside the kernel is left; it is given up after this long.
