@@ -80,6 +80,11 @@ class Workbench:
         return await self.run_of(job_id)
 
 
+async def wait_idle(worker: Worker) -> None:
+    """Waits until every run that the worker has claimed is finished and recorded."""
+    await worker._idle.wait()
+
+
 async def turns(count: int = 5) -> None:
     """Waits until the loop has run the callbacks of its next `count` turns."""
     for _ in range(count):

@@ -41,7 +41,7 @@ from duly.worker.handler.errors import error_text
 from harness.scheduler import SECOND, START, FrozenScheduler, spread
 from harness.store import count, due_job, new_job, put, succeeded, take
 from harness.waiting import eventually
-from harness.worker import Workbench
+from harness.worker import Workbench, wait_idle
 
 DIGITS, DEEP, HUGE = "9" * 5_000, "[" * 3_000 + "]" * 3_000, "8" * 400 + ".5"
 
@@ -572,7 +572,7 @@ async def test_outcomes_are_written_beside_some_that_draw_an_error_each_time(
         for job_id in bad:
             run = await bench.end_of(str(job_id))
             assert run.status == ("dead" if how == "fails" else "succeeded")
-        await worker.wait_idle()
+        await wait_idle(worker)
         assert worker.completer.apart == 0
     assert set(begun.values()) == ({1, 2} if how == "snoozes" else {1})
     assert await count(pool, "claims") == 0

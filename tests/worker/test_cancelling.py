@@ -9,7 +9,7 @@ import pytest
 from duly import Context
 from duly.config import Settings
 from harness.store import count
-from harness.worker import Workbench
+from harness.worker import Workbench, wait_idle
 
 
 async def test_a_waiting_run_ends_at_once(bench: Workbench) -> None:
@@ -21,7 +21,7 @@ async def test_a_waiting_run_ends_at_once(bench: Workbench) -> None:
     run = await bench.operations.runs.cancel((await bench.run_of(job_id)).run_id)
     assert run.status == "cancelled"
     async with bench.working() as worker:
-        await worker.wait_idle()
+        await wait_idle(worker)
     assert (await bench.operations.jobs.get(job_id)).status == "completed"
 
 

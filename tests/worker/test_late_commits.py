@@ -21,6 +21,7 @@ from duly.worker.executor import Outcome
 from harness.proxy import Proxy
 from harness.store import SHARDS, new_job
 from harness.waiting import eventually
+from harness.worker import wait_idle
 
 RUNS, CONCURRENCY = 600, 50
 # At one claim of 50 per second, the 600 runs would take 12 s.
@@ -66,7 +67,7 @@ async def seconds_to_drain_late_runs(pool: Pool, near: Pool, settings: Settings)
         async with asyncio.timeout(60):
             await over.wait()
         took = time.monotonic() - started
-        await worker.wait_idle()
+        await wait_idle(worker)
     await app.close()
     rows = await near.query("select job_id from duly.history where status = 'succeeded'")
     assert {UUID(str(row["job_id"])) for row in rows} == {job.job_id for job in jobs}

@@ -22,7 +22,7 @@ from duly.worker.claimer import Claimer
 from duly.worker.floors import MAX_STRETCH, MIN_STRETCH, SLACK, Walk
 from harness.store import ALL_PRIORITIES, count, put_now
 from harness.waiting import eventually
-from harness.worker import Workbench
+from harness.worker import Workbench, wait_idle
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 LANES = (["default"] * 10, ALL_PRIORITIES)
@@ -219,7 +219,7 @@ async def test_a_task_that_only_a_worker_for_others_has_is_no_dead_letter(bench:
         job_id = await bench.submit("note", {"whose": "default"})
         async with other.working() as worker:
             await eventually(lambda: bool(worker._offers._lacking))
-            await asyncio.wait_for(worker.wait_idle(), 10)
+            await asyncio.wait_for(wait_idle(worker), 10)
         assert (await bench.run_of(job_id)).status in ("queued", "retrying")
     await other.app.close()
 

@@ -21,7 +21,7 @@ from duly.store import maintenance, runs
 from duly.store.pool import Pool
 from harness.store import count, rescue_from_the_living
 from harness.waiting import eventually
-from harness.worker import Workbench
+from harness.worker import Workbench, wait_idle
 
 
 async def test_an_async_handler_gets_its_payload_and_its_result_is_kept(bench: Workbench) -> None:
@@ -402,7 +402,7 @@ async def test_a_worker_whose_claim_was_rescued_is_told_and_records_nothing(benc
         worker.leases.poke()
         async with asyncio.timeout(5):
             await told.wait()
-            await worker.wait_idle()
+            await wait_idle(worker)
         assert worker.completer.lost == 1
     run = await bench.run_of(job_id)
     assert (run.status, run.attempt) == ("queued", 1)
@@ -505,7 +505,7 @@ async def test_an_outcome_that_cannot_be_written_at_all_is_left_to_rescue_and_bl
         async with asyncio.timeout(20):
             for _ in range(20):
                 await bench.ended.get()
-            await worker.wait_idle()
+            await wait_idle(worker)
     assert await count(pool, "history", "status = 'succeeded'") == 19
     await pool.query("update duly.claims set lease_until = duly.now() - interval '1 second'")
     assert (await maintenance.rescue(pool)).requeued == 1
@@ -529,6 +529,6 @@ async def test_an_outcome_the_database_refuses_does_not_sink_the_others(
         async with asyncio.timeout(20):
             for _ in range(20):
                 await bench.ended.get()
-            await worker.wait_idle()
+            await wait_idle(worker)
     assert await count(pool, "history", "status = 'succeeded'") == 20
     assert await count(pool, "history", "result ->> 'type' = 'Unstorable'") == 1

@@ -211,10 +211,6 @@ class Worker:
         """Stops every running handler now and returns its run to the queue."""
         self.executor.stop_all(StopReason.SHUTDOWN)
 
-    async def wait_idle(self) -> None:
-        """Waits until every claimed run is finished and recorded."""
-        await self._idle.wait()
-
     # The host of executions: what handlers call through their context.
 
     def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]:

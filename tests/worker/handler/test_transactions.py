@@ -11,7 +11,7 @@ import pytest
 from duly import Context
 from duly.errors import LeaseLost
 from harness.store import count, rescue_from_the_living
-from harness.worker import Workbench
+from harness.worker import Workbench, wait_idle
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ async def test_what_follows_the_commit_changes_nothing(bench: Workbench) -> None
     job_id = await bench.submit(write)
     async with bench.working() as worker:
         run = await bench.succeeded(job_id)
-        await worker.wait_idle()
+        await wait_idle(worker)
     assert (run.status, [attempt.error for attempt in run.attempts]) == ("succeeded", [None])
     assert await count(bench.pool, "runs") == await count(bench.pool, "dead_letters") == 0
 
