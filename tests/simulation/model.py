@@ -678,7 +678,7 @@ class Model:
         for claim_id in close:
             if self.claims.pop(claim_id, None) is not None:
                 self.events.append(("closed", claim_id))
-        return [Row(recorded=recorded, serial=sorted(serial) or None)]
+        return [Row(accepted=recorded, serial=sorted(serial) or None)]
 
     def runs_requeue(
         self, claims: Sequence[UUID], positions: Sequence[int], ordinals: Sequence[int], states: Sequence[str],
@@ -705,7 +705,7 @@ class Model:
             requeued += 1
         if requeued:
             self._tell("duly_work", "default")
-        return [Row(requeued=requeued, serial=None, told=0)]
+        return [Row(accepted=requeued, serial=None, told=0)]
 
     def release(self, claim_id: UUID, ordinal: int) -> None:
         claim = self.claims[claim_id]
@@ -722,7 +722,7 @@ class Model:
                 recorded += 1
                 if ended.flags & SERIAL:
                     serial.add(one.job_id)
-        return [Row(recorded=recorded, serial=sorted(serial) or None)]
+        return [Row(accepted=recorded, serial=sorted(serial) or None)]
 
     def runs_settled(
         self, claims: Sequence[UUID], job_ids: Sequence[UUID], scheduled_ats: Sequence[datetime]

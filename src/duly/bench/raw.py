@@ -88,7 +88,7 @@ class RawWorker:
                 [claim_id], [1] * count, range(1, count + 1), times, times, [None] * count, zeros, [claim_id]
             )
             assert done is not None
-            self.recorded += done["recorded"]
+            self.recorded += done["accepted"]
 
 
 class RawFirer:

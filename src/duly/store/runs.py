@@ -7,9 +7,9 @@ returned count shows that.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from duly.model import Buried, Claim, ClaimedRun, Requeued, Succeeded
@@ -95,66 +95,52 @@ async def _complete_keyed(store: Querier, ended: Sequence[Succeeded], close: Seq
     return accepted
 
 
-async def _complete(store: Querier, ended: Sequence[Succeeded], close: Sequence[UUID]) -> int:
-    claims: dict[UUID, int] = {}
-    positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
-    row = await store.row(
-        "runs/complete",
-        list(claims),
-        positions,
-        [end.run.ordinal for end in ended],
+def _complete(store: Querier, ended: Sequence[Succeeded], close: Sequence[UUID]) -> Awaitable[int]:
+    return _write(
+        store, "runs/complete", ended,
         [end.started_us for end in ended],
         [end.finished_us for end in ended],
         [end.result for end in ended],
         [end.flags for end in ended],
         list(close),
-    )
-    assert row is not None
-    if row["serial"]:
-        await free_next(store, row["serial"])
-    return int(row["recorded"])
+    )  # fmt: skip
 
 
 async def requeue(store: Querier, ended: Sequence[Requeued]) -> int:
     """Puts runs back into the queue. Returns how many were accepted."""
-    claims: dict[UUID, int] = {}
-    positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
-    row = await store.row(
-        "runs/requeue",
-        list(claims),
-        positions,
-        [end.run.ordinal for end in ended],
+    return await _write(
+        store, "runs/requeue", ended,
         [end.state for end in ended],
         [end.delay for end in ended],
         [end.refund for end in ended],
         [end.error for end in ended],
         [end.started_us for end in ended],
         [end.finished_us for end in ended],
-    )
-    assert row is not None
-    if row["serial"]:
-        await free_next(store, row["serial"])
-    return int(row["requeued"])
+    )  # fmt: skip
 
 
 async def bury(store: Querier, ended: Sequence[Buried]) -> int:
     """Records runs that will not be tried again. Returns how many were accepted."""
-    claims: dict[UUID, int] = {}
-    positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
-    row = await store.row(
-        "runs/bury",
-        list(claims),
-        positions,
-        [end.run.ordinal for end in ended],
+    return await _write(
+        store, "runs/bury", ended,
         [end.error for end in ended],
         [end.started_us for end in ended],
         [end.finished_us for end in ended],
         [end.status for end in ended],
-    )
+    )  # fmt: skip
+
+
+async def _write(
+    store: Querier, statement: str, ended: Sequence[Succeeded | Requeued | Buried], *columns: list[Any]
+) -> int:
+    """Sends outcomes, each named by its claim and ordinal, with the other columns of the statement."""
+    claims: dict[UUID, int] = {}
+    positions = [claims.setdefault(end.run.claim_id, len(claims) + 1) for end in ended]
+    row = await store.row(statement, list(claims), positions, [end.run.ordinal for end in ended], *columns)
     assert row is not None
     if row["serial"]:
         await free_next(store, row["serial"])
-    return int(row["recorded"])
+    return int(row["accepted"])
 
 
 async def settled(store: Querier, runs: Sequence[ClaimedRun]) -> set[tuple[UUID, datetime]]:

@@ -53,4 +53,4 @@ buried as (
     where run.status = 'dead'
     on conflict do nothing
 )
-select count(*) as recorded, array_agg(distinct job_id) filter (where duly.is_serial(flags)) as serial from recorded
+select count(*) as accepted, array_agg(distinct job_id) filter (where duly.is_serial(flags)) as serial from recorded

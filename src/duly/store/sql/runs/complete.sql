@@ -58,4 +58,4 @@ closed as (
         for update of c
     ))
 )
-select count(*) as recorded, array_agg(distinct job_id) filter (where duly.is_serial(flags)) as serial from recorded
+select count(*) as accepted, array_agg(distinct job_id) filter (where duly.is_serial(flags)) as serial from recorded

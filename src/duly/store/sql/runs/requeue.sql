@@ -64,7 +64,7 @@ cancelled as (
     where j.status = 'cancelled' or run.stopped
     returning job_id, flags
 )
-select (select count(*) from run) as requeued,
+select (select count(*) from run) as accepted,
     duly.heed_tokens(array(select claim_id from held)) as heeded,
     (select array_agg(distinct job_id) from cancelled where duly.is_serial(flags)) as serial,
     (select count(pg_notify('duly_work', q.queue)::text) from (
