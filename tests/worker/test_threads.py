@@ -35,7 +35,7 @@ async def bench(
     monkeypatch.setattr(duly.worker.threads, "MAX_WAIT_SECONDS", 0.5)
     monkeypatch.setattr(duly.worker.threads, "CROWDED_SECONDS", 0.2)
     monkeypatch.setattr(duly.worker.threads, "HANG_SECONDS", 0.1)
-    monkeypatch.setattr(duly.worker.worker, "TELL_SECONDS", 0.01)
+    monkeypatch.setattr(duly.worker.worker, "REPORT_SECONDS", 0.01)
     bench = Workbench(pool, settings, operations)
 
     @bench.app.task(timeout_seconds=0.3, max_retries=0)

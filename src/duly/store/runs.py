@@ -170,7 +170,7 @@ async def heartbeat(store: Querier, *, worker_id: UUID, lease_seconds: float, cl
 
 
 async def free_next(store: Querier, job_ids: Sequence[UUID]) -> None:
-    """Releases the next waiting run of each job after one has ended. Upkeep finds those that this misses.
+    """Releases the next waiting run of each job after one has ended. Upkeep finds the runs that this misses.
 
     A fire locks a job for a moment. A user's transaction may lock it for an hour, and the outcomes of all other jobs
     must not wait for that.

@@ -7,6 +7,6 @@
 4. `completer`: writes outcomes and closes claims;
 5. `leases`: extends leases from a thread of its own; `blocking` names a handler that blocks the event loop.
 
-`handler/` is what a Python handler sees and leaves behind, `targets/` calls endpoints and commands, `processes/` runs
+`handler/` has the parts that a Python handler uses, `targets/` calls endpoints and commands, `processes/` runs
 programs that can be killed, `account` gives commands their user and environment.
 """

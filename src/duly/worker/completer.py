@@ -58,7 +58,7 @@ class Completer(Service):
         # Empty claims since `take_emptied` was last called.
         self._emptied: list[UUID] = []
         # Claims with a run that was given up here without an outcome: its lease is lost or no longer trusted, or its
-        # outcome could not be written even without its words. Such a claim is never closed, because it may still exist
+        # outcome could not be written even without its text. Such a claim is never closed, because it may still exist
         # and hold the run: rescue takes the run back when the lease, which this worker no longer extends, has ended.
         self._left_to_rescue: set[UUID] = set()
         # Outcomes that cannot be written now and would block others. Giving them up would run their handlers again, so
@@ -84,7 +84,7 @@ class Completer(Service):
 
     @property
     def apart(self) -> int:
-        """Number of outcomes set apart: a run that is over does not take a slot while its outcome cannot be written."""
+        """Number of outcomes set apart: their runs do not count against the worker's concurrency."""
         return min(len(self._apart), MAX_APART)
 
     def take_emptied(self) -> list[UUID]:
@@ -136,8 +136,8 @@ class Completer(Service):
             left = [outcome for sifting in siftings for outcome in sifting.left]
             self._outcomes[:0] = left
             alone = [one for sifting in siftings for one in sifting.alone]
-            for outcome, said in alone:
-                self._set_apart(outcome, said)
+            for outcome, reason in alone:
+                self._set_apart(outcome, reason)
             if len(left) < len(batch):
                 self._recorded(len(batch) - len(left) - len(alone))
 
@@ -148,17 +148,17 @@ class Completer(Service):
         others = [outcome for outcome in outcomes if _key(outcome) not in self._apart]
         return Sifting(others, known=known, split=split)
 
-    def _set_apart(self, outcome: Outcome, said: DulyError) -> None:
+    def _set_apart(self, outcome: Outcome, reason: DulyError) -> None:
         if self._apart.put(_key(outcome), outcome, asyncio.get_running_loop().time()):
             run_id = make_run_id(outcome.run.job_id, outcome.run.scheduled_at)
-            log.error("the outcome of run %s cannot be stored now; it is tried again by itself: %s", run_id, said)
+            log.error("the outcome of run %s cannot be stored now; it is tried again by itself: %s", run_id, reason)
 
     async def _flush(self, outcomes: Sequence[Outcome]) -> None:
         """Writes outcomes of one kind and closes the claims that are empty then."""
         await self._record(outcomes, close=True)
 
     async def _flush_alone(self, outcomes: Sequence[Outcome]) -> None:
-        """Writes outcomes without closing claims, because closing may be what fails."""
+        """Writes outcomes without closing claims, because the closing may be at fault."""
         await self._record(outcomes, close=False)
 
     async def _record(self, outcomes: Sequence[Outcome], *, close: bool) -> None:
@@ -185,7 +185,7 @@ class Completer(Service):
             self._to_close = [claim_id for claim_id in self._to_close if claim_id not in closed]
 
     async def _close_each(self) -> None:
-        """Closes claims one by one if need be. One that cannot be closed is empty all the same, and rescue finds it."""
+        """Closes claims, one by one if need be. Rescue finds a claim that cannot be closed; no run of it is left."""
 
         async def close(claims: Sequence[UUID]) -> None:
             await runs.complete(self._pool, [], claims)
@@ -241,7 +241,7 @@ class Completer(Service):
         log.error("an outcome could not be stored as it was", exc_info=error)
         end: Succeeded | Requeued | Buried = ends[0]
         cause = type(error.__cause__ or error).__name__
-        plain = error_text("Unstorable", f"what the handler gave could not be stored: {cause}")
+        plain = error_text("Unstorable", f"the handler's result or error could not be stored: {cause}")
         if isinstance(end, Succeeded):
             end = Succeeded(end.run, end.started_us, end.finished_us, plain, end.flags, end.key)
         elif isinstance(end, Requeued):
@@ -251,7 +251,7 @@ class Completer(Service):
         try:
             return await write(self._pool, [end])
         except DataRefused as again:
-            # The others must still be written.
+            # The other outcomes must still be written.
             log.error("an outcome could not be stored at all; the run is left to rescue", exc_info=again)
             self._left_to_rescue.add(end.run.claim_id)
             return 0

@@ -46,7 +46,7 @@ class Host(Protocol):
 
 
 class Execution:
-    """A run being executed. Made for every run, so it is slots and few methods."""
+    """A run being executed. Made for every run, hence the slots and the few methods."""
 
     __slots__ = ("abandoned", "deadline", "host", "ledger_key", "mask", "recorded", "run", "started_us", "stop", "task")
 

@@ -189,7 +189,7 @@ class Executor:
         if execution.recorded:
             # The handler's own transaction has recorded the success: nothing that came after it changes that.
             if outcome is not None and type(outcome) is not Succeeded:
-                log.warning("run of %s had completed in its transaction; what followed is ignored", run.name)
+                log.warning("run of %s completed in its transaction; its later result or error is ignored", run.name)
             assert execution.started_us is not None
             outcome = Recorded(run, execution.started_us, self._clock.now_us())
         self._report(run, outcome)

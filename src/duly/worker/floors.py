@@ -58,7 +58,7 @@ class Floors:
             self._look_again_at = now + pause if slow and not more_below else 0.0
         floor = claim.emptied_to - SLACK
         for lane in names[: claim.emptied_lanes]:
-            # Never lowered: a lane that was looked at from its floor on says nothing about what lies below it.
+            # Never lowered: a lane that was looked at from its floor on says nothing about the runs below it.
             self._floors[lane] = max(floor, self._floors.get(lane, floor))
 
 

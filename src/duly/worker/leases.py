@@ -1,7 +1,7 @@
 """Heartbeats, from a thread with its own event loop and its own connection.
 
-A handler that blocks the worker's event loop, or computes for seconds, must not lose its leases: so the heartbeat
-depends on neither. News from a heartbeat (lost leases, cancelled runs) is handed to the worker's loop.
+A handler that blocks the worker's event loop, or computes for seconds, must not lose its leases. News from a
+heartbeat (lost leases, cancelled runs) is handed to the worker's loop.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LeaseKeeper:
     def hold(self, claim_id: UUID, sent: float) -> bool:
         """Keeps the lease of a claim whose statement was sent at `sent` (monotonic): the lease is not older than that.
 
-        Returns False if the answer took so long that the lease may have ended. Then it is left to rescue.
+        Returns False if the answer took so long that the lease may have ended. Then the claim is left to rescue.
         """
         until = sent + self._lease * (1 - MARGIN)
         if until <= time.monotonic():
@@ -120,7 +120,7 @@ class LeaseKeeper:
         self._beating = asyncio.current_task()
         self._poked = asyncio.Event()
         self._ready.set()
-        # Beside the heartbeats, not between them: one that hangs must not delay telling handlers to stop.
+        # Beside the heartbeats, not between them: a heartbeat that hangs must not delay telling handlers to stop.
         watching = asyncio.create_task(self._watch())
         pool: Pool | None = None
         try:

@@ -40,7 +40,7 @@ class _Lacking:
 
 
 class Offers:
-    """The tasks that this worker lacks, and what the store last said about each."""
+    """The tasks that this worker lacks, and the store's last answer about each."""
 
     def __init__(self, pool: Pool, *, missing_seconds: float) -> None:
         """`missing_seconds`: a run is buried if no live worker has had its task for this long."""
@@ -56,17 +56,19 @@ class Offers:
         return [name for name, lacking in self._lacking.items() if lacking.left_until > now]
 
     async def refuse(self, run: ClaimedRun) -> None:
-        """Raises what decides about a run whose task is missing: `Elsewhere`, `Unable` or `RemotePermanent`."""
+        """Raises the error that decides about a run of a missing task: `Elsewhere`, `Unable` or `RemotePermanent`."""
         name, now_us = run.handler, self._pool.clock.now_us()
         lacking = self._lacking.setdefault(name, _Lacking(now_us))
         try:
             offer = await self._asked(name, lacking)
         except StoreUnavailable as error:
-            raise Unable(f"this worker has no task {name!r}, and the store cannot say who has: {error}") from error
+            raise Unable(
+                f"this worker has no task {name!r}, and the store cannot say which worker has it: {error}"
+            ) from error
         if offer.live:
-            raise Elsewhere(f"this worker has no task {name!r}, but another has")
+            raise Elsewhere(f"this worker has no task {name!r}, but another worker has it")
         if offer.for_some:
-            raise Unable(f"this worker has no task {name!r}; another has, which takes some tenants' runs only")
+            raise Unable(f"this worker has no task {name!r}; another worker has it, but takes some tenants' runs only")
         # Counted from the run's due time at the earliest: a job may be submitted before the first worker that has its
         # task starts.
         since_us = max(lacking.noticed_us, to_micros(run.scheduled_at))
@@ -101,7 +103,7 @@ class Offers:
         if now - lacking.logged_at >= _LOG_SECONDS:
             lacking.logged_at = now
             if offer.live:
-                log.info("this worker has no task %r and leaves its runs to those that have it", name)
+                log.info("this worker has no task %r and leaves its runs to workers that have it", name)
             else:
                 log.warning(
                     "no live worker has a task %r: its runs wait, and go to the dead letters when none has had it for "

@@ -45,7 +45,7 @@ LEAVE_SECONDS = 2.0
 # Handler threads per process; more would only wait for one another.
 MAX_THREADS = 64
 # Pause between two reports to the store about hanging threads.
-TELL_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 
 Observer = Callable[[ClaimedRun, Outcome | None], None]
 
@@ -99,8 +99,8 @@ class Worker:
         self._thread_tasks = sorted(
             name for name, task in tasks.items() if not task.is_async and task.isolation == "thread"
         )
-        self._told_hanging = 0
-        self._telling: asyncio.Task[None] | None = None
+        self._reported_hanging = 0
+        self._reporting: asyncio.Task[None] | None = None
         blocking = Blocking(tasks)
         self.executor = Executor(
             tasks,
@@ -148,7 +148,7 @@ class Worker:
             notifier.listen("duly_cancel", self._heard_cancel)
 
     async def _join(self, pool: Pool) -> None:
-        self._told_hanging = hanging = self.executor.threads.hanging
+        self._reported_hanging = hanging = self.executor.threads.hanging
         await cluster.join(
             pool,
             node_id=self.worker_id,
@@ -194,8 +194,8 @@ class Worker:
             log.error("%d outcomes could not be written; rescue will take those runs back", self._in_flight)
         await asyncio.gather(self.completer.stop(), self._progress.stop(), self.leases.stop())
         self.executor.close()
-        if self._telling is not None:
-            self._telling.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         for target in self._targets.values():
             await target.close()
         if self._isolated is not None:
@@ -211,7 +211,7 @@ class Worker:
         """Stops every running handler now and returns its run to the queue."""
         self.executor.stop_all(StopReason.SHUTDOWN)
 
-    # The host of executions: what handlers call through their context.
+    # The host of executions: the calls that handlers make through their context.
 
     def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]:
         return self._transactions.open(execution)
@@ -247,20 +247,20 @@ class Worker:
 
     def _threads_changed(self) -> None:
         self.claimer.widened()
-        if self.executor.threads.hanging != self._told_hanging and self._telling is None and not self._stopping:
-            self._telling = asyncio.get_running_loop().create_task(self._tell_hanging())
+        if self.executor.threads.hanging != self._reported_hanging and self._reporting is None and not self._stopping:
+            self._reporting = asyncio.get_running_loop().create_task(self._report_hanging())
 
-    async def _tell_hanging(self) -> None:
+    async def _report_hanging(self) -> None:
         """Reports hanging threads to the store, so that `duly status` shows them."""
         try:
-            while self.executor.threads.hanging != self._told_hanging and not self._stopping:
-                await asyncio.sleep(TELL_SECONDS)  # several threads may hang at once
+            while self.executor.threads.hanging != self._reported_hanging and not self._stopping:
+                await asyncio.sleep(REPORT_SECONDS)  # several threads may hang at once
                 try:
                     await self._join(self._pool)
                 except StoreUnavailable:
-                    self._told_hanging = -1
+                    self._reported_hanging = -1
         finally:
-            self._telling = None
+            self._reporting = None
 
     # Messages between the parts
 

@@ -82,8 +82,8 @@ def message_of(error: BaseException, mask: Mask | None = None) -> str:
     """An error's message, whatever its class does when asked. A mask reads it whole, so that no secret is cut."""
     try:
         # By the method of `str` itself: a subclass may do anything when it is cut.
-        said = str.__getitem__(str(error), slice(None, 4 * MAX_ERROR_BYTES if mask is None else None))
-        return said if mask is None else mask.text(said)
+        text = str.__getitem__(str(error), slice(None, 4 * MAX_ERROR_BYTES if mask is None else None))
+        return text if mask is None else mask.text(text)
     except BaseException as broken:  # noqa: BLE001 - a __str__ that raises is a bug of the handler, not a reason to lose the run
         return f"(its message could not be shown: {kind_of(broken)})"
 

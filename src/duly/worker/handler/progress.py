@@ -1,4 +1,4 @@
-"""Writes what handlers report of their progress: at most twice a second, all runs in one statement."""
+"""Writes the progress that handlers report: at most twice a second, all runs in one statement."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class ProgressWriter(Service):
 
     async def run_once(self) -> float | None:
         with self._lock:
-            said, self._reports = self._reports, {}
-        if not said:
+            reports, self._reports = self._reports, {}
+        if not reports:
             return None
         try:
-            await progress.write(self._pool, [(*run, *what) for run, what in sorted(said.items())])
+            await progress.write(self._pool, [(*run, *report) for run, report in sorted(reports.items())])
         except DataRefused as error:
-            # Sending these again would be refused again, for all runs; a handler that goes on reports again soon.
-            log.warning("what %d runs said of their progress could not be stored: %s", len(said), error)
+            # The same reports would be refused again, for all runs; a handler that goes on reports again soon.
+            log.warning("the progress of %d runs could not be stored: %s", len(reports), error)
         except Exception:
             with self._lock:
-                self._reports = said | self._reports
+                self._reports = reports | self._reports
             raise
         await asyncio.sleep(_PAUSE_SECONDS)
         return 0.0

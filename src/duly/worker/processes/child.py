@@ -132,7 +132,7 @@ class _Call:
         self._lock = threading.Lock()
         self._cancel_task: Callable[[], object] | None = None
         self._progress: tuple[float, str] | None = None
-        self._said_at = 0.0
+        self._reported_at = 0.0
         self._over = False
 
     def answer(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class _Call:
             answer = {"result": None if text is None else json.loads(text)}
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and the child goes on
             answer = {"error": json.loads(exception_text(error)), "signal": _signal_of(error)}
-        self._say_progress(over=True)
+        self._send_progress(over=True)
         return answer
 
     def _execute(self) -> Any:
@@ -153,7 +153,7 @@ class _Call:
             return self._child.run_async(lambda: function(*given, **self._arguments), self)
         return function(*given, **self._arguments)
 
-    # The host: what the handler calls through its context.
+    # The host: the calls that the handler makes through its context.
 
     def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]:
         raise RuntimeError(
@@ -168,20 +168,20 @@ class _Call:
         with self._lock:
             pending = self._progress is not None
             self._progress = (float(fraction), str(note)[:1000])
-            wait = self._said_at + PROGRESS_SECONDS - time.monotonic()
+            wait = self._reported_at + PROGRESS_SECONDS - time.monotonic()
         if wait <= 0:
-            self._say_progress()
+            self._send_progress()
         elif not pending:
-            timer = threading.Timer(wait, self._say_progress)
+            timer = threading.Timer(wait, self._send_progress)
             timer.daemon = True
             timer.start()
 
-    def _say_progress(self, *, over: bool = False) -> None:
+    def _send_progress(self, *, over: bool = False) -> None:
         with self._lock:  # held while sending: a report after the answer would be taken for the next call's
-            said, self._progress = self._progress, None
-            self._said_at = time.monotonic()
-            if said is not None and not self._over:
-                self._child.send({"progress": said})
+            report, self._progress = self._progress, None
+            self._reported_at = time.monotonic()
+            if report is not None and not self._over:
+                self._child.send({"progress": report})
             self._over = self._over or over
 
     # Cancelling, from the thread that reads frames

@@ -77,7 +77,7 @@ class Children:
             finally:
                 self._give_back(child)
         except (NotStarted, GuardLost) as error:
-            raise RemoteError("ProcessDied", f"the child process could not be kept: {error}") from None
+            raise RemoteError("ProcessDied", f"the child process could not be started or was lost: {error}") from None
         finally:
             self._free.release()
 

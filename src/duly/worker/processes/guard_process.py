@@ -17,7 +17,7 @@ The worker sends, as length-prefixed JSON:
     {"id", "start": [argv], "env": {…}, "cwd", "as": null | [uid, gid]}, with descriptors for standard input, output
                                                 and error
     {"id", "stop": seconds}                     SIGTERM to the group, SIGKILL when it is still there after that long
-    {"id", "forget": true}                      the program has ended; what it left running is not followed
+    {"id", "forget": true}                      the program has ended; processes that it left running are not followed
 The guard answers, as lines of JSON:
     {"id", "started": pid} or {"id", "refused": errno, "what": "cwd" | "argv" | "fork" | "account", "why"}
     {"id", "ended": code}                       the program itself; negative: a signal ended it
@@ -113,7 +113,7 @@ class GuardProcess:
             # The guard's memory holds secrets of jobs: no other process may read it. An exec resets this for programs.
             self._prctl(_PR_SET_DUMPABLE, 0)
             self._prctl(_PR_SET_CHILD_SUBREAPER, 1)
-            # A process forked by a handler may hold the worker's end of the socket open; then this signal tells.
+            # A process that a handler forked may hold the worker's end of the socket: this signal then wakes the guard.
             self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGHUP))
         self._selector.register(woken, selectors.EVENT_READ, lambda: _drain(woken))
         self._selector.register(self._worker, selectors.EVENT_READ, self._receive)

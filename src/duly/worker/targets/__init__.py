@@ -1,4 +1,4 @@
-"""Targets: what a run can call besides a Python task. Read in this order:
+"""Targets: endpoints and programs, which a run can call instead of a Python task. Read in this order:
 
 1. `Target`, below: the contract;
 2. `command`: runs programs;

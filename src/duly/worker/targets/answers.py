@@ -112,7 +112,7 @@ def _text(answer: HttpAnswer, mask: Mask | None) -> str:
         return f"[{len(answer.body)}{'' if answer.whole else ' or more'} bytes, compressed: {encoding[:40]}]"
     # A character that the cut splits is left out.
     text = codecs.getincrementaldecoder("utf-8")("replace").decode(answer.body, final=answer.whole)
-    # An endpoint that echoes what it was sent must not make a secret visible.
+    # An endpoint that echoes its request must not make a secret visible.
     return text if mask is None else mask.text(text, ends_amid=not answer.whole)
 
 

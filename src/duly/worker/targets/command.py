@@ -162,9 +162,9 @@ def _start_failed(target: Mapping[str, Any], error: NotStarted) -> Exception:
 
 
 def _failed(code: int, stdout: str, stderr: str) -> RemoteError:
-    said = [(name, text) for name, text in (("stderr", stderr), ("stdout", stdout)) if text.strip()]
-    message = "\n".join([ending(code), *(f"{name}: {_last(text.rstrip(), _MESSAGE_BYTES)}" for name, text in said)])
-    trace = "\n".join(f"--- end of {name}\n{_last(text, _TRACE_BYTES)}" for name, text in said)
+    outputs = [(name, text) for name, text in (("stderr", stderr), ("stdout", stdout)) if text.strip()]
+    message = "\n".join([ending(code), *(f"{name}: {_last(text.rstrip(), _MESSAGE_BYTES)}" for name, text in outputs)])
+    trace = "\n".join(f"--- end of {name}\n{_last(text, _TRACE_BYTES)}" for name, text in outputs)
     return RemoteError("CommandFailed", message, trace or None)
 
 

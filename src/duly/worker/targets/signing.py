@@ -62,7 +62,7 @@ def _parse_secret(text: str) -> bytes:
         secret = base64.b64decode(text.removeprefix(PREFIX), validate=True)
     except (binascii.Error, ValueError):
         # Not `from error`, and not the text itself: both could show the secret.
-        raise _bad(f"what follows {PREFIX} must be base64") from None
+        raise _bad(f"the part after {PREFIX} must be base64") from None
     if not _MIN_BYTES <= len(secret) <= _MAX_BYTES:
         raise _bad(f"it must hold {_MIN_BYTES} to {_MAX_BYTES} bytes, this has {len(secret)}")
     return secret
