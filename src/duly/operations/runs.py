@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
@@ -12,8 +12,6 @@ from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, to_job_id
 from duly.states import ENDED_STATES
 from duly.store import history, jobs, runs
 from duly.timing import render_key
-
-_FAR = datetime(9999, 12, 31, tzinfo=UTC)
 
 
 class RunOperations:
@@ -29,10 +27,10 @@ class RunOperations:
         if job is None:
             raise NotFound(f"there is no job {job_id}")
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
-        before = _FAR
+        before = checks.LAST_MOMENT
         if cursor is not None:
             try:
-                before = checks.check_moment("cursor", datetime.fromisoformat(cursor)) or _FAR
+                before = checks.check_moment("cursor", datetime.fromisoformat(cursor)) or checks.LAST_MOMENT
             except ValueError as error:
                 raise InvalidInput("cursor", INVALID_CURSOR) from error
         moments = await history.job_run_times(self._pool, job_id=job.job_id, before=before, limit=limit + 1)
