@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from duly import AsyncClient, Client, ConfigError
 from duly.addresses import shown_postgres, without_passwords
-from duly.cli.session import Session
+from duly.cli.invocation import Invocation
 from duly.config import Settings, load_settings
 from duly.errors import DulyError
 from duly.store.pool import Pool, connection_options
@@ -87,7 +87,7 @@ def test_settings_show_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Any
     kept |= {"coordinator": f"etcd://u:{MARK}@h", "webhook_secret": MARK}
     settings = load_settings(**kept)
     assert_hidden(repr(settings) + str(settings))
-    assert_hidden(repr(Session(kept["database_url"], url=f"https://u:{MARK}@h")))
+    assert_hidden(repr(Invocation(kept["database_url"], url=f"https://u:{MARK}@h")))
     # Pydantic's message about a setting quotes its input: all settings, if two of them contradict each other.
     for wrong in ({"heartbeat_seconds": 14}, {"shards": "x"}, {"database_url": 5}):
         with pytest.raises(ValidationError) as refused:

@@ -29,10 +29,10 @@ SLOW_TO_START = """
 import asyncio
 from pathlib import Path
 
-from duly.cli import children
+from duly.cli import supervised
 from tasks_of_test import app
 
-serve = children.ApiProcess.serve
+serve = supervised.ApiProcess.serve
 
 
 async def serve_later(self, *given):
@@ -41,7 +41,7 @@ async def serve_later(self, *given):
     return await serve(self, *given)
 
 
-children.ApiProcess.serve = serve_later
+supervised.ApiProcess.serve = serve_later
 """
 
 

@@ -146,14 +146,14 @@ class Access:
 
 
 def operations_of(request: Request) -> Operations:
-    """The operations of the tenant that the caller's key belongs to; `Guard` has bound them."""
+    """The operations of the tenant that the caller's key belongs to; `RequestGuard` has bound them."""
     operations = request.scope["duly.operations"]
     assert isinstance(operations, Operations)
     return operations
 
 
 def principal_of(request: Request) -> Principal:
-    """The caller; `Guard` has authenticated it."""
+    """The caller; `RequestGuard` has authenticated it."""
     principal = request.scope["duly.principal"]
     assert isinstance(principal, Principal)
     return principal

@@ -75,7 +75,7 @@ def _is_named(headers: Headers, names: frozenset[str]) -> bool:
     return match is not None and (match[1] in names or is_loopback_host(hosts[0]))
 
 
-class Guard:
+class RequestGuard:
     """The outermost middleware but for Starlette's own: authenticates, adds headers, and catches every other error."""
 
     def __init__(self, app: ASGIApp, access: Access, *, hosts: Collection[str] = ()) -> None:

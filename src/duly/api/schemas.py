@@ -46,7 +46,7 @@ from duly.states import RunState
 from duly.visible import CONTROLS
 
 
-def _read_moment(value: object) -> object:
+def _read_body_moment(value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
@@ -71,7 +71,7 @@ def _whole_number(value: object) -> object:
 
 
 Whole = Annotated[int, BeforeValidator(_whole_number)]
-Moment = Annotated[datetime, BeforeValidator(_read_moment)]
+Moment = Annotated[datetime, BeforeValidator(_read_body_moment)]
 Seconds = Annotated[int | float, AfterValidator(_plain_number)]
 
 

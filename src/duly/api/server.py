@@ -21,7 +21,7 @@ try:
     from duly.api import description, live, metrics, problems, routes
     from duly.api.access import Access
     from duly.api.connections import ACCEPTED_AT_ONCE, Crowd, Limits, protocol_for
-    from duly.api.guard import Guard
+    from duly.api.guard import RequestGuard
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.partition(".")[0] in _EXTRA:
         raise MissingExtra("the HTTP API", "api") from missing
@@ -62,7 +62,7 @@ def create_app(operations: StoreOperations, *, local_key: LocalKey | None = None
     )
     description.install(app, access)
     app.add_middleware(
-        Guard, access=access, hosts=[host.strip() for host in settings.api_hosts.split(",") if host.strip()]
+        RequestGuard, access=access, hosts=[host.strip() for host in settings.api_hosts.split(",") if host.strip()]
     )
     app.state.body_limit = settings.payload_max_bytes + BODY_HEADROOM
     served = [*routes.make_routes(settings), *live.make_routes(operations), *metrics.make_routes(operations)]

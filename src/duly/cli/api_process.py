@@ -1,4 +1,4 @@
-"""A process that serves the API: `duly api`, and the child that `duly up` keeps alive for it (`children.py`).
+"""A process that serves the API: `duly api`, and the child that `duly up` keeps alive for it (`supervised.py`).
 
 The child is started first of all, imports its modules while PostgreSQL starts, and then waits for its orders. Orders
 come over its standard input, a socket whose other end only the parent holds: however the parent ends, the kernel closes

@@ -36,7 +36,7 @@ Item = TypeVar("Item")
 PAGE = 200
 
 
-class Jobs(Protocol):
+class JobsBackend(Protocol):
     """`JobOperations`, as far as commands use it."""
 
     async def get(self, job_id: str) -> Job: ...
@@ -66,7 +66,7 @@ class Jobs(Protocol):
     async def trigger(self, job_id: str) -> Run: ...
 
 
-class Runs(Protocol):
+class RunsBackend(Protocol):
     """`RunOperations`, as far as commands use it."""
 
     async def page(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]: ...
@@ -76,7 +76,7 @@ class Runs(Protocol):
     async def cancel(self, run_id: str) -> Run: ...
 
 
-class DeadLetters(Protocol):
+class DeadLettersBackend(Protocol):
     """`DeadLetterOperations`."""
 
     async def page(
@@ -96,7 +96,7 @@ class DeadLetters(Protocol):
     def purge_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]: ...
 
 
-class Explain(Protocol):
+class ExplainBackend(Protocol):
     """`ExplainOperations`, as far as commands use it."""
 
     async def occurrence(self, job_id: str, *, at: datetime | None = None) -> Explanation: ...
@@ -104,7 +104,7 @@ class Explain(Protocol):
     async def between(self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000) -> list[Explanation]: ...
 
 
-class Cluster(Protocol):
+class ClusterBackend(Protocol):
     """`ClusterOperations`, as far as commands use it."""
 
     async def status(self) -> ClusterStatus: ...
@@ -114,15 +114,15 @@ class Backend(Protocol):
     """The operations that a command may ask for, by their names and meaning in `duly.operations`."""
 
     @property
-    def jobs(self) -> Jobs: ...
+    def jobs(self) -> JobsBackend: ...
     @property
-    def runs(self) -> Runs: ...
+    def runs(self) -> RunsBackend: ...
     @property
-    def dead_letters(self) -> DeadLetters: ...
+    def dead_letters(self) -> DeadLettersBackend: ...
     @property
-    def explain(self) -> Explain: ...
+    def explain(self) -> ExplainBackend: ...
     @property
-    def cluster(self) -> Cluster: ...
+    def cluster(self) -> ClusterBackend: ...
 
     def now(self) -> datetime: ...
 

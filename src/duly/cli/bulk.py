@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import typer
 
+from duly.cli.invocation import with_operations
 from duly.cli.output import one_line, print_json_lines, say, say_meanwhile
-from duly.cli.session import with_operations
 from duly.errors import Conflict, DulyError, InvalidInput
 
 if TYPE_CHECKING:

@@ -87,7 +87,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedLine:
     """One line that cannot be imported."""
 
     line: int
@@ -100,7 +100,7 @@ class Table:
     """A crontab that was read. `notes` are remarks about environment lines, with the line number."""
 
     entries: tuple[Entry, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedLine, ...]
     notes: tuple[tuple[int, str], ...]
 
 
@@ -109,7 +109,7 @@ class _Reader:
     system: bool
     timezone: str
     entries: list[Entry] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedLine] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
     variables: dict[str, str] = field(default_factory=dict)
     jitter_seconds: int = 0
@@ -227,7 +227,7 @@ class _Reader:
         return f"crontab:{digest}" + (f":{count}" if count > 1 else "")
 
     def _refuse(self, number: int, text: str, reason: str) -> None:
-        self.refused.append(Refused(number, text, reason))
+        self.refused.append(RefusedLine(number, text, reason))
 
 
 class _Unreadable(Exception):

@@ -14,8 +14,8 @@ from typing import Annotated
 import typer
 
 from duly.addresses import without_passwords
+from duly.cli.invocation import Invocation
 from duly.cli.output import examples, hanging, say
-from duly.cli.session import Session
 from duly.errors import (
     ConfigError,
     Conflict,
@@ -106,7 +106,7 @@ def _global_options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    context.obj = Session(database_url, home, log_level, url)
+    context.obj = Invocation(database_url, home, log_level, url)
 
 
 # In the order in which the help shows them. Each is the module of its name in `commands/`.

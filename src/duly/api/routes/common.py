@@ -156,7 +156,7 @@ ALLOWS_UNKNOWN_HANDLER = flag(
 )
 
 
-def read_moment(field: str, text: str | None) -> datetime | None:
+def read_query_moment(field: str, text: str | None) -> datetime | None:
     if text is None:
         return None
     try:

@@ -19,7 +19,7 @@ from duly.api.routes.common import (
     cursor_of,
     new_router,
     only,
-    read_moment,
+    read_query_moment,
     request_body,
 )
 from duly.api.routes.jobs import PAGES, Limit, Text
@@ -58,7 +58,7 @@ async def _filter(
     until: _Time = None,
 ) -> DeadLetterFilter:
     return DeadLetterFilter(
-        job_id, name, queue, handler, error_type, read_moment("since", since), read_moment("until", until)
+        job_id, name, queue, handler, error_type, read_query_moment("since", since), read_query_moment("until", until)
     )
 
 

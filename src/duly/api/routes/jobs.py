@@ -36,7 +36,7 @@ from duly.api.routes.common import (
     new_router,
     only,
     read_flag,
-    read_moment,
+    read_query_moment,
     refuse_others,
     request_body,
 )
@@ -268,7 +268,7 @@ async def explain_occurrence(
     cursor: Annotated[str | None, cursor_of("run")] = None,
     limit: Limit = 100,
 ) -> Response:
-    moment, start, end = read_moment("at", at), read_moment("from", from_), read_moment("to", to)
+    moment, start, end = read_query_moment("at", at), read_query_moment("from", from_), read_query_moment("to", to)
     checks.check_integer("limit", limit, 1, PAGE_LIMIT)
     if start is None:
         for field in ("to", "cursor"):

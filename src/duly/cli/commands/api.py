@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from duly.cli.invocation import invocation_of
 from duly.cli.options import HostOption, OpenOption, PortOption
 from duly.cli.output import examples, say
-from duly.cli.session import session_of
 
 if TYPE_CHECKING:
     from duly.cli.api_process import Served
@@ -38,7 +38,7 @@ def api(
     from duly.process import conceal, run
 
     conceal()
-    settings = session_of(context).settings().changed(open_api=open_to_all or None)
+    settings = invocation_of(context).settings().changed(open_api=open_to_all or None)
     chosen = port if port is not None else settings.port
     raise typer.Exit(run(lambda: serve(settings, host=host or settings.host, port=chosen, started=_greet)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from duly.cli.session import Session
+from duly.cli.invocation import Invocation
 
 
 def register(app: typer.Typer) -> None:
@@ -19,11 +19,11 @@ def bench(context: typer.Context) -> None:
     """Measure Duly on this machine, each figure beside a raw-SQL loop of the same statements."""
     from duly.bench.__main__ import main
 
-    session: Session = context.obj
-    session.refuse_url()
+    invocation: Invocation = context.obj
+    invocation.refuse_url()
     given = []
-    if session.database_url is not None:
-        given += ["--database-url", session.database_url]
-    if session.home is not None:
-        given += ["--home", str(session.home)]
+    if invocation.database_url is not None:
+        given += ["--database-url", invocation.database_url]
+    if invocation.home is not None:
+        given += ["--home", str(invocation.home)]
     raise typer.Exit(main([*given, *context.args]))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duly.cli.backend import read_pages
+from duly.cli.invocation import with_operations
 from duly.cli.options import JsonLinesOption, JsonOption, LimitOption, RunArgument, make_option, with_options
 from duly.cli.output import (
     away,
@@ -23,7 +24,6 @@ from duly.cli.output import (
     say,
     say_meanwhile,
 )
-from duly.cli.session import with_operations
 from duly.handlers import shown_target
 from duly.masking import shown_payload
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from duly.cli.invocation import invocation_of, own_tenant
 from duly.cli.output import coloured, hanging, print_json, say
-from duly.cli.session import own_tenant, session_of
 from duly.errors import ConfigError, DulyError, InvalidInput
 from duly.formats import rough_span
 
@@ -51,10 +51,10 @@ def doctor(
     """Check the set-up. The exit code is 0 only if nothing fails, so that it can gate a deploy."""
     from duly.process import run
 
-    session_of(context).refuse_url()
+    invocation_of(context).refuse_url()
     checks: list[Check] = []
     try:
-        settings = session_of(context).settings()
+        settings = invocation_of(context).settings()
     except ConfigError as error:
         checks.append(Check("settings", "fail", str(error)))
     else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.invocation import with_operations
 from duly.cli.options import JobArgument
 from duly.cli.output import (
     coloured,
@@ -21,7 +22,6 @@ from duly.cli.output import (
     print_table,
     say,
 )
-from duly.cli.session import with_operations
 from duly.errors import InvalidInput
 
 if TYPE_CHECKING:

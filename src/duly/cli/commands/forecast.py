@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from duly.cli.invocation import with_operations
 from duly.cli.output import examples, moment, print_json, print_table, say
-from duly.cli.session import with_operations
 from duly.errors import InvalidInput
 
 _EXAMPLES = examples(

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duly.cli.invocation import with_operations
 from duly.cli.output import coloured, examples, hanging, moment, one_line, print_json, print_table, say
-from duly.cli.session import with_operations
 from duly.errors import Conflict, InvalidInput
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duly.cli.backend import read_pages
+from duly.cli.invocation import with_operations
 from duly.cli.options import JobArgument, JsonLinesOption, LimitOption, read_labels
 from duly.cli.output import (
     away,
@@ -24,7 +25,6 @@ from duly.cli.output import (
     print_table,
     say,
 )
-from duly.cli.session import with_operations
 from duly.errors import Conflict, InvalidInput
 from duly.formats import rough_span
 from duly.handlers import shown_target

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.invocation import invocation_of, with_store
 from duly.cli.options import JsonLinesOption, JsonOption
 from duly.cli.output import away, coloured, examples, moment, one_line, print_json, print_json_lines, print_table, say
-from duly.cli.session import session_of, with_store
 from duly.errors import InvalidInput, InvalidSchedule, NotFound
 from duly.model import DEFAULT_TENANT
 
@@ -141,7 +141,7 @@ def show_links(context: typer.Context) -> None:
     """
     from duly.local_keys import links
 
-    session_of(context).set_up_logging()
+    invocation_of(context).set_up_logging()
     found = links()
     for one in found:
         say(one)

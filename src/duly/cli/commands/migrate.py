@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.invocation import invocation_of
 from duly.cli.output import say
-from duly.cli.session import session_of
 
 if TYPE_CHECKING:
     from duly.config import Settings
@@ -28,7 +28,7 @@ def migrate(
     """
     from duly.process import run
 
-    settings = session_of(context).settings()
+    settings = invocation_of(context).settings()
     if dry_run and settings.database_url is None:
         say("nothing to do: the embedded store is updated whenever it is opened")
         return

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duly.cli.invocation import invocation_of, with_remote
 from duly.cli.output import examples, moment, one_line, print_json, print_table, say
-from duly.cli.session import session_of, with_remote
 
 if TYPE_CHECKING:
     from duly.model import Preview
@@ -52,7 +52,7 @@ def preview(
     # A shell gives a rule of several lines most easily with \n between them; no schedule holds a backslash.
     text = schedule.replace("\\n", "\n")
     options = {"timezone": timezone, "count": count, **times, **policies}
-    if session_of(context).remote_url is not None:
+    if invocation_of(context).remote_url is not None:
         # Evaluated there, with that machine's time-zone data.
         found = with_remote(context, lambda remote: remote.client.preview(text, **options))
     else:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from duly.cli.invocation import with_operations
 from duly.cli.options import JsonOption, RunArgument
 from duly.cli.output import coloured, examples, moment, note_text, print_attempts, print_fields, print_json
-from duly.cli.session import with_operations
 
 if TYPE_CHECKING:
     from duly.model import Run

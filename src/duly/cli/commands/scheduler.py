@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from duly.cli.ending import ENDING_SECONDS, cancelled_by, ending_at_once, exit_code
-from duly.cli.session import session_of
+from duly.cli.invocation import invocation_of
 
 if TYPE_CHECKING:
     from duly.config import Settings
@@ -26,7 +26,7 @@ def scheduler(context: typer.Context) -> None:
     from duly.process import conceal, run
 
     conceal()
-    settings = session_of(context).settings()
+    settings = invocation_of(context).settings()
     raise typer.Exit(run(lambda: _schedule(settings)))
 
 

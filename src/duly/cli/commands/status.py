@@ -10,8 +10,8 @@ from uuid import UUID
 
 import typer
 
+from duly.cli.invocation import with_operations
 from duly.cli.output import away, print_json, print_table, say
-from duly.cli.session import with_operations
 from duly.formats import rough_span
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duly.cli.invocation import invocation_of, with_operations
 from duly.cli.job_options import read_job_options, read_time, with_job_options
 from duly.cli.options import AppOption
 from duly.cli.output import away, examples, moment, one_line, print_json, say
-from duly.cli.session import session_of, with_operations
 from duly.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def submit(
     elif atomic:
         raise InvalidInput("--atomic", "is for --file")
 
-    session_of(context).set_up_logging()  # first, because an import may log
+    invocation_of(context).set_up_logging()  # first, because an import may log
     application = load_app(app) if app is not None else None
     if file is not None:
         from duly.cli.bulk import submit_file

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.invocation import with_store
 from duly.cli.options import JsonLinesOption
 from duly.cli.output import away, examples, one_line, print_json_lines, print_table, say
-from duly.cli.session import with_store
 
 if TYPE_CHECKING:
     from datetime import datetime

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from duly.cli.invocation import with_store
 from duly.cli.options import JsonLinesOption, JsonOption
 from duly.cli.output import examples, one_line, print_json, print_json_lines, print_table, say
-from duly.cli.session import with_store
 from duly.errors import InvalidInput
 
 if TYPE_CHECKING:

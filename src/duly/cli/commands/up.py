@@ -22,6 +22,7 @@ import typer
 
 from duly.cli.commands.worker import home_of, queues_of, shown_queues, with_commands
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code
+from duly.cli.invocation import Invocation, invocation_of, own_tenant
 from duly.cli.options import (
     AllowCommandsOption,
     AppOption,
@@ -34,13 +35,12 @@ from duly.cli.options import (
     QueueOption,
 )
 from duly.cli.output import examples, say, styled
-from duly.cli.session import Session, own_tenant, session_of
 from duly.errors import ConfigError
 
 if TYPE_CHECKING:
     from duly.app import Duly
     from duly.cli.api_process import Served
-    from duly.cli.children import ApiProcess
+    from duly.cli.supervised import ApiProcess
     from duly.config import Settings
     from duly.process import Signals
 
@@ -80,18 +80,18 @@ def up(
     The printed link opens the live page; keep it to yourself, because it holds a key. Each run is shown as it ends.
     Ctrl-C stops everything; a second Ctrl-C does so at once.
     """
-    from duly.cli.children import ApiProcess
+    from duly.cli.supervised import ApiProcess
     from duly.process import conceal
 
     conceal()
     if demo and app is not None:
         raise ConfigError("--demo brings an application of its own: give --demo or --app, not both")
-    session = session_of(context)
-    session.refuse_url()
+    invocation = invocation_of(context)
+    invocation.refuse_url()
     # Started first, because importing the web framework takes half a second; the rest is loaded meanwhile.
     with ApiProcess() as api:
         plan = _planned(
-            session,
+            invocation,
             demo=demo,
             app=app,
             host=host,
@@ -106,7 +106,7 @@ def up(
 
 
 def _planned(
-    session: Session,
+    invocation: Invocation,
     *,
     demo: bool,
     app: str | None,
@@ -118,12 +118,12 @@ def _planned(
 ) -> _Plan:
     from duly.cli.loading import load_app
 
-    session.export()
-    session.settings()  # sets up logging first, because an import may log
+    invocation.export()
+    invocation.settings()  # sets up logging first, because an import may log
     name = DEMO_APP if demo else app
     # Here as well as in the worker: a mistake is reported at once, and the API knows the tasks.
     application = load_app(name) if name is not None else None
-    settings = with_flags(session.settings_with(application))
+    settings = with_flags(invocation.settings_with(application))
     return _Plan(
         settings=settings,
         application=application,
@@ -176,7 +176,7 @@ class _Plan:
 
 async def _up(plan: _Plan, api: ApiProcess) -> int:
     from duly.cli.api_process import Orders
-    from duly.cli.children import WorkerProcesses
+    from duly.cli.supervised import WorkerProcesses
     from duly.local_keys import announced
     from duly.node import running_scheduler
     from duly.operations import StoreOperations

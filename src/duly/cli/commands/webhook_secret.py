@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli.invocation import invocation_of
 from duly.cli.output import say
-from duly.cli.session import session_of
 from duly.model import DEFAULT_TENANT
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def webhook_secret(
     from duly.process import run
     from duly.worker.targets.signing import show_secret, tenant_secret
 
-    settings = session_of(context).settings()
+    settings = invocation_of(context).settings()
     checks.check_text("tenant", tenant, longest=100)
     for secret in run(lambda: _secrets(settings)):
         say(show_secret(tenant_secret(secret, tenant)))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duly.cli.ending import ENDING_SECONDS, cancelled_by, ending_at_once, exit_code, take_lifeline, watch_lifeline
+from duly.cli.invocation import invocation_of, own_tenant
 from duly.cli.options import (
     AllowCommandsOption,
     CommandUserOption,
@@ -22,14 +23,13 @@ from duly.cli.options import (
     QueueOption,
 )
 from duly.cli.output import examples
-from duly.cli.session import own_tenant, session_of
 from duly.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from duly.app import Duly
-    from duly.cli.children import WorkerProcesses
+    from duly.cli.supervised import WorkerProcesses
     from duly.config import Settings
 
 log = logging.getLogger("duly.cli")
@@ -91,16 +91,16 @@ def worker(
 
     conceal()
     lifeline = take_lifeline() if supervised else None
-    session = session_of(context)
-    session.export()
-    settings = session.settings()
+    invocation = invocation_of(context)
+    invocation.export()
+    settings = invocation.settings()
     application = load_app(app)
     if supervised:
         # The supervisor has chosen the store; all other settings are the application's.
         found = {"database_url": settings.database_url, "home": settings.home, "log_level": settings.log_level}
         settings = application.settings.model_copy(update=found)
     else:
-        settings = session.settings_with(application)
+        settings = invocation.settings_with(application)
     settings = with_commands(settings, allowed=allow_commands, user=command_user, passed=pass_env)
     queues, tenants = queues_of(application, queue), tenants_of(settings, tenant)
     if processes is not None:
@@ -176,7 +176,7 @@ def _workers(
     processes: int,
     quiet: bool,
 ) -> WorkerProcesses:
-    from duly.cli.children import WorkerProcesses
+    from duly.cli.supervised import WorkerProcesses
     from duly.worker.processes.children import check_isolated
 
     check_isolated(application.tasks)  # here too: a mistake is then reported once, before any process starts

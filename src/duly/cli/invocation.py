@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class Invocation:
     """The global options of one invocation. None: not given; the environment and `duly.toml` decide."""
 
     database_url: str | None = field(default=None, repr=False)
@@ -92,16 +92,16 @@ class Session:
             os.environ["DULY_DATABASE_URL"] = self.database_url
 
 
-def session_of(context: typer.Context) -> Session:
-    return context.find_object(Session) or Session()
+def invocation_of(context: typer.Context) -> Invocation:
+    return context.find_object(Invocation) or Invocation()
 
 
 def with_operations(
     context: typer.Context, work: Callable[[Backend], Awaitable[T]], *, application: Duly | None = None
 ) -> T:
     """Run `work` through the API if its address is given, else on the store itself."""
-    session = session_of(context)
-    if session.remote_url is not None:
+    invocation = invocation_of(context)
+    if invocation.remote_url is not None:
         return with_remote(context, work)
     return with_store(context, lambda operations: work(own_tenant(operations)), application=application)
 
@@ -115,14 +115,14 @@ def own_tenant(operations: StoreOperations) -> Operations:
 
 def with_remote(context: typer.Context, work: Callable[[Remote], Awaitable[T]]) -> T:
     """Run `work` through the API."""
-    session = session_of(context)
-    session.set_up_logging()
+    invocation = invocation_of(context)
+    invocation.set_up_logging()
 
     async def connected() -> T:
         from duly.cli.backend import Remote
         from duly.client import AsyncClient
 
-        async with AsyncClient(session.remote_url) as client:
+        async with AsyncClient(invocation.remote_url) as client:
             return await work(Remote(client))
 
     import asyncio
@@ -134,7 +134,7 @@ def with_store(
     context: typer.Context, work: Callable[[StoreOperations], Awaitable[T]], *, application: Duly | None = None
 ) -> T:
     """Run `work` on the store, which is opened, checked for its version, and closed again."""
-    settings = session_of(context).settings_with(application)
+    settings = invocation_of(context).settings_with(application)
     tasks = application.tasks if application is not None else ()
 
     async def connected() -> T:
