@@ -24,7 +24,6 @@ from duly.app import Duly
 from duly.cli.commands.submit import submit
 from duly.client import Client
 from duly.client.documents import read_job
-from duly.handlers import KINDS
 from duly.model import (
     DEFAULT_POLICY,
     JOB_RULES,
@@ -41,6 +40,7 @@ from duly.model import (
 from duly.operations import revising
 from duly.store.copying import JOB_COLUMNS
 from duly.store.jobs import ChangedJob, NewJob
+from duly.targets import KINDS
 from duly.worker.targets import making
 
 ROOT = Path(__file__).parent.parent

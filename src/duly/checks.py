@@ -1,7 +1,7 @@
 """Checks a job that a client sends: every field against its rule, with an error that names the field. No I/O.
 
 The rules of plain fields are in `duly.model` (`JOB_RULES`, `POLICY_RULES`) and applied by `check_field`; payload,
-labels, times and schedules have functions of their own here. Targets are checked in `duly.handlers`, and
+labels, times and schedules have functions of their own here. Targets are checked in `duly.targets`, and
 `operations.preparing.prepare` makes the row to store.
 """
 

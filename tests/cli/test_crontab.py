@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from duly.cli.crontab import Entry, Table, read_crontab
 from duly.errors import InvalidInput
-from duly.handlers import check_handler
+from duly.targets import check_target
 
 
 def only(text: str, **options: bool | str) -> Entry:
@@ -280,7 +280,7 @@ def test_whatever_the_text_every_line_is_accounted_for_and_every_job_can_be_subm
 ) -> None:
     table = read_crontab("\n".join(lines), system=system)
     for entry in table.entries:
-        check_handler(entry.handler)
+        check_target(entry.handler)
         assert 1 <= len(entry.name) <= 200
         assert entry.line <= len(lines)
     assert len({entry.key for entry in table.entries}) == len(table.entries)

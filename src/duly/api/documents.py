@@ -8,7 +8,6 @@ from datetime import datetime
 from typing import Any, get_type_hints
 
 from duly.formats import time_text
-from duly.handlers import shown_target
 from duly.masking import shown_payload
 from duly.model import (
     POLICY_RULES,
@@ -26,6 +25,7 @@ from duly.model import (
     Run,
     make_run_id,
 )
+from duly.targets import shown_target
 
 
 def without_payload(document: dict[str, Any]) -> dict[str, Any]:

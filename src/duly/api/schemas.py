@@ -25,7 +25,6 @@ from pydantic_core import ErrorDetails
 
 from duly import checks
 from duly.api.problems import MAX_ERRORS, FieldError, Problem, type_message
-from duly.handlers import MAX_ARGUMENTS, MAX_HEADERS, METHODS
 from duly.model import (
     DEFAULT_POLICY,
     JOB_RULES,
@@ -43,6 +42,7 @@ from duly.model import (
 from duly.operations import previewing
 from duly.operations.preparing import problems_of
 from duly.states import RunState
+from duly.targets import MAX_ARGUMENTS, MAX_HEADERS, METHODS
 from duly.visible import CONTROLS
 
 

@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def handler(self) -> dict[str, object]:
-        """The job's handler, in the words of `duly.handlers`."""
+        """The job's handler, in the words of `duly.targets`."""
         found: dict[str, object] = {"type": "command", "argv": self.argv}
         if self.env:
             found["env"] = dict(self.env)

@@ -16,7 +16,6 @@ from uuid import UUID
 from duly.checks import check_moment
 from duly.errors import InvalidInput
 from duly.formats import time_text
-from duly.handlers import check_handler
 from duly.model import (
     DEFAULT_POLICY,
     POLICY_FIELDS,
@@ -42,6 +41,7 @@ from duly.model import (
     Verdict,
     parse_run_id,
 )
+from duly.targets import check_target
 from duly.timing.parse import read_schedule
 
 Document = Mapping[str, Any]
@@ -256,7 +256,7 @@ def job_body(request: JobRequest) -> dict[str, Any]:
 
 
 def _default_name(handler: object) -> str:
-    return check_handler(handler)[2] if isinstance(handler, Mapping) else str(handler)
+    return check_target(handler)[2] if isinstance(handler, Mapping) else str(handler)
 
 
 def plain(body: Mapping[str, Any]) -> dict[str, Any]:

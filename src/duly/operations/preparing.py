@@ -13,11 +13,11 @@ from uuid import UUID
 from duly import checks
 from duly.config import Settings
 from duly.errors import InvalidInput
-from duly.handlers import check_handler
 from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_FIELDS, JobRequest, Policy
 from duly.operations.rights import Bounds, Rights
 from duly.store import ids
 from duly.store.jobs import OWN_FIELDS, NewJob
+from duly.targets import check_target
 from duly.timing import load_zone
 
 
@@ -145,7 +145,7 @@ def problems_of(
         return True
 
     if isinstance(request.handler, Mapping):
-        judge(partial(check_handler, request.handler))
+        judge(partial(check_target, request.handler))
     else:
         judge(partial(checks.check_text, "handler", request.handler, longest=200))
     for name in JOB_RULES:
@@ -186,7 +186,7 @@ def prepare(job_id: UUID, request: JobRequest, now: datetime, *, tenant: str, se
     handler = request.handler
     target = None
     if isinstance(handler, Mapping):
-        handler, target, default_name = check_handler(handler)
+        handler, target, default_name = check_target(handler)
     else:
         default_name = checks.check_text("handler", handler, longest=200)
     checks.check_own_fields({name: getattr(request, name) for name in JOB_RULES})

@@ -24,8 +24,8 @@ from duly.cli.output import (
     say,
     say_meanwhile,
 )
-from duly.handlers import shown_target
 from duly.masking import shown_payload
+from duly.targets import shown_target
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend

@@ -247,7 +247,7 @@ def _tell(table: Table, results: list[tuple[str | None, str]], *, dry_run: bool,
 
 def _document(table: Table, coming: list[list[Occurrence]], results: list[tuple[str | None, str]]) -> dict[str, Any]:
     from duly.api.documents import occurrence_document
-    from duly.handlers import shown_target
+    from duly.targets import shown_target
 
     return {
         "jobs": [

@@ -27,8 +27,8 @@ from duly.cli.output import (
 )
 from duly.errors import Conflict, InvalidInput
 from duly.formats import rough_span
-from duly.handlers import shown_target
 from duly.masking import shown_payload
+from duly.targets import shown_target
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend

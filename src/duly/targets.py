@@ -1,7 +1,7 @@
 """Targets: the objects that a job calls instead of a Python task. Checks them, and hides their secrets. No I/O.
 
 `{"type": "http", "url": …}` calls an endpoint, `{"type": "command", "argv": […]}` runs a program. A submit passes
-through `check_handler`, a shown job through `shown_target`; `duly.worker.targets` makes the calls.
+through `check_target`, a shown job through `shown_target`; `duly.worker.targets` makes the calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _RESERVED = frozenset(
 )  # fmt: skip
 
 
-def check_handler(handler: Mapping[str, Any]) -> tuple[str, str, str]:
+def check_target(handler: Mapping[str, Any]) -> tuple[str, str, str]:
     """The kind of the target, the JSON to store, and the default name of its job."""
     kind = handler.get("type")
     if not isinstance(kind, str) or kind not in _CHECKS:

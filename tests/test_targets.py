@@ -1,4 +1,4 @@
-"""The handler objects of jobs (HTTP endpoints and commands): which are accepted or refused, and how they are shown."""
+"""Targets (HTTP endpoints and commands): which are accepted or refused, and how they are shown."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from duly.errors import InvalidInput
-from duly.handlers import MAX_ARGUMENTS, MAX_HEADERS, check_handler, shown_target
 from duly.masking import HIDDEN
+from duly.targets import MAX_ARGUMENTS, MAX_HEADERS, check_target, shown_target
 
 HTTP: dict[str, Any] = {"type": "http", "url": "https://example.org/hook"}
 COMMAND: dict[str, Any] = {"type": "command", "argv": ["backup", "--all"]}
 
 
 def checked(handler: dict[str, Any]) -> dict[str, Any]:
-    target = json.loads(check_handler(handler)[1])
+    target = json.loads(check_target(handler)[1])
     assert isinstance(target, dict)
     return target
 
@@ -28,7 +28,7 @@ def test_an_endpoint_is_kept_as_it_was_given_and_names_its_job() -> None:
         "headers": {"X-Team": "ops", "X-Empty": ""},
         "secret_headers": {"Authorization": "Bearer s"},
     }
-    kind, text, name = check_handler(handler)
+    kind, text, name = check_target(handler)
     assert (kind, name) == ("http", "example.org/hook")
     assert json.loads(text) == {**handler, "method": "PUT"}
 
@@ -46,7 +46,7 @@ def test_a_command_is_kept_as_it_was_given_and_names_its_job() -> None:
         "secret_env": {"TOKEN": "t"},
         "cwd": "/srv",
     }
-    kind, text, name = check_handler(handler)
+    kind, text, name = check_target(handler)
     assert (kind, name) == ("command", "backup")
     assert json.loads(text) == handler
 
@@ -111,7 +111,7 @@ def test_an_endpoint_that_cannot_be_called_is_refused_by_the_name_of_its_field(
     change: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidInput) as refused:
-        check_handler({**HTTP, **change})
+        check_target({**HTTP, **change})
     assert refused.value.field == field
 
 
@@ -140,7 +140,7 @@ def test_an_endpoint_that_cannot_be_called_is_refused_by_the_name_of_its_field(
 )
 def test_a_command_that_cannot_be_run_is_refused_by_the_name_of_its_field(change: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
-        check_handler({**COMMAND, **change})
+        check_target({**COMMAND, **change})
     assert refused.value.field == field
 
 
@@ -151,7 +151,7 @@ def test_an_error_does_not_repeat_a_secret() -> None:
         {**COMMAND, "secret_env": {"KEY": "sEcReT\x00"}},
     ):
         with pytest.raises(InvalidInput) as refused:
-            check_handler(handler)
+            check_target(handler)
         assert "sEcReT" not in str(refused.value)
 
 
