@@ -55,8 +55,8 @@ class InvalidInput(DulyError):
     def beside(self, others: Sequence[InvalidInput]) -> Self:
         """This error, with the errors in other fields in its text."""
         self.others = tuple(others)
-        told: list[InvalidInput] = [self, *others]
-        self.args = ("; ".join(f"{one.field}: {one.message}" for one in told),)
+        errors: list[InvalidInput] = [self, *others]
+        self.args = ("; ".join(f"{one.field}: {one.message}" for one in errors),)
         return self
 
 

@@ -161,12 +161,12 @@ class LocalKey:
 @contextmanager
 def announced(address: str, path: Path | None) -> Iterator[None]:
     """While the context lasts, clients of this user find the key for `address`, on which the caller listens."""
-    place = _place_of(address)
-    if path is None or place is None:
+    note = _note_of(address)
+    if path is None or note is None:
         yield
         return
     try:
-        descriptor = _note(place, path)
+        descriptor = _write_note(note, path)
     except (OSError, ConfigError) as error:
         log.warning("clients on this machine need DULY_API_KEY: the local key cannot be announced (%s)", error)
         yield
@@ -175,7 +175,7 @@ def announced(address: str, path: Path | None) -> Iterator[None]:
         yield
     finally:
         # No other process writes to the note while the lock is held.
-        place.unlink(missing_ok=True)
+        note.unlink(missing_ok=True)
         os.close(descriptor)
 
 
@@ -184,11 +184,11 @@ def key_for(url: str) -> tuple[str, str] | None:
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").lower(), parts.port or 80
-        places = _places(host, port) if parts.scheme == "http" else {}
+        notes = _notes_of(host, port) if parts.scheme == "http" else {}
     except (ValueError, ConfigError):
         return None
-    for address, place in places.items():
-        if (path := _noted(place)) is not None and (key := read_key(path)) is not None:
+    for address, note in notes.items():
+        if (path := _read_note(note)) is not None and (key := read_key(path)) is not None:
             return f"http://{address}:{port}{parts.path}", key
     return None
 
@@ -196,9 +196,9 @@ def key_for(url: str) -> tuple[str, str] | None:
 def links() -> list[str]:
     """Links to the pages of all APIs that this user serves now, each with its key."""
     return [
-        link(f"http://{place.name}", key)
-        for place in sorted(_folder().glob("*:*"))
-        if (path := _noted(place)) is not None and (key := read_key(path)) is not None
+        link(f"http://{note.name}", key)
+        for note in sorted(_folder().glob("*:*"))
+        if (path := _read_note(note)) is not None and (key := read_key(path)) is not None
     ]
 
 
@@ -211,7 +211,7 @@ def is_loopback_url(url: str) -> bool:
     """Whether the URL leads to this machine, so that a local key may exist for it."""
     try:
         parts = urlsplit(url)
-        return parts.scheme == "http" and bool(_places((parts.hostname or "").lower(), parts.port or 80))
+        return parts.scheme == "http" and bool(_notes_of((parts.hostname or "").lower(), parts.port or 80))
     except (ValueError, ConfigError):
         return False
 
@@ -221,12 +221,12 @@ def _folder() -> Path:
     return user_home() / "serving"
 
 
-def _place_of(address: str) -> Path | None:
+def _note_of(address: str) -> Path | None:
     parts = urlsplit(address)
-    return next(iter(_places(parts.hostname or "", parts.port or 80).values()), None)
+    return next(iter(_notes_of(parts.hostname or "", parts.port or 80).values()), None)
 
 
-def _places(host: str, port: int) -> dict[str, Path]:
+def _notes_of(host: str, port: int) -> dict[str, Path]:
     """Paths of the notes about a host and port, by address."""
     # A name is not resolved: it may stand for several addresses, and another user may listen on one of them.
     hosts = ("127.0.0.1", "::1") if host == "localhost" else (host,)
@@ -243,24 +243,24 @@ def _places(host: str, port: int) -> dict[str, Path]:
     return found
 
 
-def _note(place: Path, path: Path) -> int:
+def _write_note(note: Path, path: Path) -> int:
     """Writes a note and locks it. Returns its descriptor: the lock lasts while that is open."""
-    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder = place.parent.lstat()
+    note.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = note.parent.lstat()
     if folder.st_uid != os.geteuid() or not stat.S_ISDIR(folder.st_mode):
-        raise ConfigError(f"{place.parent} is not a folder of this user's")
-    _clear(place.parent)
+        raise ConfigError(f"{note.parent} is not a folder of this user's")
+    _clear(note.parent)
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
-        descriptor = os.open(place, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(note, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            if _lock(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, place):
+            if _lock(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, note):
                 os.fchmod(descriptor, 0o600)
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, json.dumps({"key_file": str(path.absolute())}).encode())
                 return descriptor
             if time.monotonic() > deadline:
-                raise ConfigError(f"{place} is held by another process")
+                raise ConfigError(f"{note} is held by another process")
         except BaseException:
             os.close(descriptor)
             raise
@@ -268,10 +268,10 @@ def _note(place: Path, path: Path) -> int:
         time.sleep(0.001)  # a client is reading the note
 
 
-def _noted(place: Path) -> Path | None:
+def _read_note(note: Path) -> Path | None:
     """The key file that a live server named in its note."""
     try:
-        descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = os.open(note, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -289,12 +289,12 @@ def _noted(place: Path) -> Path | None:
 
 def _clear(folder: Path) -> None:
     """Deletes the notes of servers that were killed."""
-    for place in folder.glob("*:*"):
+    for note in folder.glob("*:*"):
         with suppress(OSError):
-            descriptor = os.open(place, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            descriptor = os.open(note, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
-                if _lock(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, place):
-                    place.unlink()
+                if _lock(descriptor, fcntl.LOCK_EX) and _is_at(descriptor, note):
+                    note.unlink()
             finally:
                 os.close(descriptor)
 
@@ -307,10 +307,10 @@ def _lock(descriptor: int, kind: int) -> bool:
     return True
 
 
-def _is_at(descriptor: int, place: Path) -> bool:
+def _is_at(descriptor: int, note: Path) -> bool:
     """Whether the open file is still the one at that path."""
     try:
-        there, here = place.lstat(), os.fstat(descriptor)
+        there, here = note.lstat(), os.fstat(descriptor)
     except FileNotFoundError:
         return False
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)

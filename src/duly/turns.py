@@ -17,59 +17,57 @@ from weakref import WeakKeyDictionary
 SECONDS = 0.005
 
 
-class _Line:
+class _Waiting:
     """Tasks that wait for a turn on one event loop. The first of a pass gets it at once."""
 
-    __slots__ = ("_taken", "_waiting")
+    __slots__ = ("_taken", "_waiters")
 
     def __init__(self) -> None:
         self._taken = False
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
 
     async def turn(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._taken:
-            place = loop.create_future()
-            self._waiting.append(place)
-            await place
+            waiter = loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
         else:
             self._taken = True
             loop.call_soon(self._next_pass, loop)
 
     def _next_pass(self, loop: asyncio.AbstractEventLoop) -> None:
-        while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():  # done: its task was cancelled meanwhile
-                place.set_result(None)
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():  # done: its task was cancelled meanwhile
+                waiter.set_result(None)
                 # Its task continues in the pass that comes now, the next task in the pass after that.
                 loop.call_soon(self._next_pass, loop)
                 return
         self._taken = False
 
 
-_lines: WeakKeyDictionary[asyncio.AbstractEventLoop, _Line] = WeakKeyDictionary()
+_waiting: WeakKeyDictionary[asyncio.AbstractEventLoop, _Waiting] = WeakKeyDictionary()
 
 
 async def turn() -> None:
     """Waits until this pass of the loop has no other long work. Costs a microsecond if there is none."""
     loop = asyncio.get_running_loop()
-    line = _lines.get(loop)
-    if line is None:
-        line = _lines[loop] = _Line()
-    await line.turn(loop)
+    waiting = _waiting.get(loop)
+    if waiting is None:
+        waiting = _waiting[loop] = _Waiting()
+    await waiting.turn(loop)
 
 
 class Turns:
     """A turn of work over many items. Its owner calls `give` after each; a turn that has lasted long enough ends."""
 
-    __slots__ = ("_until", "given")
+    __slots__ = ("_until",)
 
     def __init__(self) -> None:
         self._until = time.monotonic() + SECONDS
-        self.given = 0
 
     async def give(self) -> None:
         if time.monotonic() >= self._until:
-            self.given += 1
             await asyncio.sleep(0)
             await turn()
             self._until = time.monotonic() + SECONDS

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from duly.api.routes.batch import _Slots
+from duly.api.routes.batch import _PerTenant
 from duly.api.schemas import MOMENT_RULES
 from duly.api.server import create_app
 from duly.config import Settings
@@ -117,11 +117,11 @@ async def test_a_job_of_too_many_labels_or_fields_is_answered_in_short(client: h
 
 
 async def test_a_tenant_has_only_so_many_batches_at_once_and_nobody_waits_for_anothers() -> None:
-    places, go_on = _Slots(2), asyncio.Event()
+    limit, go_on = _PerTenant(2), asyncio.Event()
     inside: list[str] = []
 
     async def work(tenant: str) -> None:
-        async with places.one_for(tenant):
+        async with limit.one_for(tenant):
             inside.append(tenant)
             await go_on.wait()
 
@@ -131,4 +131,4 @@ async def test_a_tenant_has_only_so_many_batches_at_once_and_nobody_waits_for_an
     go_on.set()
     await asyncio.gather(*tasks)
     assert sorted(inside) == sorted("aaaaab")
-    assert not places._places
+    assert not limit._semaphores

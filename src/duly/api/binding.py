@@ -9,7 +9,7 @@ import socket
 
 from duly.errors import ConfigError
 
-BACKLOG = 2048
+LISTEN_QUEUE = 2048
 
 
 def is_loopback_address(text: str) -> bool:
@@ -48,7 +48,7 @@ def bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
         # Listens at once: two programs may bind a port under SO_REUSEADDR, but only one can listen on it.
-        listener.listen(BACKLOG)
+        listener.listen(LISTEN_QUEUE)
         listener.setblocking(False)
     except (OSError, OverflowError) as error:
         listener.close()

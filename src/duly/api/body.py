@@ -33,7 +33,7 @@ _STEP_BYTES = 256 * 1024
 _MAX_HELD_BYTES = 96 * 1024 * 1024
 _CONTAINER_BYTES, _KEY_BYTES, _VALUE_BYTES = 200, 120, 40
 # Upper bound of the memory that parsed JSON takes, as a multiple of its length.
-_DENSEST = 100
+_MAX_HELD_PER_BYTE = 100
 
 # A string (an unterminated one runs to the end, so that no position is scanned twice) or a bracket.
 _STRUCTURE = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[\]{}]', re.DOTALL)
@@ -299,7 +299,7 @@ class _Room:
     @classmethod
     async def for_all_of(cls, body: bytes, turns: Turns) -> _Room:
         """Whether the documents need not be estimated one by one: most bodies are short, or have few values."""
-        if len(body) * _DENSEST <= _MAX_HELD_BYTES:
+        if len(body) * _MAX_HELD_PER_BYTE <= _MAX_HELD_BYTES:
             return cls(counts=False)
         held = len(body)
         for start in range(0, len(body), _STEP_BYTES):

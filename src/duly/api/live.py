@@ -24,7 +24,7 @@ from duly.operations import Principal, StoreOperations
 from duly.operations.upcoming import upcoming
 from duly.timing import Fuel
 
-SHOWN = 50
+MAX_SHOWN = 50
 UPCOMING = 3
 _MAX_ERROR = 500
 # Seconds for which an answer is reused: however many pages are open, the store is asked about once per second, which is
@@ -135,14 +135,14 @@ class Live:
     async def _look(self, tenant: str, whole_store: bool) -> dict[str, Any]:
         operations = self._operations.for_tenant(tenant)
         page, runs, status = await asyncio.gather(
-            operations.jobs.page(status="active", limit=SHOWN, payload=False),
-            operations.runs.recent(limit=SHOWN),
+            operations.jobs.page(status="active", limit=MAX_SHOWN, payload=False),
+            operations.runs.recent(limit=MAX_SHOWN),
             operations.cluster.status(),
         )
         if not whole_store:
             status = replace(status, counts=await operations.counts())
         # One amount of fuel for the whole page: jobs that it does not reach show their next occurrence alone.
-        fuel = Fuel.for_list(SHOWN * UPCOMING)
+        fuel = Fuel.for_list(MAX_SHOWN * UPCOMING)
         return {
             "jobs": [_job(job, fuel) for job in page.items],
             "runs": [_run(run) for run in runs],

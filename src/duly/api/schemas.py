@@ -672,9 +672,9 @@ def _refused(model: type[BaseModel], field: str) -> str:
 def _field_errors(found: Iterable[ErrorDetails]) -> list[FieldError]:
     messages: dict[str, list[str]] = {}
     for error in found:
-        place = [str(part) for part in error["loc"]]
+        path = [str(part) for part in error["loc"]]
         # Within `labels` the key is named; elsewhere the next part is pydantic's name of a type it tried.
-        field = ".".join(place[:2]) if place[0] == "labels" else place[0]
+        field = ".".join(path[:2]) if path[0] == "labels" else path[0]
         messages.setdefault(field, []).append(type_message(error["type"], error["msg"]))
     # A field of several types gets one error, which names all of them.
     return [

@@ -7,7 +7,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Iterator
 
-from duly.api.binding import BACKLOG, address_of, bind, find_address
+from duly.api.binding import LISTEN_QUEUE, address_of, bind, find_address
 from duly.errors import ConfigError, MissingExtra
 from duly.local_keys import LocalKey
 from duly.operations import StoreOperations
@@ -149,7 +149,7 @@ class _Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         for listener in sockets or ():
             # uvicorn has one number for the listen backlog and for the connections accepted at once.
-            listener.listen(BACKLOG)
+            listener.listen(LISTEN_QUEUE)
         self._accepting()
 
     async def on_tick(self, counter: int) -> bool:

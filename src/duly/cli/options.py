@@ -81,8 +81,8 @@ def with_options(options: Sequence[inspect.Parameter], *, before: str) -> Callab
     def add(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         parameters = [one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD]
-        place = [one.name for one in parameters].index(before)
-        parameters[place:place] = options
+        index = [one.name for one in parameters].index(before)
+        parameters[index:index] = options
         command.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
         return command
 

@@ -52,7 +52,7 @@ _MAX_STORED = 1
 
 def make_router(*, batch_limit: int) -> APIRouter:
     router = new_router("jobs")
-    arriving, worked_on, stored = _Slots(_MAX_ARRIVING), _Slots(_MAX_READ), _Slots(_MAX_STORED)
+    arriving, worked_on, stored = _PerTenant(_MAX_ARRIVING), _PerTenant(_MAX_READ), _PerTenant(_MAX_STORED)
 
     @needs("write")
     async def submit_batch(request: Request) -> Response:
@@ -123,25 +123,25 @@ def make_router(*, batch_limit: int) -> APIRouter:
     return router
 
 
-class _Slots:
+class _PerTenant:
     """At most `most` requests of each tenant at the same time."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._places: dict[str, asyncio.Semaphore] = {}
+        self._semaphores: dict[str, asyncio.Semaphore] = {}
         self._wanted: Counter[str] = Counter()
 
     @asynccontextmanager
     async def one_for(self, tenant: str) -> AsyncIterator[None]:
-        places = self._places.setdefault(tenant, asyncio.Semaphore(self._most))
+        semaphore = self._semaphores.setdefault(tenant, asyncio.Semaphore(self._most))
         self._wanted[tenant] += 1
         try:
-            async with places:
+            async with semaphore:
                 yield
         finally:
             self._wanted[tenant] -= 1
             if not self._wanted[tenant]:
-                del self._wanted[tenant], self._places[tenant]
+                del self._wanted[tenant], self._semaphores[tenant]
 
 
 async def _to_requests(read: Sequence[Read]) -> tuple[list[JobRequest], dict[int, Problem]]:

@@ -40,7 +40,7 @@ from duly.operations import Operations
 from duly.turns import Turns, turn
 
 # Maximum number of dead letters that one call redrives or purges: a few seconds' work. Clients call again for more.
-SWEEP_LIMIT = 10_000
+MAX_SWEPT = 10_000
 _FILTERS = ("job_id", "name", "queue", "handler", "error_type", "since", "until")
 JobId = Annotated[str | None, Query(json_schema_extra={"format": "uuid"})]
 _Time = Annotated[str | None, Query(json_schema_extra=MOMENT_RULES)]
@@ -95,7 +95,7 @@ async def list_dead_letters(
     "/dead-letters/redrive",
     summary="Redrive all dead letters that match",
     description=(
-        f"Oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Runs "
+        f"Oldest first, at most {MAX_SWEPT:,} in one call; `more` says whether to call again. Runs "
         "start over with attempt 1 and keep their idempotency keys. Give a filter, or `all: true`."
     ),
     dependencies=[only()],
@@ -111,7 +111,7 @@ async def redrive_dead_letters(request: Request, operations: Operations = OPERAT
     more = False
     # Each batch is a transaction of its own, so that nothing is left open where the loop ends.
     async for swept in operations.dead_letters.redrive_all(wanted):
-        if more := swept.done >= SWEEP_LIMIT:
+        if more := swept.done >= MAX_SWEPT:
             break
     return json_response({"redriven": swept.done, "refused": swept.refused, "more": more})
 
@@ -120,7 +120,7 @@ async def redrive_dead_letters(request: Request, operations: Operations = OPERAT
     "/dead-letters",
     summary="Purge all dead letters that match",
     description=(
-        f"Oldest first, at most {SWEEP_LIMIT:,} in one call; `more` says whether to call again. Give a "
+        f"Oldest first, at most {MAX_SWEPT:,} in one call; `more` says whether to call again. Give a "
         "filter, or `all=true`. The history still records that their runs died."
     ),
     dependencies=[only(*_FILTERS, "all")],
@@ -137,7 +137,7 @@ async def purge_dead_letters(
     swept = Swept(0, 0)
     more = False
     async for swept in operations.dead_letters.purge_all(wanted):
-        if more := swept.done >= SWEEP_LIMIT:
+        if more := swept.done >= MAX_SWEPT:
             break
     return json_response({"purged": swept.done, "more": more})
 

@@ -30,7 +30,7 @@ _CLOCK_SECONDS = 1.0
 # Maximum age of a transaction, in seconds: an older one lets dead rows pile up.
 _TRANSACTION_SECONDS = 600.0
 # Number of the newest jobs that are read to find queues without a worker.
-_JOBS_LOOKED_AT = 2_000
+_MAX_JOBS_READ = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +267,12 @@ async def _check_queues(operations: Operations, status: ClusterStatus) -> Check:
 
 
 async def _used_queues(operations: Operations) -> AsyncIterator[str]:
-    cursor, looked_at = None, 0
-    while looked_at < _JOBS_LOOKED_AT:
+    cursor, jobs_read = None, 0
+    while jobs_read < _MAX_JOBS_READ:
         page = await operations.jobs.page(status="active", cursor=cursor, limit=1000, payload=False)
         for job in page.items:
             yield job.queue
-        looked_at += len(page.items)
+        jobs_read += len(page.items)
         cursor = page.next_cursor
         if cursor is None:
             return

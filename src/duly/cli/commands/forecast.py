@@ -43,8 +43,8 @@ def forecast(
     sums: dict[tuple[datetime, str, str], int] = {}
     for item in items:
         start = item.minute if by == "minute" else item.minute.replace(minute=0)
-        place = (start, item.queue, item.handler)
-        sums[place] = sums.get(place, 0) + item.fires
+        key = (start, item.queue, item.handler)
+        sums[key] = sums.get(key, 0) + item.fires
     if sums:
         most = max(sums.values())
         print_table(
