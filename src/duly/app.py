@@ -19,7 +19,6 @@ from duly.model import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
     DEFAULT_TENANT,
-    JOB_RULES,
     POLICY_FIELDS,
     CronOptions,
     JobOptions,
@@ -27,7 +26,7 @@ from duly.model import (
     Policy,
     PolicyOptions,
     each_request,
-    policy_with,
+    make_request,
 )
 from duly.worker.handler.task import Handler, Isolation, Task
 
@@ -155,25 +154,11 @@ class Duly:
     ) -> JobRequest:
         """The request that `submit` would send: the job's fields, on top of its task's defaults."""
         handler = self._handler_of(task)
-        if run_at is not None and schedule is not None:
-            raise InvalidInput("run_at", "cannot be given together with schedule")
         known = self.tasks.get(handler) if isinstance(handler, str) else None
-        policy = known.policy if known else DEFAULT_POLICY
-        own: dict[str, Any] = {"queue": known.queue, "priority": known.priority} if known else {}
-        if options:
-            changes = {name: value for name, value in options.items() if name in POLICY_FIELDS}
-            if changes:
-                policy = policy_with(policy, changes)
-            own.update((name, value) for name, value in options.items() if name not in POLICY_FIELDS)
-            if unknown := own.keys() - JOB_RULES.keys():
-                raise InvalidInput(min(unknown), "is not a field of a job")
-        return JobRequest(
-            handler=handler,
-            payload={} if payload is None else payload,
-            schedule=run_at if run_at is not None else schedule,
-            policy=policy,
-            **own,
-        )
+        if known is None:
+            return make_request(handler, payload, run_at, schedule, options, {})
+        own = {"queue": known.queue, "priority": known.priority}
+        return make_request(handler, payload, run_at, schedule, options, own, known.policy)
 
     async def submit(
         self,

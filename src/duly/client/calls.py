@@ -24,8 +24,6 @@ from duly.client.trying import refusal
 from duly.errors import DulyError, InvalidInput, NotFound
 from duly.formats import time_text
 from duly.model import (
-    JOB_RULES,
-    POLICY_FIELDS,
     Cluster,
     Counts,
     DeadLetter,
@@ -41,12 +39,12 @@ from duly.model import (
     JobStatus,
     Occurrence,
     Page,
-    Policy,
     Preview,
     Run,
     Submitted,
     Swept,
     each_request,
+    make_request,
 )
 
 PREFIX = "/api/v1"
@@ -120,19 +118,7 @@ def request_of(
     **options: Unpack[JobOptions],
 ) -> JobRequest:
     """The request that `submit` would send, for `submit_many`."""
-    if run_at is not None and schedule is not None:
-        raise InvalidInput("run_at", "cannot be given together with schedule")
-    policy = {name: value for name, value in options.items() if name in POLICY_FIELDS}
-    others: dict[str, Any] = {name: value for name, value in options.items() if name not in POLICY_FIELDS}
-    if unknown := others.keys() - JOB_RULES.keys():
-        raise InvalidInput(min(unknown), "is not a field of a job")
-    return JobRequest(
-        handler=handler,
-        payload={} if payload is None else payload,
-        schedule=run_at if run_at is not None else schedule,
-        policy=Policy(**policy),  # type: ignore[arg-type]
-        **others,
-    )
+    return make_request(handler, payload, run_at, schedule, options, {})
 
 
 def submit(

@@ -36,6 +36,7 @@ from duly.model.job import (
     SubmittedId,
     each_request,
     id_range,
+    make_request,
     only_match,
 )
 from duly.model.occurrence import Expected, Forecast, Occurrence, Preview
@@ -111,6 +112,7 @@ __all__ = [
     "each_request",
     "from_micros",
     "id_range",
+    "make_request",
     "make_run_id",
     "only_match",
     "parse_run_id",

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from duly.errors import InvalidInput, NotFound
 from duly.model.fields import described, rules_of
-from duly.model.policy import DEFAULT_POLICY, Policy
+from duly.model.policy import DEFAULT_POLICY, POLICY_FIELDS, Policy, policy_with
 
 ScheduleKind = Literal["once", "cron", "interval", "rrule"]
 JobStatus = Literal["active", "paused", "completed", "cancelled"]
@@ -51,6 +51,34 @@ class JobRequest:
 
 #: The rules of a job's own fields. Handler and payload have rules of their own; the policy's are `POLICY_RULES`.
 JOB_RULES = rules_of(JobRequest)
+
+
+def make_request(
+    handler: str | Mapping[str, Any],
+    payload: Any,
+    run_at: datetime | None,
+    schedule: str | datetime | None,
+    options: Mapping[str, Any],
+    own: dict[str, Any],
+    policy: Policy = DEFAULT_POLICY,
+) -> JobRequest:
+    """The request of a submit with these arguments. `own` and `policy`: the defaults that the options change."""
+    if run_at is not None:
+        if schedule is not None:
+            raise InvalidInput("run_at", "cannot be given together with schedule")
+        schedule = run_at
+    if options:
+        changes = {}
+        for name, value in options.items():
+            if name in POLICY_FIELDS:
+                changes[name] = value
+            elif name in JOB_RULES:
+                own[name] = value
+            else:
+                raise InvalidInput(min(options.keys() - POLICY_FIELDS - JOB_RULES.keys()), "is not a field of a job")
+        if changes:
+            policy = policy_with(policy, changes)
+    return JobRequest(handler, payload={} if payload is None else payload, schedule=schedule, policy=policy, **own)
 
 
 def each_request(
