@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Self
 
-#: Longest delay of a retry or a snooze.
+#: Longest delay of a retry or a snooze, and longest duration in a policy: ten years.
 MAX_DELAY_SECONDS = 10 * 365 * 86400
 
 

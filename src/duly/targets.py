@@ -20,7 +20,7 @@ MAX_HEADERS = 50
 MAX_ARGUMENTS = 1_000
 MAX_TARGET_BYTES = 64 * 1024
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]{1,100}")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _HEADER_TEXT = re.compile(r"[\t\x20-\x7e\xa0-\xff]*")
 _SHOWN = f"is {HIDDEN}, which stands for a hidden secret: send the secret itself"
 # Headers that Duly itself sets, and headers of the connection.
@@ -133,7 +133,7 @@ def _check_variables(variables: object, field: str) -> dict[str, str]:
     if not isinstance(variables, Mapping):
         raise InvalidInput(field, "must be a map of strings")
     for name, value in variables.items():
-        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+        if not isinstance(name, str) or not VARIABLE.fullmatch(name):
             raise InvalidInput(field, f"{str(name)[:40]!r} is not the name of an environment variable")
         if name.startswith("DULY_"):
             raise InvalidInput(f"{field}.{name}", "is set by Duly itself")

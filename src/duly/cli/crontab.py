@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from duly.errors import InvalidInput
+from duly.targets import VARIABLE
 from duly.timing import load_zone, parse_schedule
 from duly.visible import CONTROLS
 
@@ -31,7 +32,6 @@ _MAX_NAME = 100
 _WITH_INPUT = 'printf %s "$1" | exec "$2" -c "$3"'
 
 _SETTING = re.compile(r"""(?:"([^"]*)"|'([^']*)'|([^\s="'#][^\s="']*))[ \t]*=[ \t]*(.*)""", re.DOTALL)
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,199}")
 _UNUSABLE = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 _CONTROL = re.compile(rf"[{CONTROLS}]+")
 _SECRET = re.compile(r"PASS|SECRET|TOKEN|KEY|CREDENTIAL", re.IGNORECASE)
@@ -140,7 +140,7 @@ class _Reader:
                 self.notes.append((number, "MAILTO: output is not mailed; its last part is kept with each run"))
         elif name in _FIXED:
             self.notes.append((number, f"{name} is ignored: cron does not let a table set it either"))
-        elif not _VARIABLE.fullmatch(name):
+        elif not VARIABLE.fullmatch(name):
             self._refuse(number, text, f"{name[:40]!r} is not the name of an environment variable")
         elif name.startswith("DULY_"):
             self._refuse(number, text, f"{name[:40]} is set by Duly itself")

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Stands for "\x1b[" in a string on its way to `say`. It is random, so no text from elsewhere can contain a style.
 _STYLE = f"\x1b{os.urandom(8).hex()}["
+#: The text for a run that called no handler.
+REPEATED = "deduplicated: a run with its idempotency key had completed before"
 _INDENT = "    "
 _BREAKS = re.compile(r"(?:\r\n|[ \t\n])+")
 _COLOURS = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-from duly.errors import InvalidInput
+from duly.errors import MAX_DELAY_SECONDS, InvalidInput
 from duly.model.fields import Rule, described, rules_of
 
 MissedWindow = Literal["SKIP", "RUN_ONCE", "RUN_ALL"]
@@ -19,7 +19,6 @@ DstGap = Literal["shift", "skip"]
 DstFold = Literal["first", "second", "both"]
 
 DEFAULT_KEY_TEMPLATE = "{{job_id}}:{{scheduled_at_unix}}"
-MAX_SECONDS = 10 * 365 * 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +31,16 @@ class Policy:
 
     missed_window: MissedWindow = described("RUN_ONCE", "Missed occurrences to run")
     catch_up_window_seconds: int | None = described(
-        None, "Maximum age of a missed occurrence that still runs; without it, any age", 0, MAX_SECONDS
+        None, "Maximum age of a missed occurrence that still runs; without it, any age", 0, MAX_DELAY_SECONDS
     )
     max_missed: int = described(100, "Maximum number of missed occurrences that RUN_ALL runs", 0, 100_000)
     overlap: Overlap = described("skip", "New runs while an earlier run of the job is unfinished")
     max_queued: int = described(100, "Maximum number of runs that wait with overlap `queue`", 0, 100_000)
     max_retries: int = described(3, "Maximum number of retries after the first attempt", 0, 10_000)
     retry_backoff: RetryBackoff = described("exponential", "Growth of the delay between retries")
-    retry_delay_seconds: float = described(30, "Delay before the first retry", 0, MAX_SECONDS)
-    retry_max_delay_seconds: float = described(1800, "Maximum delay before a retry", 0, MAX_SECONDS)
-    timeout_seconds: float = described(300, "Maximum duration of one attempt", 0.001, MAX_SECONDS)
+    retry_delay_seconds: float = described(30, "Delay before the first retry", 0, MAX_DELAY_SECONDS)
+    retry_max_delay_seconds: float = described(1800, "Maximum delay before a retry", 0, MAX_DELAY_SECONDS)
+    timeout_seconds: float = described(300, "Maximum duration of one attempt", 0.001, MAX_DELAY_SECONDS)
     jitter_seconds: int = described(
         0, "Maximum offset of the job's occurrences; each job has one stable offset", 0, 86_400, timing=True
     )

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from datetime import UTC, datetime
 
 from duly.formats import exact_span
 from duly.model import ErrorInfo, Run
-from duly.visible import CONTROLS
+from duly.visible import visible
 
 _MAX_ERROR = 160
-# Error messages are foreign text: line breaks and characters that control a terminal are removed.
-_CONTROL = re.compile(rf"[{CONTROLS}\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 
 
 def clock(moment: datetime) -> str:
@@ -49,5 +46,5 @@ def outcome(run: Run) -> str:
 def _error(error: ErrorInfo | None) -> str:
     if error is None:
         return ""
-    text = " ".join(_CONTROL.sub(" ", f"{error.type}: {error.message}"[: 4 * _MAX_ERROR]).split())
+    text = visible(" ".join(f"{error.type}: {error.message}"[: 4 * _MAX_ERROR].split()))
     return ": " + (text if len(text) <= _MAX_ERROR else text[: _MAX_ERROR - 1] + "…")

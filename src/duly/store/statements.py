@@ -27,8 +27,13 @@ def statement(name: str) -> str:
     operators, because there another schema may come before pg_catalog.
     `tests/store/test_hijacking.py` checks every statement.
     """
-    text = resources.files("duly.store").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+    text = read_statement("duly.store", name)
     return _CALL.sub(_named, _CAST.sub(r"\1pg_catalog.\2", _MEMBER.sub(r"\1 \2::text", text)))
+
+
+def read_statement(package: str, name: str) -> str:
+    """The text of `sql/<name>.sql` in a package."""
+    return resources.files(package).joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
 
 
 def with_own_functions(text: str) -> str:

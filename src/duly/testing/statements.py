@@ -1,12 +1,7 @@
 """The few statements that only tests need, in `sql/`: they move the clock, and create and drop databases."""
 
-from __future__ import annotations
+from functools import cache, partial
 
-from functools import cache
-from importlib import resources
+from duly.store.statements import read_statement
 
-
-@cache
-def testing_statement(name: str) -> str:
-    """The text of `sql/<name>.sql`."""
-    return resources.files("duly.testing").joinpath("sql", f"{name}.sql").read_text(encoding="utf-8")
+testing_statement = cache(partial(read_statement, "duly.testing"))

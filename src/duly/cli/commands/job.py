@@ -12,6 +12,7 @@ from duly.cli.backend import read_pages
 from duly.cli.invocation import with_operations
 from duly.cli.options import JobArgument, JsonLinesOption, LimitOption, read_labels
 from duly.cli.output import (
+    REPEATED,
     away,
     coloured,
     examples,
@@ -260,7 +261,7 @@ def _run_row(run: Run) -> tuple[str, ...]:
     lag = rough_span((run.started_at - run.scheduled_at).total_seconds()) if run.started_at else ""
     took = rough_span((run.finished_at - run.started_at).total_seconds()) if run.started_at and run.finished_at else ""
     if run.deduplicated:
-        said = "deduplicated: a run with its idempotency key had completed before"
+        said = REPEATED
     if run.status == "retrying" and run.next_attempt_at is not None:
         said = f"again at {moment(run.next_attempt_at)}; {said}"
     if run.missed and run.status != "missed":

@@ -9,7 +9,7 @@ import typer
 
 from duly.cli.invocation import with_operations
 from duly.cli.options import JsonOption, RunArgument
-from duly.cli.output import coloured, examples, moment, note_text, print_attempts, print_fields, print_json
+from duly.cli.output import REPEATED, coloured, examples, moment, note_text, print_attempts, print_fields, print_json
 
 if TYPE_CHECKING:
     from duly.model import Run
@@ -50,8 +50,7 @@ def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:
         {
             "run": run.run_id,
             "job": run.job_name or str(run.job_id),
-            "status": status
-            + (" (deduplicated: a run with its idempotency key had completed before)" if run.deduplicated else ""),
+            "status": f"{status} ({REPEATED})" if run.deduplicated else status,
             "missed": "it runs late because of its missed_window policy"
             if run.missed and run.status != "missed"
             else "",
