@@ -83,7 +83,7 @@ class Peer:
     processes: int | None
     submits_in_worker: bool
     pace: dict[str, float] = field(default_factory=dict)
-    """Jobs a second, as far as is known: `submit`, `drain`, and `due` for submits with due times of their own."""
+    """Jobs per second, as far as is known: `submit`, `drain`, and `due` for submits with due times of their own."""
     prepared: Store | None = None
     """A database with the peer's tables and nothing in them, of which every measurement gets a copy."""
 
@@ -264,7 +264,7 @@ async def _submitted(client: Process, jobs: int, **due: int) -> float:
 
 
 async def _drain(ground: Ground, peer: Peer, url: str, jobs: int, processes: int) -> float:
-    """Jobs a second, from the first known to have run to the last: what a worker's start costs is not in it."""
+    """Jobs per second, from the first known to have run to the last: what a worker's start costs is not in it."""
     await _settle(ground, peer, url)
     async with working(peer.command, url, processes) as workers:
         go_us = monotonic_us()

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from peers.plots import CHARTS
 from peers.results import Results, Tool
 
-BEGIN = "<!-- made by `make bench-peers`; what stands between these marks is written anew by every run -->"
-END = "<!-- end of what `make bench-peers` made -->"
+BEGIN = "<!-- made by `make bench-peers`: every run rewrites the text between these marks -->"
+END = "<!-- end of the part that `make bench-peers` makes -->"
 EMPTY = f"# Benchmarks\n\n{BEGIN}\n{END}\n"
 
 _COLUMNS = (

@@ -51,7 +51,7 @@ CHARTS = (
         (("drain_1", "1 process"), ("drain_2", "2 processes")),
     ),
     Chart("submit.svg", "Bulk submit (more is better)", "/s", (("submit", ""),)),
-    Chart("hot-second.svg", "Due in the same second: jobs done a second (more is better)", "/s", (("hot_rate", ""),)),
+    Chart("hot-second.svg", "Due in the same second: jobs done per second (more is better)", "/s", (("hot_rate", ""),)),
     Chart(
         "lag.svg",
         "Due to start (less is better; logarithmic)",
@@ -66,7 +66,7 @@ CHARTS = (
         (("latency_p50", "p50"), ("latency_p99", "p99")),
         log=True,
     ),
-    Chart("idle.svg", "Transactions a second of an idle worker (less is better)", "/s", (("idle", ""),)),
+    Chart("idle.svg", "Transactions per second of an idle worker (less is better)", "/s", (("idle", ""),)),
 )
 
 

@@ -206,9 +206,9 @@ async def test_a_route_that_does_not_say_whom_it_is_for_cannot_be_added() -> Non
     async def undeclared(request: Request) -> Response:
         return Response("for whom?")
 
-    with pytest.raises(TypeError, match="undeclared does not declare who may call it"):
+    with pytest.raises(TypeError, match="undeclared does not declare its roles"):
         APIRouter(route_class=DeclaredRoute).add_api_route("/x", undeclared)
-    with pytest.raises(TypeError, match="undeclared does not declare who may call it"):
+    with pytest.raises(TypeError, match="undeclared does not declare its roles"):
         declared_page("/x", undeclared)
     needs("read")(undeclared)
     assert isinstance(declared_page("/x", undeclared), Route)

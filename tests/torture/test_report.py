@@ -168,7 +168,7 @@ def test_many_runs_are_one_table_with_their_sums(tmp_path: Path) -> None:
     assert [row["faults"] for row in rows] == ["2", "2", "**4**"]
     assert rows[0]["coordinator"] == "etcd"
     assert rows[0]["standby"] == "synchronous"
-    assert rows[0]["healthy p50 / p99 / most"].endswith("/ 110 ms")
+    assert rows[0]["healthy p50 / p99 / max"].endswith("/ 110 ms")
 
 
 def _cells(heads: str, line: str) -> dict[str, Any]:

@@ -177,7 +177,7 @@ def needed_by(endpoint: Callable[..., Any]) -> tuple[Role, ...]:
     """The roles that an endpoint has declared. An endpoint without a declaration is an error when the app is made."""
     declared: tuple[Role, ...] | None = getattr(endpoint, _NEEDS, None)
     if declared is None:
-        raise TypeError(f"{endpoint.__qualname__} does not declare who may call it: put @needs(…) above it")
+        raise TypeError(f"{endpoint.__qualname__} does not declare its roles: put @needs(…) above it")
     return declared
 
 

@@ -227,7 +227,7 @@ PARAMETERS: dict[str, Any] = {
 
 _PROBLEMS = {
     401: Problem(401, "this API key is unknown or revoked"),
-    403: Problem(403, "this API key may only read; this call needs the role write"),
+    403: Problem(403, "this API key has the role read; this call needs the role write"),
     404: Problem(404, f"there is no job {_JOB_ID}"),
     409: Problem(409, f"job {_JOB_ID} cannot be changed: it is cancelled"),
     412: Problem(412, f"job {_JOB_ID} was changed since: its ETag is now 4"),

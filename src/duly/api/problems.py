@@ -41,7 +41,7 @@ _TITLES = {
     404: ("not-found", "Not found"),
     405: ("method-not-allowed", "Method not allowed"),
     408: ("timeout", "The request came too slowly"),
-    409: ("conflict", "Conflict with what is stored"),
+    409: ("conflict", "Conflict with the stored state"),
     412: ("precondition-failed", "Changed since it was read"),
     413: ("too-large", "Request body too large"),
     415: ("unsupported-media-type", "Unsupported media type"),

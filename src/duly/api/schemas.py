@@ -512,7 +512,7 @@ class RedriveDocument(_Document):
 
 
 class CountDocument(_Document):
-    """How many there are."""
+    """The number of dead letters that match."""
 
     count: int
 

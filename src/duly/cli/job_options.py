@@ -26,7 +26,7 @@ def _option(rule: Rule) -> inspect.Parameter:
     if rule.choices:
         text += f": {', '.join(rule.choices[:-1])} or {rule.choices[-1]}"
     several = rule.kind in (tuple, Mapping)
-    panel = "When" if rule.timing or rule.name == "max_runs" else "Policy" if rule.name in POLICY_RULES else None
+    panel = "Timing" if rule.timing or rule.name == "max_runs" else "Policy" if rule.name in POLICY_RULES else None
     return make_option(
         rule.name,
         _TYPES.get(rule.kind, str),

@@ -260,6 +260,11 @@ class Pool:
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self.clock = DatabaseClock()
 
+    @property
+    def connections(self) -> asyncpg.Pool[asyncpg.Record]:
+        """The driver's pool, for another `Pool` over the same connections."""
+        return self._pool
+
     @classmethod
     async def connect(
         cls,

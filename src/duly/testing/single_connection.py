@@ -19,7 +19,7 @@ class SingleConnection(Pool):
     """
 
     def __init__(self, pool: Pool, connection: asyncpg.Connection[asyncpg.Record]) -> None:
-        super().__init__(pool._pool, pool.url)
+        super().__init__(pool.connections, pool.url)
         self.clock = pool.clock
         self._connection = connection
         self._lock = asyncio.Lock()

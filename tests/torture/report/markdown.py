@@ -61,7 +61,7 @@ def table_of(reports: Sequence[Report]) -> str:
     """A Markdown table sorted by seed; its last row has the sums and the worst lateness."""
     heads = (
         "seed", "coordinator", "standby", "faults", "occurrences", "lost", "doubled", "stale accepted",
-        "not replicated", "findings", *(f"{period} p50 / p99 / most" for period in PERIODS),
+        "not replicated", "findings", *(f"{period} p50 / p99 / max" for period in PERIODS),
     )  # fmt: skip
     rows: list[tuple[object, ...]] = []
     sums = [0] * 7

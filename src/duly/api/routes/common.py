@@ -23,7 +23,7 @@ _PROBLEMS = {
     401: "No API key was given, or it is unknown or revoked",
     403: "The key's role does not allow this, or a limit of the tenant is reached",
     404: "Not found, or not of this tenant",
-    409: "Conflict with what is stored",
+    409: "Conflict with the stored state",
     412: "The job was changed since the ETag in If-Match was read",
     413: "The body is too large",
     415: "The media type of the body is not supported",

@@ -346,7 +346,9 @@ async def change_job(
 async def cancel_job(
     job_id: str,
     operations: Operations = OPERATIONS,
-    running: Annotated[Literal["keep", "cancel"], Query(description="what executing runs do")] = "keep",
+    running: Annotated[
+        Literal["keep", "cancel"], Query(description="`keep`: executing runs go on; `cancel`: they are told to stop")
+    ] = "keep",
 ) -> Response:
     return _answer(await operations.jobs.cancel(job_id, running=running == "cancel"))
 

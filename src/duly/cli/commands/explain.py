@@ -1,4 +1,4 @@
-"""`duly explain`: what became of an occurrence, and why."""
+"""`duly explain`: the outcome of an occurrence, and the reason for it."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ def explain(
         str | None, typer.Argument(help="ISO 8601; without an offset, in the job's own zone.", metavar="TIME")
     ] = None,
     from_: Annotated[
-        str | None, typer.Option("--from", help="Every occurrence from this time …", metavar="TIME")
+        str | None, typer.Option("--from", help="Explain every occurrence from this time on.", metavar="TIME")
     ] = None,
-    to: Annotated[str | None, typer.Option("--to", help="… to this time. Default: now.", metavar="TIME")] = None,
+    to: Annotated[str | None, typer.Option("--to", help="End of that range. Default: now.", metavar="TIME")] = None,
     limit: Annotated[int, typer.Option(help="With --from: at most N occurrences.", metavar="N")] = 1000,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON document; with --from one per line.")] = False,
 ) -> None:
-    """Say what became of an occurrence, and why.
+    """Explain the outcome of an occurrence, and the reason for it.
 
     Without a time, explains the last occurrence and says what comes next.
     """

@@ -1,4 +1,4 @@
-"""`duly status`: the nodes of the cluster, who leads which shard, and how much work waits."""
+"""`duly status`: the nodes of the cluster, the leader of each shard, and the amount of queued work."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def status(
                     str(shard.shard),
                     str(shard.epoch),
                     shard.node or "",
-                    "alive" if shard.alive else "lost" if shard.node else "nobody",
+                    "alive" if shard.alive else "lost" if shard.node else "none",
                     away(shard.since, now),
                 )
                 for shard in found.shards

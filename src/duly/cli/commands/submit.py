@@ -30,8 +30,8 @@ _EXAMPLES = examples(
     "duly submit --command --cwd /srv --schedule @daily -- backup --all",
     "duly submit --file jobs.ndjson",
 )
-_TARGET = "What to call"
-_MANY = "Many at once"
+_TARGET = "Target"
+_MANY = "Many jobs"
 
 
 def register(app: typer.Typer) -> None:
@@ -90,7 +90,7 @@ def submit(
         str | None, typer.Option(help="JSON, @file, or - for standard input.", metavar="JSON|@FILE|-")
     ] = None,
     run_at: Annotated[
-        str | None, typer.Option(help="Run once, at this ISO 8601 time.", metavar="TIME", rich_help_panel="When")
+        str | None, typer.Option(help="Run once, at this ISO 8601 time.", metavar="TIME", rich_help_panel="Timing")
     ] = None,
     file: Annotated[
         str | None,
