@@ -275,7 +275,7 @@ async def test_dead_letters_are_forgotten_by_filter_and_all_of_them_only_when_th
     assert await left() == ["b", "c", "c", "c"]
     # One call purges a bounded number of dead letters, and says whether more are left.
     monkeypatch.setattr(routes.dead_letters, "MAX_SWEPT", 2)
-    monkeypatch.setattr(dead_letters, "BATCH", 1)
+    monkeypatch.setattr(dead_letters, "MAX_BATCH", 1)
     assert (await client.delete(f"{letters}?name=c")).json() == {"purged": 2, "more": True}
     assert (await client.delete(f"{letters}?name=c")).json() == {"purged": 1, "more": False}
     assert await left() == ["b"]
