@@ -29,6 +29,12 @@ def time_text(moment: datetime | None) -> str | None:
     return utc.isoformat().replace("+00:00", "Z")
 
 
+def utc_text(moment: datetime) -> str:
+    """A time for a sentence: UTC to the second, with milliseconds only if it has a fraction of a second."""
+    utc = moment.astimezone(UTC).replace(tzinfo=None)
+    return utc.isoformat(" ", "milliseconds" if utc.microsecond else "seconds") + "Z"
+
+
 def rough_span(seconds: float) -> str:
     """A span for a table: rounded, in one unit."""
     if seconds < 0:

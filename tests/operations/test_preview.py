@@ -11,11 +11,10 @@ import pytest
 from duly.api.documents import preview_document
 from duly.checks import read_moment
 from duly.errors import InvalidInput, InvalidSchedule
-from duly.formats import exact_span
+from duly.formats import exact_span, utc_text
 from duly.model import Job, Policy
 from duly.operations import preview
 from duly.operations.lifetime import Lifetime
-from duly.operations.wording import clock
 from duly.store.changes import Change
 
 NEW_YORK = "America/New_York"
@@ -137,8 +136,8 @@ def test_lengths(seconds: float, words: str) -> None:
 
 
 def test_clocks_are_as_fine_as_the_time() -> None:
-    assert clock(utc("2026-01-01T09:00")) == "2026-01-01 09:00:00Z"
-    assert clock(utc("2026-01-01T09:00:00.125")) == "2026-01-01 09:00:00.125Z"
+    assert utc_text(utc("2026-01-01T09:00")) == "2026-01-01 09:00:00Z"
+    assert utc_text(utc("2026-01-01T09:00:00.125")) == "2026-01-01 09:00:00.125Z"
 
 
 class TestLifetime:

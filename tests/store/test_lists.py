@@ -223,7 +223,7 @@ async def test_dead_letters_of_a_tenant_are_listed_without_all_others(
     page = await store_operations.for_tenant("acme").dead_letters.page(limit=100)
     assert (len(page.items), page.next_cursor) == (20, None)
     explained = await pool.query(
-        f"explain (analyze, timing off, format json) {statement('dead_letters/list_places')}",
+        f"explain (analyze, timing off, format json) {statement('dead_letters/list_positions')}",
         "acme", *[None] * 10, 101, MOST,
     )  # fmt: skip
     (scan,) = [node for node in _nodes(json.loads(explained[0][0])[0]["Plan"]) if "Relation Name" in node]

@@ -16,7 +16,7 @@ from duly.errors import DataRefused, StoreUnavailable, StoreUnusable
 from duly.store import pool as pools
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool, connection_options
-from duly.store.session import Session
+from duly.store.session import DirectSession
 from duly.store.statements import statement
 from harness.living import live
 
@@ -91,7 +91,7 @@ async def test_every_session_has_dulys_own_settings(database_url: str) -> None:
         }
     finally:
         await pool.close()
-    session = await Session.open(database_url, lost=lambda _: None)
+    session = await DirectSession.open(database_url, lost=lambda _: None)
     notifier = Notifier(database_url)
     await notifier.run_once()
     try:

@@ -104,7 +104,7 @@ async def _submit(
     allow_unknown_handler: bool,
     progress: _Progress,
 ) -> None:
-    from duly.operations import Refused
+    from duly.operations import BatchRefused
 
     while chunk := list(islice(read, MAX_ATOMIC + 1 if atomic else CHUNK)):
         if atomic:
@@ -116,7 +116,7 @@ async def _submit(
                 atomic=atomic,
                 allow_unknown_handler=allow_unknown_handler,
             )
-        except Refused as error:
+        except BatchRefused as error:
             index, first = next(iter(error.errors.items()))
             raise _at(good[index][0], first) from error
         answers = iter(found)

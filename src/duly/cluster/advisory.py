@@ -29,7 +29,7 @@ from duly.cluster.coordinator import TermListener
 from duly.cluster.member import MemberCoordinator
 from duly.store import cluster as rows
 from duly.store.pool import Pool
-from duly.store.session import Session
+from duly.store.session import DirectSession
 
 log = logging.getLogger("duly.cluster")
 
@@ -42,7 +42,7 @@ class AdvisoryCoordinator(MemberCoordinator):
         """`url` is that of PostgreSQL itself, not of a pooler."""
         super().__init__(listener, pool, **rest)
         self._url = url
-        self._session: Session | None = None
+        self._session: DirectSession | None = None
         self._alone = False
         self.interval = min(self._lease / 3, LOOK_SECONDS)
 
@@ -53,7 +53,7 @@ class AdvisoryCoordinator(MemberCoordinator):
 
     async def _join(self) -> None:
         self._hang_up()
-        session = await Session.open(self._url, lost=self._lost, timeout=self._lease)
+        session = await DirectSession.open(self._url, lost=self._lost, timeout=self._lease)
         try:
             # The row names the lock, so that the others know which node holds it.
             self._info["presence"] = await rows.be_present(session)
@@ -88,11 +88,11 @@ class AdvisoryCoordinator(MemberCoordinator):
         if session is not None:
             session.end()
 
-    def _lost(self, session: Session) -> None:
+    def _lost(self, session: DirectSession) -> None:
         # asyncpg calls this within the connection's own clean-up: step down after it.
         asyncio.get_running_loop().call_soon(self._step_down_without, session)
 
-    def _step_down_without(self, session: Session) -> None:
+    def _step_down_without(self, session: DirectSession) -> None:
         if session is self._session:
             log.warning("the connection that holds this node's lock was lost: stepping down")
             self._session = None

@@ -31,18 +31,18 @@ from duly.operations.jobs import JobOperations
 from duly.operations.keys import CreatedKey, Key, KeyOperations, Principal
 from duly.operations.previewing import preview
 from duly.operations.runs import RunOperations
-from duly.operations.submits import Refused, SubmitOperations
+from duly.operations.submits import BatchRefused, SubmitOperations
 from duly.operations.submitters import SubmitterOperations
 from duly.operations.tenants import Tenant, TenantOperations
 from duly.store import stores
 from duly.store.pool import Pool
 
 __all__ = [
+    "BatchRefused",
     "CreatedKey",
     "Key",
     "Operations",
     "Principal",
-    "Refused",
     "StoreOperations",
     "Tenant",
     "preview",

@@ -19,8 +19,8 @@ from duly.model import (
     to_micros,
 )
 from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, to_job_id
-from duly.store import dead_letters as store
-from duly.store.dead_letters import Batch, Filter, Place, Worked
+from duly.store import dead_letters
+from duly.store.dead_letters import Batch, Filter, Position, Worked
 
 # Dead letters per transaction: enough to be quick, few enough not to hold jobs up.
 MAX_BATCH = 500
@@ -46,10 +46,12 @@ class DeadLetterOperations:
         maximum of rows: it may be empty and yet not the last. Without `payload` each payload is None."""
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
         after = None if cursor is None else _read_cursor(cursor)
-        listed = await store.list_places(self._pool, _to_stored(wanted, self._tenant), after=after, limit=limit + 1)
-        asked = listed.places[:limit]
-        found = await store.page(self._pool, asked, tenant=self._tenant, payload=payload)
-        stop = asked[-1] if len(listed.places) > limit else listed.stop
+        listed = await dead_letters.list_positions(
+            self._pool, _to_stored(wanted, self._tenant), after=after, limit=limit + 1
+        )
+        asked = listed.positions[:limit]
+        found = await dead_letters.page(self._pool, asked, tenant=self._tenant, payload=payload)
+        stop = asked[-1] if len(listed.positions) > limit else listed.stop
         if found and (found[-1].job_id, found[-1].scheduled_at) != asked[-1][1:]:
             last = found[-1]
             stop = last.buried_at, last.job_id, last.scheduled_at
@@ -57,19 +59,19 @@ class DeadLetterOperations:
 
     async def get(self, run_id: str) -> DeadLetter:
         job_id, scheduled_at = _parse(run_id)
-        letter = await store.get(self._pool, tenant=self._tenant, job_id=job_id, scheduled_at=scheduled_at)
+        letter = await dead_letters.get(self._pool, tenant=self._tenant, job_id=job_id, scheduled_at=scheduled_at)
         if letter is None:
             raise _missing(run_id)
         return letter
 
     async def count(self, wanted: DeadLetterFilter = ALL) -> int:
-        return await store.count(self._pool, _to_stored(wanted, self._tenant))
+        return await dead_letters.count(self._pool, _to_stored(wanted, self._tenant))
 
     async def redrive(self, run_id: str) -> None:
         """Redrive one dead letter: its run starts over with attempt 1 and keeps its idempotency key."""
         job_id, scheduled_at = _parse(run_id)
         one = Batch(checks.LAST_MOMENT, limit=2, scheduled_at=scheduled_at)
-        worked = await store.redrive(self._pool, Filter(self._tenant, job_id), one)
+        worked = await dead_letters.redrive(self._pool, Filter(self._tenant, job_id), one)
         if worked.refused:
             raise Conflict(f"run {run_id} cannot be redriven: its job is cancelled or gone")
         if not worked.done:
@@ -79,7 +81,7 @@ class DeadLetterOperations:
         """Delete one dead letter for good. The history still records that its run died."""
         job_id, scheduled_at = _parse(run_id)
         one = Batch(checks.LAST_MOMENT, limit=2, scheduled_at=scheduled_at)
-        worked = await store.purge(self._pool, Filter(self._tenant, job_id), one)
+        worked = await dead_letters.purge(self._pool, Filter(self._tenant, job_id), one)
         if not worked.done:
             raise _missing(run_id)
 
@@ -100,9 +102,9 @@ class DeadLetterOperations:
         stored = _to_stored(wanted, self._tenant)
         await self._pool.measure_clock()
         until = self._pool.clock.now()
-        work = store.redrive if what == "redrive" else store.purge
+        work = dead_letters.redrive if what == "redrive" else dead_letters.purge
         done = refused = 0
-        after: Place | None = None
+        after: Position | None = None
         while True:
             worked: Worked = await work(self._pool, stored, Batch(until, MAX_BATCH, after))
             done += worked.done
@@ -139,12 +141,12 @@ def _missing(run_id: str) -> NotFound:
     return NotFound(f"there is no dead letter {run_id[:100]!r}")
 
 
-def _cursor(place: Place) -> str:
-    buried_at, job_id, scheduled_at = place
+def _cursor(position: Position) -> str:
+    buried_at, job_id, scheduled_at = position
     return f"{to_micros(buried_at):x}.{make_run_id(job_id, scheduled_at)}"
 
 
-def _read_cursor(text: str) -> Place:
+def _read_cursor(text: str) -> Position:
     moment, _, run_id = text.partition(".")
     try:
         parsed = parse_run_id(run_id)

@@ -9,13 +9,13 @@ from itertools import islice
 
 from duly import checks
 from duly.errors import InvalidInput, TooCostly
+from duly.formats import utc_text
 from duly.model import Explanation, Job, Occurrence, Page, Verdict
 from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core
 from duly.operations.jobs import JobOperations
 from duly.operations.lifetime import Lifetime, local_time
 from duly.operations.runs import with_key
 from duly.operations.verdicts import Judge
-from duly.operations.wording import clock
 from duly.store import changes, cluster, history
 from duly.store.cluster import Leader
 from duly.store.history import Record
@@ -168,5 +168,5 @@ def _also_cancelled(life: Lifetime, answer: Explanation) -> Explanation:
     if life.job.status != "cancelled" or not life.stops or answer.verdict is Verdict.CANCELLED:
         return answer
     at = life.stops[-1].change.at
-    sentence = f"{answer.sentence} The job was cancelled at {clock(at)}: nothing more of it runs."
+    sentence = f"{answer.sentence} The job was cancelled at {utc_text(at)}: nothing more of it runs."
     return replace(answer, sentence=sentence, facts={**answer.facts, "cancelled_at": at})

@@ -20,7 +20,7 @@ from duly.errors import InvalidInput, TooCostly
 from duly.model import Expected, Forecast
 from duly.operations.core import Core
 from duly.store import forecasts
-from duly.store.forecasts import Group
+from duly.store.forecasts import AlikeJobs
 from duly.timing import EACH, Fuel, Timetable
 from duly.turns import Turns
 
@@ -69,7 +69,7 @@ class ForecastOperations:
         cut = complete_until is not None and complete_until < until
         return Forecast(start, until, items, share > 1, cut, complete_until if cut and complete_until else until)
 
-    async def _near(self, until: datetime) -> tuple[list[Group], int, datetime | None]:
+    async def _near(self, until: datetime) -> tuple[list[AlikeJobs], int, datetime | None]:
         """The groups, the number of shards they were read from, and the time up to which they are complete."""
         shards = list(range(self._shard_count))
         own = await forecasts.near_of_tenant(self._pool, tenant=self._tenant, until=until, limit=_MAX_OWN_JOBS)
@@ -89,12 +89,12 @@ class ForecastOperations:
 
 
 def _in_order(
-    groups: Sequence[Group], start: datetime, until: datetime, fuel: Fuel
-) -> Iterator[tuple[datetime, Group]]:
+    groups: Sequence[AlikeJobs], start: datetime, until: datetime, fuel: Fuel
+) -> Iterator[tuple[datetime, AlikeJobs]]:
     """Every occurrence of every group before `until`, earliest first. Raises `TooCostly` when the fuel of all groups
     together is used up."""
     order = itertools.count()
-    waiting: list[tuple[datetime, int, Group, Iterator[datetime]]] = []
+    waiting: list[tuple[datetime, int, AlikeJobs, Iterator[datetime]]] = []
     for group in groups:
         moments = _moments(group, start, fuel)
         if (first := next(moments, None)) is not None and first < until:
@@ -110,7 +110,7 @@ def _in_order(
             heapq.heapreplace(waiting, (following, number, group, moments))
 
 
-def _moments(group: Group, start: datetime, fuel: Fuel) -> Iterator[datetime]:
+def _moments(group: AlikeJobs, start: datetime, fuel: Fuel) -> Iterator[datetime]:
     moment: datetime | None = max(group.next_run_at, start)
     left = group.runs_left
     if left is not None and left <= 0:

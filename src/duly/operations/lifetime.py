@@ -49,7 +49,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StoppedSpan:
     """The time after `change`, up to and including `until`, when the job did not fire. None: it is still stopped."""
 
     change: Change
@@ -75,7 +75,7 @@ class Lifetime:
     def stretch_at(self, moment: datetime) -> Stretch:
         return next((one for one in self.stretches if moment <= one.until), self.stretches[-1])
 
-    def stop_at(self, moment: datetime) -> Stop | None:
+    def stop_at(self, moment: datetime) -> StoppedSpan | None:
         for stop in self.stops:
             if stop.change.at < moment and (stop.until is None or moment <= stop.until):
                 return stop
@@ -188,24 +188,24 @@ def _unplans(change: Change) -> bool:
     return change.what not in (*_STARTS, "rezoned")
 
 
-def _stops(job: Job, changes: Sequence[Change]) -> list[Stop]:
-    stops: list[Stop] = []
+def _stops(job: Job, changes: Sequence[Change]) -> list[StoppedSpan]:
+    stops: list[StoppedSpan] = []
     for change in changes:
         open_stop = stops[-1] if stops and stops[-1].until is None else None
         if change.what in _STOPS:
             if open_stop is not None:
-                stops[-1] = Stop(open_stop.change, change.at)
-            stops.append(Stop(change, None))
+                stops[-1] = StoppedSpan(open_stop.change, change.at)
+            stops.append(StoppedSpan(change, None))
         elif change.what in _STARTS and open_stop is not None:
-            stops[-1] = Stop(open_stop.change, change.at)
+            stops[-1] = StoppedSpan(open_stop.change, change.at)
     # Stops and starts from before there was a log: the job's row has its status, and the latest time it can date from.
     stopped = job.status in ("paused", "cancelled")
     is_open = bool(stops) and stops[-1].until is None
     if stopped and not is_open:
         detail = {"reason": job.status_reason} if job.status_reason else {}
-        stops.append(Stop(Change(job.updated_at, job.status, detail), None))
+        stops.append(StoppedSpan(Change(job.updated_at, job.status, detail), None))
     elif not stopped and is_open:
-        stops[-1] = Stop(stops[-1].change, max(job.updated_at, stops[-1].change.at))
+        stops[-1] = StoppedSpan(stops[-1].change, max(job.updated_at, stops[-1].change.at))
     return stops
 
 

@@ -45,7 +45,7 @@ TURN_SECONDS = 10.0
 _BATCHES_AT_ONCE = 2
 
 
-class Refused(Exception):
+class BatchRefused(Exception):
     """An atomic batch in which the jobs of these indexes are wrong; nothing is stored."""
 
     def __init__(self, errors: dict[int, DulyError]) -> None:
@@ -139,8 +139,8 @@ class SubmitOperations:
     ) -> list[SubmittedId | DulyError]:
         """Submit jobs, each by itself, and return an answer for each in their order.
 
-        With `atomic` they are one transaction, and a single wrong one raises `Refused`. A limit of the tenant refuses
-        them all either way, because which of them fit would be chance.
+        With `atomic` they are one transaction, and a single wrong one raises `BatchRefused`. A limit of the tenant
+        refuses them all either way, because which of them fit would be chance.
         """
         now = self._core.now()
         answers: list[SubmittedId | DulyError | None] = [None] * len(requests)
@@ -437,4 +437,4 @@ def _taken(row: NewJob, job_id: UUID) -> Conflict:
 
 def _refuse(answers: Sequence[SubmittedId | DulyError | None]) -> None:
     if errors := {index: answer for index, answer in enumerate(answers) if isinstance(answer, DulyError)}:
-        raise Refused(errors)
+        raise BatchRefused(errors)

@@ -12,10 +12,10 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 from duly.errors import TooCostly
-from duly.formats import exact_span
+from duly.formats import exact_span, utc_text
 from duly.model import Explanation, Occurrence, Run, Verdict, make_run_id
-from duly.operations.lifetime import Lifetime, Stop, local_time, read_time
-from duly.operations.wording import clock, outcome
+from duly.operations.lifetime import Lifetime, StoppedSpan, local_time, read_time
+from duly.operations.wording import outcome
 from duly.store.changes import Change
 from duly.store.cluster import Leader
 from duly.store.history import Deferred, Record
@@ -101,17 +101,19 @@ class Judge:
         }
         if moment < job.created_at:
             facts["created_at"] = job.created_at
-            first = f"; its first occurrence is {clock(after.scheduled_at)}" if after is not None else ""
-            sentence = f"The job did not exist yet: it was submitted at {clock(job.created_at)}{first}."
+            first = f"; its first occurrence is {utc_text(after.scheduled_at)}" if after is not None else ""
+            sentence = f"The job did not exist yet: it was submitted at {utc_text(job.created_at)}{first}."
             return self._say(here, Verdict.NOT_CREATED, sentence, facts)
         for change in life.changes:
             if change.what == "rezoned" and read_time(change.detail["next_run_at"]) == moment:
                 to = read_time(change.detail["moved_to"])
                 facts |= {"rezoned_at": change.at, "reason": change.reason, "moved_to": to}
-                sentence = f"Planned for this time until {change.reason} came into force and moved it to {clock(to)}."
+                sentence = (
+                    f"Planned for this time until {change.reason} came into force and moved it to {utc_text(to)}."
+                )
                 return self._say(here, Verdict.CHANGED, sentence, facts)
         stretch, current = life.stretch_at(moment), life.stretches[-1]
-        around = " and ".join(clock(one.scheduled_at) for one in (before, after) if one is not None)
+        around = " and ".join(utc_text(one.scheduled_at) for one in (before, after) if one is not None)
         nearest = f"; the nearest are {around}" if around else "; there is none"
         if stretch.timetable is None or life.cut:
             stop = life.stop_at(moment)
@@ -128,7 +130,7 @@ class Judge:
         if stretch.ended_by is not None and life.occurs_at(current, moment):
             return self._say(
                 here, Verdict.CHANGED,
-                f"Not an occurrence then: until {clock(stretch.until)} the schedule in force was "
+                f"Not an occurrence then: until {utc_text(stretch.until)} the schedule in force was "
                 f"{stretch.definition}{nearest}.",
                 {"schedule_then": str(stretch.definition), "changed_at": stretch.until, **facts},
             )  # fmt: skip
@@ -180,7 +182,7 @@ class Judge:
         if unfinished is not None:
             earlier = read_time(unfinished)
             facts |= {"unfinished": earlier, "unfinished_run_id": make_run_id(run.job_id, earlier)}
-            by = f"the run of {clock(earlier)}"
+            by = f"the run of {utc_text(earlier)}"
         why = f"{by} was unfinished"
         if note.get("overlap") == "queue":
             why += " and as many as max_queued allows were waiting"
@@ -196,9 +198,9 @@ class Judge:
             "rule": reason, "count": count, "first": first, "last": last, "found_at": run.finished_at,
             "epoch": run.epoch,
         }  # fmt: skip
-        among = f"one of {count} from {clock(first)} to {clock(last)}" if count > 1 else "the only one"
+        among = f"one of {count} from {utc_text(first)} to {utc_text(last)}" if count > 1 else "the only one"
         noticed = "given up" if reason in _UNDONE else "found unfired"
-        when = f" at {clock(run.finished_at)}" if run.finished_at is not None else ""
+        when = f" at {utc_text(run.finished_at)}" if run.finished_at is not None else ""
         sentence = f"Missed and not run: {noticed}{when} ({among}); {_RULES.get(reason, reason)}."
         return self._say(occurrence, _UNDONE.get(reason, Verdict.MISSED), sentence, facts)
 
@@ -215,18 +217,18 @@ class Judge:
         note = occurrence.note or "the local time does not exist that day"
         return self._say(occurrence, Verdict.DST_DROPPED, f"{verb} because dst_gap is skip: {note}.", facts)
 
-    def _of_stop(self, occurrence: Occurrence, stop: Stop) -> Explanation:
+    def _of_stop(self, occurrence: Occurrence, stop: StoppedSpan) -> Explanation:
         change = stop.change
         facts: dict[str, Any] = {f"{change.what}_at": change.at, "reason": change.reason}
         why = f" ({change.reason})" if change.reason else ""
         if change.what == "cancelled":
-            sentence = f"The job was cancelled at {clock(change.at)}{why}."
+            sentence = f"The job was cancelled at {utc_text(change.at)}{why}."
         elif stop.until is not None:
             facts["resumed_at"] = stop.until
-            sentence = f"The job was {change.what} then{why}: from {clock(change.at)} until {clock(stop.until)}."
+            sentence = f"The job was {change.what} then{why}: from {utc_text(change.at)} until {utc_text(stop.until)}."
         else:
             ahead = "; it fires only if it is resumed before" if occurrence.scheduled_at > self._now else ""
-            sentence = f"The job is {change.what} since {clock(change.at)}{why}{ahead}."
+            sentence = f"The job is {change.what} since {utc_text(change.at)}{why}{ahead}."
         return self._say(occurrence, _STOPPED[change.what], sentence, facts)
 
     def _of_plan(self, occurrence: Occurrence) -> Explanation | None:
@@ -298,13 +300,13 @@ class Judge:
         return self._say(
             occurrence, Verdict.CHANGED,
             f"By the time-zone data of then this was no occurrence; it is one by {change.reason}, which is in force "
-            f"since {clock(change.at)}.", {"rezoned_at": change.at, "reason": change.reason},
+            f"since {utc_text(change.at)}.", {"rezoned_at": change.at, "reason": change.reason},
         )  # fmt: skip
 
     def _of_overdue_change(self, occurrence: Occurrence, change: Change) -> Explanation:
         facts: dict[str, Any] = {f"{change.what}_at": change.at, "reason": change.reason}
         why = f" ({change.reason})" if change.reason else ""
-        what = f"the job was {change.what} at {clock(change.at)}{why}"
+        what = f"the job was {change.what} at {utc_text(change.at)}{why}"
         if change.what not in _STOPPED:
             what += ", and was planned anew from then on"
         verdict = _STOPPED.get(change.what, Verdict.CHANGED)
@@ -317,7 +319,7 @@ class Judge:
             tense = "has" if job.run_count >= job.max_runs else "will have"
             sentence = f"The job {tense} had all of its {job.max_runs} runs by then (max_runs)."
         else:
-            last = f": its last occurrence was {clock(job.last_run_at)}" if job.last_run_at is not None else ""
+            last = f": its last occurrence was {utc_text(job.last_run_at)}" if job.last_run_at is not None else ""
             sentence = f"Nothing was planned any more{last}."
         return self._say(occurrence, Verdict.ENDED, sentence, facts)
 

@@ -1,20 +1,12 @@
-"""Words for times and outcomes, for sentences that people read."""
+"""The outcome of a run in words, for sentences that people read."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
-from duly.formats import exact_span
+from duly.formats import exact_span, utc_text
 from duly.model import ErrorInfo, Run
 from duly.visible import visible
 
 _MAX_ERROR = 160
-
-
-def clock(moment: datetime) -> str:
-    """The moment in UTC, to the second; with milliseconds only if it has a fraction of a second."""
-    utc = moment.astimezone(UTC).replace(tzinfo=None)
-    return utc.isoformat(" ", "milliseconds" if utc.microsecond else "seconds") + "Z"
 
 
 def outcome(run: Run) -> str:
@@ -32,11 +24,11 @@ def outcome(run: Run) -> str:
         reason = (run.note or {}).get("reason")
         return "its run was cancelled" + (f": {reason}" if reason else "")
     if run.status == "running":
-        since = f" since {clock(run.started_at)}" if run.started_at else ""
+        since = f" since {utc_text(run.started_at)}" if run.started_at else ""
         return f"it is running{where}{since}, {nth}"
     if run.status == "retrying":
         last = run.attempts[-1].error if run.attempts else None
-        when = f"; it is tried again at {clock(run.run_at)}" if run.run_at else ""
+        when = f"; it is tried again at {utc_text(run.run_at)}" if run.run_at else ""
         return f"{nth} failed{_error(last)}{when}"
     if run.status == "waiting":
         return "it waits for an earlier run of the job to end"

@@ -14,7 +14,7 @@ import asyncpg
 
 from duly.model import NodeStatus, ShardStatus
 from duly.store.pool import Querier
-from duly.store.session import Session
+from duly.store.session import DirectSession
 
 NOBODY = UUID(int=0)
 
@@ -57,7 +57,7 @@ async def beat(store: Querier, *, node_id: UUID, lease_seconds: float) -> View |
     return None if row is None else _view(row)
 
 
-async def be_present(session: Session) -> int:
+async def be_present(session: DirectSession) -> int:
     """Takes a lock that says that this session's node is alive, and returns its key.
 
     The key is drawn for every session: a lock that an earlier session of the same node still holds proves nothing.
@@ -69,7 +69,7 @@ async def be_present(session: Session) -> int:
             return key
 
 
-async def beat_present(session: Session, *, node_id: UUID, lease_seconds: float) -> View | None:
+async def beat_present(session: DirectSession, *, node_id: UUID, lease_seconds: float) -> View | None:
     """As `beat`, but only nodes that hold their presence lock are alive."""
     row = await session.row("cluster/beat_present", node_id, lease_seconds, PRESENCE)
     return None if row is None else _view(row)

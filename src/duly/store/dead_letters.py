@@ -15,7 +15,7 @@ from duly.store.pool import Querier
 from duly.store.reading import Reading
 
 #: A letter's position in the order of dead letters: buried_at, job_id, scheduled_at.
-Place = tuple[datetime, UUID, datetime]
+Position = tuple[datetime, UUID, datetime]
 
 
 class Filter(NamedTuple):
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
 
     until: datetime
     limit: int
-    after: Place | None = None
+    after: Position | None = None
     scheduled_at: datetime | None = None
     """The one run of the filter's job that is meant; None: any."""
 
@@ -47,34 +47,34 @@ class Worked:
 
     done: int
     refused: int
-    last: Place | None
+    last: Position | None
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedLetters:
     """Positions of a list, newest first: all matches from its start down to `stop`; None: to its end."""
 
-    places: list[Place]
-    stop: Place | None
+    positions: list[Position]
+    stop: Position | None
 
 
-async def list_places(store: Querier, wanted: Filter, *, after: Place | None, limit: int) -> Listed:
+async def list_positions(store: Querier, wanted: Filter, *, after: Position | None, limit: int) -> ListedLetters:
     """The positions of one page and of one letter more. The page may end early, after a maximum of letters read."""
     arguments = (*wanted, *(after or (None, None, None)), limit, jobs.MAX_ROWS_READ)
-    rows = [] if wanted.job_id is None else await store.fetch("dead_letters/list_places_of_job", *arguments)
+    rows = [] if wanted.job_id is None else await store.fetch("dead_letters/list_positions_of_job", *arguments)
     if wanted.job_id is None or rows[0]["crowded"]:
-        rows = await store.fetch("dead_letters/list_places", *arguments)
+        rows = await store.fetch("dead_letters/list_positions", *arguments)
     rows = [row for row in rows if row["job_id"] is not None]
-    places = [(row["buried_at"], row["job_id"], row["scheduled_at"]) for row in rows]
-    stop = places[-1] if rows and rows[-1]["stop"] else None
-    return Listed([place for place, row in zip(places, rows, strict=True) if row["matches"]], stop)
+    positions = [(row["buried_at"], row["job_id"], row["scheduled_at"]) for row in rows]
+    stop = positions[-1] if rows and rows[-1]["stop"] else None
+    return ListedLetters([position for position, row in zip(positions, rows, strict=True) if row["matches"]], stop)
 
 
-async def page(store: Querier, places: Sequence[Place], *, tenant: str, payload: bool = True) -> list[DeadLetter]:
+async def page(store: Querier, positions: Sequence[Position], *, tenant: str, payload: bool = True) -> list[DeadLetter]:
     """These letters in this order, or as many as fit into a page; at least one. Without `payload` theirs is None."""
-    if not places:
+    if not positions:
         return []
-    job_ids, moments = [place[1] for place in places], [place[2] for place in places]
+    job_ids, moments = [position[1] for position in positions], [position[2] for position in positions]
     rows = await store.fetch("dead_letters/page", job_ids, moments, jobs.PAGE_BYTES, payload, tenant)
     return [_to_letter(row) for row in rows]
 
@@ -97,7 +97,7 @@ async def redrive(store: Querier, wanted: Filter, batch: Batch) -> Worked:
         if not picked:
             return Worked(0, 0, None)
         there = await jobs.lock(within, job_ids=[job_id for _, job_id, _ in picked], tenant=wanted.tenant)
-        able = [place for place in picked if there.get(place[1], "cancelled") != "cancelled"]
+        able = [position for position in picked if there.get(position[1], "cancelled") != "cancelled"]
         if able:
             job_ids = [job_id for _, job_id, _ in able]
             moments = [moment for _, _, moment in able]
@@ -124,7 +124,7 @@ async def purge(store: Querier, wanted: Filter, batch: Batch) -> Worked:
     return await store.together(forget)
 
 
-async def _pick(within: Querier, wanted: Filter, batch: Batch) -> Sequence[Place]:
+async def _pick(within: Querier, wanted: Filter, batch: Batch) -> Sequence[Position]:
     after = batch.after or (None, None, None)
     rows = await within.fetch("dead_letters/pick", *wanted, batch.scheduled_at, batch.until, batch.limit, *after)
     return [(row["buried_at"], row["job_id"], row["scheduled_at"]) for row in rows]

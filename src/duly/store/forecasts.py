@@ -14,7 +14,7 @@ from duly.timing import Definition
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class AlikeJobs:
     """`jobs` of them are next due at `next_run_at` and then go on alike, at most `runs_left` times."""
 
     kind: ScheduleKind
@@ -41,7 +41,7 @@ class Group:
 class Near:
     """The groups that were read. `complete_until` is None if that was everything."""
 
-    groups: list[Group]
+    groups: list[AlikeJobs]
     jobs_seen: int
     complete_until: datetime | None
 
@@ -53,7 +53,7 @@ async def near(store: Querier, *, shards: Sequence[int], tenant: str, until: dat
     return Near(groups, rows[0]["jobs_seen"], rows[0]["complete_until"])
 
 
-async def near_of_tenant(store: Querier, *, tenant: str, until: datetime, limit: int) -> list[Group] | None:
+async def near_of_tenant(store: Querier, *, tenant: str, until: datetime, limit: int) -> list[AlikeJobs] | None:
     """All near groups of one tenant; None if it has more than `limit` active jobs, or is the default one."""
     if tenant == DEFAULT_TENANT:
         return None
@@ -63,13 +63,13 @@ async def near_of_tenant(store: Querier, *, tenant: str, until: datetime, limit:
     return [group for row in rows if row["kind"] is not None and (group := _to_group(row)) is not None]
 
 
-def _to_group(row: Any) -> Group | None:
+def _to_group(row: Any) -> AlikeJobs | None:
     """None for jobs whose policy cannot be read: they will not run."""
     try:
         policy = policy_from_stored(row["policy"])
     except InvalidInput:
         return None
-    return Group(
+    return AlikeJobs(
         kind=row["kind"],
         schedule=row["schedule"],
         timezone=row["timezone"],

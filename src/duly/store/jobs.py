@@ -111,13 +111,13 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListedJobs:
     """Ids of a list, newest first: all matches from its start down to `stop`; None: to its end."""
 
     job_ids: list[UUID]
     stop: UUID | None
 
-    def reaches_below(self, other: Listed) -> bool:
+    def reaches_below(self, other: ListedJobs) -> bool:
         return other.stop is not None and (self.stop is None or self.stop < other.stop)
 
 
@@ -129,7 +129,7 @@ _MAX_ENDED_READ = 5_000
 _FIRST_READ = 2_000
 
 
-async def list_ids(store: Querier, wanted: Wanted, *, limit: int, looked_at: int | None = None) -> Listed:
+async def list_ids(store: Querier, wanted: Wanted, *, limit: int, looked_at: int | None = None) -> ListedJobs:
     """The ids of one page and of one job more. The cost is bounded, whatever the filter and however few match: either
     an index serves it, or the page ends after a number of rows, and the next page continues there."""
     default = wanted.tenant == DEFAULT_TENANT
@@ -146,17 +146,17 @@ async def list_ids(store: Querier, wanted: Wanted, *, limit: int, looked_at: int
     return await _walk(store, listing, wanted, limit, most)
 
 
-async def _walk(store: Querier, listing: str, wanted: Wanted, limit: int, most: int) -> Listed:
+async def _walk(store: Querier, listing: str, wanted: Wanted, limit: int, most: int) -> ListedJobs:
     if wanted.status == "completed":
         most = min(most, _MAX_ENDED_READ)
     rows = await store.fetch(
         listing, wanted.tenant, wanted.status, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
     )
     stop = rows[-1]["job_id"] if rows and rows[-1]["stop"] else None
-    return Listed([row["job_id"] for row in rows if row["matches"]], stop)
+    return ListedJobs([row["job_id"] for row in rows if row["matches"]], stop)
 
 
-async def _list_active(store: Querier, wanted: Wanted, limit: int, most: int) -> Listed:
+async def _list_active(store: Querier, wanted: Wanted, limit: int, most: int) -> ListedJobs:
     """Active jobs are those with a next occurrence, and ended ones with an unfinished run. Among millions of completed
     jobs both are found through other indexes; if that is too much, by a walk over all jobs."""
     default = wanted.tenant == DEFAULT_TENANT
@@ -174,7 +174,7 @@ async def _list_active(store: Querier, wanted: Wanted, limit: int, most: int) ->
     return best if best is not None and best.reaches_below(walked) else walked
 
 
-async def _planned(store: Querier, wanted: Wanted, limit: int, most: int) -> Listed | None:
+async def _planned(store: Querier, wanted: Wanted, limit: int, most: int) -> ListedJobs | None:
     """Active jobs of the default tenant; None if there are too many to read all."""
     row = await store.row(
         "jobs/list_planned", wanted.tenant, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
@@ -183,7 +183,7 @@ async def _planned(store: Querier, wanted: Wanted, limit: int, most: int) -> Lis
     return _cut(row["job_ids"], None, limit) if row["complete"] else None
 
 
-async def _with_live_runs(store: Querier, wanted: Wanted, limit: int, most: int) -> Listed:
+async def _with_live_runs(store: Querier, wanted: Wanted, limit: int, most: int) -> ListedJobs:
     row = await store.row(
         "jobs/list_live", wanted.tenant, wanted.queue, wanted.name, wanted.labels, wanted.before, limit, most
     )
@@ -191,16 +191,16 @@ async def _with_live_runs(store: Querier, wanted: Wanted, limit: int, most: int)
     return _cut(row["job_ids"], row["stop"], limit)
 
 
-def _cut(job_ids: list[UUID], stop: UUID | None, limit: int) -> Listed:
+def _cut(job_ids: list[UUID], stop: UUID | None, limit: int) -> ListedJobs:
     """A full page ends the list: the ids after it are unknown."""
-    return Listed(job_ids, job_ids[-1] if len(job_ids) >= limit else stop)
+    return ListedJobs(job_ids, job_ids[-1] if len(job_ids) >= limit else stop)
 
 
-def _both(one: Listed, other: Listed, limit: int) -> Listed:
+def _both(one: ListedJobs, other: ListedJobs, limit: int) -> ListedJobs:
     stops = [_cut(listed.job_ids, listed.stop, limit).stop for listed in (one, other)]
     stop = max((stop for stop in stops if stop is not None), default=None)
     job_ids = sorted({*one.job_ids, *other.job_ids}, reverse=True)
-    return Listed([job_id for job_id in job_ids if stop is None or job_id >= stop][:limit], stop)
+    return ListedJobs([job_id for job_id in job_ids if stop is None or job_id >= stop][:limit], stop)
 
 
 #: Bytes after which a page ends; the item that exceeds it is the last.

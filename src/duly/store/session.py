@@ -14,13 +14,13 @@ from duly.store.pool import connection_options, translated_errors
 from duly.store.statements import statement
 
 
-class Session:
+class DirectSession:
     def __init__(self, connection: asyncpg.Connection[asyncpg.Record], url: str) -> None:
         self._connection = connection
         self._url = url
 
     @classmethod
-    async def open(cls, url: str, *, lost: Callable[[Session], None], timeout: float = 10) -> Session:
+    async def open(cls, url: str, *, lost: Callable[[DirectSession], None], timeout: float = 10) -> DirectSession:
         """`lost` is called once when the connection ends, for whatever reason."""
         with translated_errors(url):
             connection = await asyncpg.connect(url, timeout=timeout, **connection_options(url))

@@ -10,7 +10,7 @@ from the `cache`; `wheel` says when to look. When the rules of a zone change, `r
 from .cache import next_occurrence
 from .definition import Definition, anchor_of
 from .fuel import EACH, Fuel
-from .keys import check_template, render_key
+from .idempotency import check_template, render_key
 from .missed import Drop, FirePlan, plan_fire, plan_resume
 from .parse import parse_schedule
 from .rezoned import carried, differing, is_rezoned

@@ -19,7 +19,7 @@ from .calendar_days import DayFilter, nth_bit
 from .fuel import Fuel
 from .rrule_text import RuleParts
 from .schedule import LAST, MICROSECOND
-from .times import TimesOfDay
+from .times import TimeOfDay, TimesOfDay
 
 _JUMP = 2  # fuel units for a jump, and for the positions of a period
 _PERIOD = 1
@@ -60,13 +60,13 @@ def make_recurrence(parts: RuleParts, start: datetime) -> Recurrence:
 class ByDay(Recurrence):
     """YEARLY, MONTHLY, WEEKLY and DAILY: a grid of periods, the days in them, the times of each day."""
 
-    __slots__ = ("_days", "_grid", "_period", "_places", "_times", "start")
+    __slots__ = ("_days", "_grid", "_period", "_positions", "_times", "start")
 
     def __init__(self, parts: RuleParts, start: datetime) -> None:
         self.start = start
         self._grid = _Grid(parts, start)
         self._days = _day_filter(parts, start)
-        self._places = _Places(parts.bysetpos) if parts.bysetpos else None
+        self._positions = _Positions(parts.bysetpos) if parts.bysetpos else None
         # The last period looked at, with its days: the next question is mostly about the same one.
         self._period = (1, 0, 0)
         self._times = TimesOfDay(
@@ -76,8 +76,8 @@ class ByDay(Recurrence):
     def next_local(self, after: datetime, fuel: Fuel, until: datetime = LAST) -> datetime | None:
         after = max(after, self.start - MICROSECOND)
         last = until.toordinal()
-        if self._places is not None:
-            return self._next_place(self._places, after, last, fuel)
+        if self._positions is not None:
+            return self._next_position(self._positions, after, last, fuel)
         today = after.toordinal()
         clock = self._times.after(after.hour, after.minute, after.second)
         day = self._next_day(today if clock is not None else today + 1, last, fuel)
@@ -86,8 +86,8 @@ class ByDay(Recurrence):
         return _at(day, clock if clock is not None and day == today else self._times.first)
 
     def nth(self, count: int, fuel: Fuel) -> datetime | None:
-        if self._places is not None:
-            return self._nth_place(self._places, count, fuel)
+        if self._positions is not None:
+            return self._nth_position(self._positions, count, fuel)
         # Whole days at a time; the times of the first day before the start itself do not count.
         today = self.start.toordinal()
         day = self._next_day(today, _LAST_DAY, fuel)
@@ -131,27 +131,27 @@ class ByDay(Recurrence):
                 return allowed
             day = allowed
 
-    def _next_place(self, places: _Places, after: datetime, until: int, fuel: Fuel) -> datetime | None:
+    def _next_position(self, positions: _Positions, after: datetime, until: int, fuel: Fuel) -> datetime | None:
         """With BYSETPOS: of all times of one period, in order, only those at the given positions."""
         today = after.toordinal()
         for first, days in self._periods(today, until, fuel):
-            place = places.next(self._passed(after, today - first, days), days.bit_count() * self._times.size)
-            if place is not None:
-                return self._time_at(first, days, place)
+            position = positions.next(self._passed(after, today - first, days), days.bit_count() * self._times.size)
+            if position is not None:
+                return self._time_at(first, days, position)
         return None
 
-    def _nth_place(self, places: _Places, count: int, fuel: Fuel) -> datetime | None:
+    def _nth_position(self, positions: _Positions, count: int, fuel: Fuel) -> datetime | None:
         after = self.start - MICROSECOND
         today = after.toordinal()
         for first, days in self._periods(today, _LAST_DAY, fuel):
             total, passed = days.bit_count() * self._times.size, self._passed(after, today - first, days)
-            here = places.count(passed, total, fuel)
+            here = positions.count(passed, total, fuel)
             if count <= here:
-                place = places.next(passed, total)
+                position = positions.next(passed, total)
                 for _ in range(1, count):
                     fuel.burn()
-                    place = None if place is None else places.next(place + 1, total)
-                return None if place is None else self._time_at(first, days, place)
+                    position = None if position is None else positions.next(position + 1, total)
+                return None if position is None else self._time_at(first, days, position)
             count -= here
         return None
 
@@ -183,36 +183,36 @@ class ByDay(Recurrence):
             passed += self._times.count_through(after.hour, after.minute, after.second)
         return passed
 
-    def _time_at(self, first: int, days: int, place: int) -> datetime:
+    def _time_at(self, first: int, days: int, position: int) -> datetime:
         """The time at a position among all times of the days whose bits are set, counted from `first`."""
-        day, index = divmod(place, self._times.size)
+        day, index = divmod(position, self._times.size)
         return _at(first + nth_bit(days, day), self._times.nth(index))
 
 
-class _Places:
+class _Positions:
     """The positions of BYSETPOS, in order: from the beginning of a period, and from its end."""
 
     __slots__ = ("_ahead", "_back", "_counts")
 
     def __init__(self, positions: Collection[int]) -> None:
-        self._ahead = tuple(sorted(place - 1 for place in positions if place > 0))
-        self._back = tuple(sorted(place for place in positions if place < 0))
+        self._ahead = tuple(sorted(position - 1 for position in positions if position > 0))
+        self._back = tuple(sorted(position for position in positions if position < 0))
         self._counts: tuple[int, int] = (-1, 0)
 
     def next(self, passed: int, total: int) -> int | None:
         """The first position of a period with `total` times that is not among the first `passed` ones."""
         at, back = bisect_left(self._ahead, passed), bisect_left(self._back, passed - total)
         ahead = self._ahead[at] if at < len(self._ahead) else total
-        place = min(ahead, total + self._back[back] if back < len(self._back) else total)
-        return place if place < total else None
+        position = min(ahead, total + self._back[back] if back < len(self._back) else total)
+        return position if position < total else None
 
     def count(self, passed: int, total: int, fuel: Fuel) -> int:
         """The number of positions after those that have passed."""
         if passed == 0 and self._counts[0] == total:
             return self._counts[1]
         fuel.burn((len(self._ahead) + len(self._back)) // 16)
-        both = {place for place in self._ahead if passed <= place < total}
-        both.update(total + place for place in self._back if total + place >= passed)
+        both = {position for position in self._ahead if passed <= position < total}
+        both.update(total + position for position in self._back if total + position >= passed)
         if passed == 0:
             self._counts = total, len(both)
         return len(both)
@@ -294,8 +294,8 @@ class ByClock(Recurrence):
         else:
             tails = [60 * minute + second for minute in parts.byminute or (self.start.minute,) for second in seconds]
         if parts.bysetpos:
-            places = {place - 1 if place > 0 else len(tails) + place for place in parts.bysetpos}
-            tails = [tails[place] for place in sorted(places) if 0 <= place < len(tails)]
+            positions = {position - 1 if position > 0 else len(tails) + position for position in parts.bysetpos}
+            tails = [tails[position] for position in sorted(positions) if 0 <= position < len(tails)]
         return tuple(tails)
 
     def _clock_can_match(self) -> bool:
@@ -392,7 +392,7 @@ def _day_filter(parts: RuleParts, start: datetime) -> DayFilter:
     )
 
 
-def _at(day: int, clock: tuple[int, int, int]) -> datetime:
+def _at(day: int, clock: TimeOfDay) -> datetime:
     return datetime.combine(date.fromordinal(day), time(*clock))
 
 

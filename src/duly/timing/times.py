@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
-Clock = tuple[int, int, int]
+TimeOfDay = tuple[int, int, int]
 
 
 class TimesOfDay:
@@ -28,16 +28,16 @@ class TimesOfDay:
         return self.size
 
     @property
-    def first(self) -> Clock:
+    def first(self) -> TimeOfDay:
         return self.hours[0], self.minutes[0], self.seconds[0]
 
-    def nth(self, index: int) -> Clock:
+    def nth(self, index: int) -> TimeOfDay:
         """The time at a position, counted from 0."""
         rest, second = divmod(index, len(self.seconds))
         hour, minute = divmod(rest, len(self.minutes))
         return self.hours[hour], self.minutes[minute], self.seconds[second]
 
-    def after(self, hour: int, minute: int, second: int) -> Clock | None:
+    def after(self, hour: int, minute: int, second: int) -> TimeOfDay | None:
         """The first time strictly after the given one, on the same day."""
         if hour in self._hour_set:
             if minute in self._minute_set:

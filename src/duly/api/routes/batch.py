@@ -34,7 +34,7 @@ from duly.api.routes.jobs import IDEMPOTENCY_KEY
 from duly.api.schemas import BatchResult, JobBody, read_body
 from duly.errors import Conflict, DulyError, InvalidInput
 from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, JobRequest, Rule, SubmittedId, policy_with
-from duly.operations import Refused
+from duly.operations import BatchRefused
 from duly.turns import Turns, turn
 
 MAX_JOBS = 10_000
@@ -82,7 +82,7 @@ def make_router(*, batch_limit: int) -> APIRouter:
                             allow_unknown_handler=allow_unknown_handler,
                             rights=principal.rights,
                         )
-                except Refused as error:
+                except BatchRefused as error:
                     raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error
                 return await _answer(submitted, refused)
 
