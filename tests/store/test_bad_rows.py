@@ -33,7 +33,7 @@ from duly.operations import Operations, StoreOperations
 from duly.operations.sql_submits import plan_sql_submit
 from duly.scheduler.firer import Firer
 from duly.store import dead_letters, maintenance, runs
-from duly.store.dead_letters import Batch, Filter
+from duly.store.dead_letters import Batch
 from duly.store.jobs import NewJob
 from duly.store.maintenance import Suspect
 from duly.store.pool import Pool
@@ -317,15 +317,15 @@ async def test_requeue_bury_complete_list_redrive_and_purge_beside_what_is_bad(
     assert await runs.bury(pool, buried) == len(taken.runs) == await count(pool, "dead_letters")
     shown = (await operations.dead_letters.page(limit=1000)).items
     assert len(shown) == len(taken.runs)
-    wanted = Filter("default")
-    worked = await dead_letters.redrive(pool, wanted, Batch(pool.clock.now() + timedelta(hours=1), limit=1000))
+    batch = Batch(pool.clock.now() + timedelta(hours=1), limit=1000)
+    worked = await dead_letters.redrive(pool, DeadLetterFilter(), batch, tenant="default")
     assert (worked.done, worked.refused) == (len(taken.runs), 0)
     taken = await take(pool, limit=1000)
     half = len(taken.runs) // 2
     done = [succeeded(run) for run in taken.runs[:half]]
     assert await runs.complete(pool, done) == half
     await runs.bury(pool, [Buried(run, 1, 2, error_text("E", "enough")) for run in taken.runs[half:]])
-    purged = await dead_letters.purge(pool, wanted, Batch(pool.clock.now() + timedelta(hours=1), limit=1000))
+    purged = await dead_letters.purge(pool, DeadLetterFilter(), batch, tenant="default")
     assert purged.done == len(taken.runs) - half
     assert await count(pool, "dead_letters") == 0
 

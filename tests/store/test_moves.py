@@ -17,12 +17,12 @@ import pytest
 
 import duly.store
 from duly.config import Settings
-from duly.model import DEFAULT_TENANT, Buried, Claim, ClaimedRun, Requeued
+from duly.model import DEFAULT_TENANT, Buried, Claim, ClaimedRun, DeadLetterFilter, Requeued
 from duly.operations import Operations, StoreOperations
 from duly.states import BORN, LEGAL_MOVES, RunFlag
 from duly.store import dead_letters, maintenance, runs
 from duly.store import jobs as jobs_store
-from duly.store.dead_letters import Batch, Filter
+from duly.store.dead_letters import Batch
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
 from duly.store.runs import ServedTenants
@@ -105,8 +105,8 @@ class Life:
         )
 
     async def redrive(self, job: NewJob) -> None:
-        wanted = Filter("default", job_id=job.job_id)
-        worked = await dead_letters.redrive(self.pool, wanted, Batch(self.now + HOUR, limit=10))
+        wanted, batch = DeadLetterFilter(str(job.job_id)), Batch(self.now + HOUR, limit=10)
+        worked = await dead_letters.redrive(self.pool, wanted, batch, tenant="default")
         assert worked.done == 1
 
     async def end(self, run: ClaimedRun) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from duly.model import (
 )
 from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, to_job_id
 from duly.store import dead_letters
-from duly.store.dead_letters import Batch, Filter, Position, Worked
+from duly.store.dead_letters import Batch, Position, Worked
 
 # Dead letters per transaction: enough to be quick, few enough not to hold jobs up.
 MAX_BATCH = 500
@@ -47,7 +48,7 @@ class DeadLetterOperations:
         limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
         after = None if cursor is None else _read_cursor(cursor)
         listed = await dead_letters.list_positions(
-            self._pool, _to_stored(wanted, self._tenant), after=after, limit=limit + 1
+            self._pool, _check(wanted), tenant=self._tenant, after=after, limit=limit + 1
         )
         asked = listed.positions[:limit]
         found = await dead_letters.page(self._pool, asked, tenant=self._tenant, payload=payload)
@@ -65,13 +66,13 @@ class DeadLetterOperations:
         return letter
 
     async def count(self, wanted: DeadLetterFilter = ALL) -> int:
-        return await dead_letters.count(self._pool, _to_stored(wanted, self._tenant))
+        return await dead_letters.count(self._pool, _check(wanted), tenant=self._tenant)
 
     async def redrive(self, run_id: str) -> None:
         """Redrive one dead letter: its run starts over with attempt 1 and keeps its idempotency key."""
         job_id, scheduled_at = _parse(run_id)
         one = Batch(checks.LAST_MOMENT, limit=2, scheduled_at=scheduled_at)
-        worked = await dead_letters.redrive(self._pool, Filter(self._tenant, job_id), one)
+        worked = await dead_letters.redrive(self._pool, DeadLetterFilter(str(job_id)), one, tenant=self._tenant)
         if worked.refused:
             raise Conflict(f"run {run_id} cannot be redriven: its job is cancelled or gone")
         if not worked.done:
@@ -81,7 +82,7 @@ class DeadLetterOperations:
         """Delete one dead letter for good. The history still records that its run died."""
         job_id, scheduled_at = _parse(run_id)
         one = Batch(checks.LAST_MOMENT, limit=2, scheduled_at=scheduled_at)
-        worked = await dead_letters.purge(self._pool, Filter(self._tenant, job_id), one)
+        worked = await dead_letters.purge(self._pool, DeadLetterFilter(str(job_id)), one, tenant=self._tenant)
         if not worked.done:
             raise _missing(run_id)
 
@@ -99,14 +100,14 @@ class DeadLetterOperations:
             yield swept
 
     async def _sweep(self, what: str, wanted: DeadLetterFilter) -> AsyncIterator[Swept]:
-        stored = _to_stored(wanted, self._tenant)
+        wanted = _check(wanted)
         await self._pool.measure_clock()
         until = self._pool.clock.now()
         work = dead_letters.redrive if what == "redrive" else dead_letters.purge
         done = refused = 0
         after: Position | None = None
         while True:
-            worked: Worked = await work(self._pool, stored, Batch(until, MAX_BATCH, after))
+            worked: Worked = await work(self._pool, wanted, Batch(until, MAX_BATCH, after), tenant=self._tenant)
             done += worked.done
             refused += worked.refused
             yield Swept(done, refused)
@@ -115,19 +116,15 @@ class DeadLetterOperations:
                 return
 
 
-def _to_stored(wanted: DeadLetterFilter, tenant: str) -> Filter:
+def _check(wanted: DeadLetterFilter) -> DeadLetterFilter:
     for field in ("name", "queue", "handler", "error_type"):
         if (value := getattr(wanted, field)) is not None:
             checks.check_text(field, value, longest=200)
-    return Filter(
-        tenant,
-        None if wanted.job_id is None else to_job_id(wanted.job_id),
-        wanted.name,
-        wanted.queue,
-        wanted.handler,
-        wanted.error_type,
-        checks.check_moment("since", wanted.since),
-        checks.check_moment("until", wanted.until),
+    return replace(
+        wanted,
+        job_id=None if wanted.job_id is None else str(to_job_id(wanted.job_id)),
+        since=checks.check_moment("since", wanted.since),
+        until=checks.check_moment("until", wanted.until),
     )
 
 

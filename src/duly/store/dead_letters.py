@@ -1,34 +1,24 @@
-"""Dead letters: runs that failed for good, until they are redriven or purged."""
+"""Dead letters: runs that failed for good, until they are redriven or purged.
+
+A statement that takes a filter takes the tenant and then the filter's fields, in their order.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from duly.model import Attempt, DeadLetter, ErrorInfo
+from duly.model import Attempt, DeadLetter, DeadLetterFilter, ErrorInfo
 from duly.store import jobs
 from duly.store.pool import Querier
 from duly.store.reading import Reading
 
 #: A letter's position in the order of dead letters: buried_at, job_id, scheduled_at.
 Position = tuple[datetime, UUID, datetime]
-
-
-class Filter(NamedTuple):
-    """The conditions for dead letters of a tenant; None: any value."""
-
-    tenant: str
-    job_id: UUID | None = None
-    name: str | None = None
-    queue: str | None = None
-    handler: str | None = None
-    error_type: str | None = None
-    since: datetime | None = None
-    until: datetime | None = None
 
 
 class Batch(NamedTuple):
@@ -58,9 +48,11 @@ class ListedLetters:
     stop: Position | None
 
 
-async def list_positions(store: Querier, wanted: Filter, *, after: Position | None, limit: int) -> ListedLetters:
+async def list_positions(
+    store: Querier, wanted: DeadLetterFilter, *, tenant: str, after: Position | None, limit: int
+) -> ListedLetters:
     """The positions of one page and of one letter more. The page may end early, after a maximum of letters read."""
-    arguments = (*wanted, *(after or (None, None, None)), limit, jobs.MAX_ROWS_READ)
+    arguments = (tenant, *astuple(wanted), *(after or (None, None, None)), limit, jobs.MAX_ROWS_READ)
     rows = [] if wanted.job_id is None else await store.fetch("dead_letters/list_positions_of_job", *arguments)
     if wanted.job_id is None or rows[0]["crowded"]:
         rows = await store.fetch("dead_letters/list_positions", *arguments)
@@ -84,19 +76,19 @@ async def get(store: Querier, *, tenant: str, job_id: UUID, scheduled_at: dateti
     return None if row is None else _to_letter(row)
 
 
-async def count(store: Querier, wanted: Filter) -> int:
-    row = await store.row("dead_letters/count", *wanted)
+async def count(store: Querier, wanted: DeadLetterFilter, *, tenant: str) -> int:
+    row = await store.row("dead_letters/count", tenant, *astuple(wanted))
     return int(row["letters"]) if row else 0
 
 
-async def redrive(store: Querier, wanted: Filter, batch: Batch) -> Worked:
+async def redrive(store: Querier, wanted: DeadLetterFilter, batch: Batch, *, tenant: str) -> Worked:
     """Queues one batch again, all or nothing. Letters of cancelled or deleted jobs are refused and stay."""
 
     async def send(within: Querier) -> Worked:
-        picked = await _pick(within, wanted, batch)
+        picked = await _pick(within, tenant, wanted, batch)
         if not picked:
             return Worked(0, 0, None)
-        there = await jobs.lock(within, job_ids=[job_id for _, job_id, _ in picked], tenant=wanted.tenant)
+        there = await jobs.lock(within, job_ids=[job_id for _, job_id, _ in picked], tenant=tenant)
         able = [position for position in picked if there.get(position[1], "cancelled") != "cancelled"]
         if able:
             job_ids = [job_id for _, job_id, _ in able]
@@ -109,11 +101,11 @@ async def redrive(store: Querier, wanted: Filter, batch: Batch) -> Worked:
     return await store.together(send)
 
 
-async def purge(store: Querier, wanted: Filter, batch: Batch) -> Worked:
+async def purge(store: Querier, wanted: DeadLetterFilter, batch: Batch, *, tenant: str) -> Worked:
     """Deletes one batch, all or nothing."""
 
     async def forget(within: Querier) -> Worked:
-        picked = await _pick(within, wanted, batch)
+        picked = await _pick(within, tenant, wanted, batch)
         if not picked:
             return Worked(0, 0, None)
         job_ids, moments = [job_id for _, job_id, _ in picked], [moment for _, _, moment in picked]
@@ -124,9 +116,9 @@ async def purge(store: Querier, wanted: Filter, batch: Batch) -> Worked:
     return await store.together(forget)
 
 
-async def _pick(within: Querier, wanted: Filter, batch: Batch) -> Sequence[Position]:
-    after = batch.after or (None, None, None)
-    rows = await within.fetch("dead_letters/pick", *wanted, batch.scheduled_at, batch.until, batch.limit, *after)
+async def _pick(within: Querier, tenant: str, wanted: DeadLetterFilter, batch: Batch) -> Sequence[Position]:
+    bounds = (batch.scheduled_at, batch.until, batch.limit, *(batch.after or (None, None, None)))
+    rows = await within.fetch("dead_letters/pick", tenant, *astuple(wanted), *bounds)
     return [(row["buried_at"], row["job_id"], row["scheduled_at"]) for row in rows]
 
 
