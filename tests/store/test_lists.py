@@ -281,7 +281,7 @@ async def test_recent_runs_are_found_behind_others_and_read_no_more_than_some_of
     assert len(await history.recent_runs(pool, tenant="a", limit=50)) == 50
     watched = Watched(pool)
     await history.recent_runs(watched, tenant="b", limit=50)  # type: ignore[arg-type]
-    assert await watched.rows_read() < 2 * (history._RECENT_RUNS + history._RECENT_JOBS) + 200
+    assert await watched.rows_read() < 2 * (history._MAX_RECENT_RUNS + history._MAX_RECENT_JOBS) + 200
 
 
 async def test_a_page_of_runs_ends_by_bytes(pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

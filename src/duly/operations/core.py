@@ -24,7 +24,7 @@ _BELIEVED_SECONDS = 2.0
 _MAX_BELIEVED = 10_000
 
 # Maximum number of items that a page of any list may have.
-PAGE_LIMIT = 1000
+MAX_PAGE = 1000
 INVALID_CURSOR = "invalid; use next_cursor from the previous page"
 
 

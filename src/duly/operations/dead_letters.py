@@ -19,7 +19,7 @@ from duly.model import (
     parse_run_id,
     to_micros,
 )
-from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, to_job_id
+from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, to_job_id
 from duly.store import dead_letters
 from duly.store.dead_letters import Batch, Position, Worked
 
@@ -45,7 +45,7 @@ class DeadLetterOperations:
     ) -> Page[DeadLetter]:
         """One page of dead letters, newest first. A page ends at `limit`, at 4 MiB, or where a statement has read its
         maximum of rows: it may be empty and yet not the last. Without `payload` each payload is None."""
-        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        limit = checks.check_integer("limit", limit, 1, MAX_PAGE)
         after = None if cursor is None else _read_cursor(cursor)
         listed = await dead_letters.list_positions(
             self._pool, _check(wanted), tenant=self._tenant, after=after, limit=limit + 1

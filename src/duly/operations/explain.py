@@ -11,7 +11,7 @@ from duly import checks
 from duly.errors import InvalidInput, TooCostly
 from duly.formats import utc_text
 from duly.model import Explanation, Job, Occurrence, Page, Verdict
-from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core
+from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core
 from duly.operations.jobs import JobOperations
 from duly.operations.lifetime import Lifetime, local_time
 from duly.operations.runs import with_key
@@ -21,7 +21,7 @@ from duly.store.cluster import Leader
 from duly.store.history import Record
 from duly.timing import TOO_FAR, Fuel, jitter_offset
 
-RANGE_LIMIT = 10_000
+MAX_RANGE = 10_000
 # Changes of a job that are read at most: years of pausing and resuming every hour. Earlier ones are ignored.
 _MAX_CHANGES = 20_000
 
@@ -67,7 +67,7 @@ class ExplainOperations:
         assert last is not None
         if last < first:
             raise InvalidInput("end", "must not be before start")
-        checks.check_integer("limit", limit, 1, RANGE_LIMIT)
+        checks.check_integer("limit", limit, 1, MAX_RANGE)
         job = await self._jobs.get(job_id)
         life, leader = await self._lifetime(job, Fuel.for_list(limit))
         judge = await self._judge(life, leader, first, last, limit=limit)
@@ -95,7 +95,7 @@ class ExplainOperations:
         limit: int = 100,
     ) -> Page[Explanation]:
         """One page of `between`, up to now if no end is given. The cursor is the time at which the next page begins."""
-        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        limit = checks.check_integer("limit", limit, 1, MAX_PAGE)
         first = checks.check_moment("from", start)
         last = self._core.now() if end is None else checks.check_moment("to", end)
         assert first is not None

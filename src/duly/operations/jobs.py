@@ -11,7 +11,7 @@ from uuid import UUID
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
 from duly.model import Job, Occurrence, Page, Run, id_range, make_run_id, only_match
-from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, timetable_of, to_job_id
+from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, timetable_of, to_job_id
 from duly.operations.revising import revise, touches_timing
 from duly.operations.rights import EVERYTHING, Rights
 from duly.operations.runs import RunOperations
@@ -81,7 +81,7 @@ class JobOperations:
         of rows: it may be empty and yet not the last. Without `payload` the payload of each job is None."""
         if status is not None and status not in ("active", "paused", "completed", "cancelled"):
             raise InvalidInput("status", f"must be active, paused, completed or cancelled, not {status[:40]!r}")
-        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        limit = checks.check_integer("limit", limit, 1, MAX_PAGE)
         before = None if cursor is None else _read_cursor(cursor)
         for field, value in (("queue", queue), ("name", name)):
             if value is not None:

@@ -33,7 +33,7 @@ _TIMING = tuple(name for name, rule in JOB_RULES.items() if rule.timing)
 _TIMING_POLICY = tuple(name for name, rule in POLICY_RULES.items() if rule.timing)
 CHANGEABLE = frozenset({*_PLAIN, *_TIMING, *POLICY_FIELDS})
 # Number of given-up occurrences that an edit has fuel to count, if counting takes a walk.
-_MOST_LOST = 2_000
+_MAX_LOST = 2_000
 _NONE = timedelta(0)
 
 
@@ -251,7 +251,7 @@ def _overdue(job: Job, now: datetime) -> tuple[datetime, datetime, int]:
         timetable = timetable_of(job)
     except InvalidInput:  # its zone is gone: only the planned occurrence is known
         return first, last, 1
-    fuel = Fuel.for_list(_MOST_LOST)
+    fuel = Fuel.for_list(_MAX_LOST)
     while True:
         try:
             plan = plan_fire(timetable, expected=moment, now=now, policy=nothing_runs, misfire_grace=_NONE, fuel=fuel)

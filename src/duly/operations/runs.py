@@ -8,7 +8,7 @@ from datetime import datetime
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
 from duly.model import Job, Page, Run, parse_run_id
-from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT, Core, to_job_id
+from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, to_job_id
 from duly.states import ENDED_STATES
 from duly.store import history, jobs, runs
 from duly.timing import render_key
@@ -26,7 +26,7 @@ class RunOperations:
         job = await jobs.get(self._pool, job_id=to_job_id(job_id), tenant=self._tenant)
         if job is None:
             raise NotFound(f"there is no job {job_id}")
-        limit = checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+        limit = checks.check_integer("limit", limit, 1, MAX_PAGE)
         before = checks.LAST_MOMENT
         if cursor is not None:
             try:

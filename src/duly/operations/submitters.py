@@ -9,7 +9,7 @@ from duly.store import submitters
 from duly.store.submitters import Submitter
 
 # PostgreSQL cuts longer names, and the cut name may be another role's.
-_LONGEST_NAME = 63
+_MAX_NAME_BYTES = 63
 
 
 class SubmitterOperations:
@@ -37,6 +37,6 @@ class SubmitterOperations:
 
 
 def _check_role(role: str) -> None:
-    checks.check_text("role", role, longest=_LONGEST_NAME)
-    if len(role.encode()) > _LONGEST_NAME:
-        raise InvalidInput("role", f"must have at most {_LONGEST_NAME} bytes")
+    checks.check_text("role", role, longest=_MAX_NAME_BYTES)
+    if len(role.encode()) > _MAX_NAME_BYTES:
+        raise InvalidInput("role", f"must have at most {_MAX_NAME_BYTES} bytes")

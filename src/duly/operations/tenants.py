@@ -15,7 +15,7 @@ from duly.store import tenants
 from duly.store.tenants import StoredTenant
 
 # Bounded because every submit of the tenant searches the list.
-_MOST_NAMES = 200
+_MAX_NAMES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,6 @@ def _names(field: str, names: Collection[str]) -> list[str]:
         checks.check_text(field, name, longest=200)
         if "*" in name[:-1]:
             raise InvalidInput(field, f"{name[:100]!r}: a * stands at the end of a name, for all that begin so")
-    if len(names) > _MOST_NAMES:
-        raise InvalidInput(field, f"must be at most {_MOST_NAMES} names")
+    if len(names) > _MAX_NAMES:
+        raise InvalidInput(field, f"must be at most {_MAX_NAMES} names")
     return list(dict.fromkeys(names))

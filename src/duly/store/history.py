@@ -18,8 +18,8 @@ from duly.store.pool import Querier
 from duly.store.reading import Reading
 
 # Maximum number of the store's ended runs, and of the tenant's jobs, read for its recent runs.
-_RECENT_RUNS = 2_000
-_RECENT_JOBS = 200
+_MAX_RECENT_RUNS = 2_000
+_MAX_RECENT_JOBS = 200
 
 
 async def job_run_times(store: Querier, *, job_id: UUID, before: datetime, limit: int) -> list[datetime]:
@@ -45,7 +45,7 @@ async def get_run(store: Querier, *, job_id: UUID, scheduled_at: datetime) -> Ru
 async def recent_runs(store: Querier, *, tenant: str, limit: int) -> list[Run]:
     """The runs that ended last, over all jobs of a tenant, without their results. If thousands of other tenants' runs
     ended in between, older runs are represented by the last run of each job."""
-    rows = await store.fetch("history/recent_runs", tenant, limit, _RECENT_RUNS, _RECENT_JOBS)
+    rows = await store.fetch("history/recent_runs", tenant, limit, _MAX_RECENT_RUNS, _MAX_RECENT_JOBS)
     return [_to_run(row, job_name=row["job_name"]) for row in rows]
 
 

@@ -28,7 +28,7 @@ _ISO_DATE_UNITS = {"W": 604_800, "D": 86_400}
 _ISO_TIME_UNITS = {"H": 3_600, "M": 60, "S": 1}
 _PIECE = re.compile(r"\s*(\d{0,10})\s*([a-z]+)\s*", re.ASCII)
 _ISO_PIECE = re.compile(r"(\d{1,10})([A-Z])", re.ASCII)
-_LARGEST = 36_500 * 86_400  # a hundred years, so that no sum of pieces leaves the calendar's range
+_MAX_SECONDS = 36_500 * 86_400  # a hundred years, so that no sum of pieces leaves the calendar's range
 _EXAMPLES = "use for example every 15m, every 1h30m, PT15M or rate(5 minutes)"
 
 
@@ -91,7 +91,7 @@ def read_interval(text: str) -> tuple[int, str]:
         seconds = _read_words(text[5:])
     if seconds < 1:
         raise _error("an interval of nothing, the shortest is 1 second")
-    if seconds > _LARGEST:
+    if seconds > _MAX_SECONDS:
         raise _error("an interval of more than a hundred years, use less")
     return seconds, _spell(seconds)
 

@@ -35,7 +35,7 @@ _PARTS = (
     "FREQ", "INTERVAL", "COUNT", "UNTIL", "WKST",
     "BYMONTH", "BYWEEKNO", "BYYEARDAY", "BYMONTHDAY", "BYDAY", "BYHOUR", "BYMINUTE", "BYSECOND", "BYSETPOS",
 )  # fmt: skip
-_LARGEST = 1_000_000_000
+_MAX_NUMBER = 1_000_000_000
 _WEEKDAY = re.compile(r"([+-]?\d{1,2})?(MO|TU|WE|TH|FR|SA|SU)", re.ASCII)
 _MOMENT = re.compile(r"(\d{4})(\d\d)(\d\d)(?:T(\d\d)(\d\d)(\d\d)(Z?))?", re.ASCII)
 
@@ -227,7 +227,7 @@ def _read_rule(text: str) -> RuleParts:
 
 
 def _read_number(name: str, text: str) -> int:
-    if not (text.isascii() and text.isdigit()) or len(text) > 10 or not 1 <= int(text) <= _LARGEST:
+    if not (text.isascii() and text.isdigit()) or len(text) > 10 or not 1 <= int(text) <= _MAX_NUMBER:
         raise _error(name, f"{quote(text) or 'nothing'} is not usable, use a whole number from 1")
     return int(text)
 

@@ -57,7 +57,7 @@ from duly.api.schemas import (
 from duly.errors import Conflict, InvalidInput
 from duly.model import Job, JobStatus, Page
 from duly.operations import Operations, Principal
-from duly.operations.core import INVALID_CURSOR, PAGE_LIMIT
+from duly.operations.core import INVALID_CURSOR, MAX_PAGE
 from duly.operations.upcoming import MAX_OCCURRENCES
 from duly.turns import Turns, turn
 from duly.visible import CONTROLS
@@ -76,7 +76,7 @@ PAGES = (
     "A page ends at `limit` items, at about 4 MiB, or after reading too many items that do not match: it may have "
     "fewer items than asked for, or none. `next_cursor` is null on the last page only."
 )
-Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": PAGE_LIMIT})]
+Limit = Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_PAGE})]
 
 router = new_router("jobs")
 
@@ -269,7 +269,7 @@ async def explain_occurrence(
     limit: Limit = 100,
 ) -> Response:
     moment, start, end = read_query_moment("at", at), read_query_moment("from", from_), read_query_moment("to", to)
-    checks.check_integer("limit", limit, 1, PAGE_LIMIT)
+    checks.check_integer("limit", limit, 1, MAX_PAGE)
     if start is None:
         for field in ("to", "cursor"):
             if field in request.query_params:
