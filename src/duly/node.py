@@ -97,7 +97,7 @@ class SchedulerNode:
         sql_submits = SqlSubmits(
             pool,
             plan=lambda job: plan_sql_submit(job, settings),
-            told=self.notifier is not None,
+            notified=self.notifier is not None,
             tenant_max_jobs=settings.tenant_max_jobs,
             payload_max_bytes=settings.payload_max_bytes,
         )

@@ -46,7 +46,7 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
         async with client_of("a") as of_a, client_of("b") as of_b:
             # No wait times out here: a request that waits for a's lock is not answered before the transaction ends.
             monkeypatch.setattr(tenants, "LOCKED_SECONDS", 60.0)
-            monkeypatch.setattr(submits, "TURN_SECONDS", 60.0)
+            monkeypatch.setattr(submits, "LOCK_SECONDS", 60.0)
             await stranger.execute("begin")
             await stranger.execute("select duly.submit('noop', tenant => 'a')")
             waiting = [asyncio.create_task(of_a.post(JOBS, json=JOB)) for _ in range(6)]
@@ -62,7 +62,7 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
             # A request that waits too long for the lock is refused, and so is a request whose turn does not come: it
             # never had a connection.
             monkeypatch.setattr(tenants, "LOCKED_SECONDS", 0.5)
-            monkeypatch.setattr(submits, "TURN_SECONDS", 0.6)
+            monkeypatch.setattr(submits, "LOCK_SECONDS", 0.6)
             await stranger.execute("begin")
             await stranger.execute("select duly.submit('noop', tenant => 'a')")
             async with asyncio.timeout(30):
@@ -81,7 +81,7 @@ async def test_a_tenant_whose_transaction_stays_open_holds_up_nobody_else(
 async def test_only_the_tenants_lock_is_waited_for_so_briefly(pool: Pool) -> None:
     """Later statements of the same transaction wait for locks without a limit."""
     async with pool.transaction() as within:
-        await tenants.room(within, tenant="a", wanted=1, default_max=5)
+        await tenants.free_slots(within, tenant="a", wanted=1, default_max=5)
         assert await within.connection.fetchval("select current_setting('lock_timeout')") == "0"
 
 

@@ -59,7 +59,7 @@ MUTANTS = (
     Mutant(
         "figures-of-whoever-is-busiest",
         "a tenant's runs behind another tenant's long queue are not counted",
-        "store/sql/store/tenant_counts.sql",
+        "store/sql/stores/tenant_counts.sql",
         "from own join duly.runs r on r.job_id = own.job_id",
         "from live r join own on r.job_id = own.job_id",
         ("store/test_lists.py::test_others_load_does_not_falsify_a_tenants_figures",),

@@ -264,7 +264,7 @@ async def test_what_came_in_through_sql_is_planned_without_the_one_that_is_locke
         await pool.query("select duly.submit(name => $1, handler => 'noop', schedule => '@hourly')", name)
     (jobs, _) = await sql_submits.read(pool, page=10)
     held = next(job for job in jobs if job.name == "held")
-    service = SqlSubmits(pool, plan=plan, told=True)
+    service = SqlSubmits(pool, plan=plan, notified=True)
     async with locked(pool, due_job(pool, DUE, job_id=held.job_id)):
         wait = await soon(service.work())
         assert wait is not None

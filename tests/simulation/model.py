@@ -429,7 +429,7 @@ class Model:
             moved.append(job_id)
         if moved:
             self._tell("duly_work", "default")
-        return [Row(moved=moved or None, led=led or None, told=0)]
+        return [Row(moved=moved or None, led=led or None, notified=0)]
 
     def is_seen(self, job: Job | None, ctid: tuple[int, int]) -> bool:
         """Whether the row is still the version that was looked at."""
@@ -506,7 +506,7 @@ class Model:
             moved.append(job_id)
         if live:
             self._tell("duly_work", "default")
-        return [Row(moved=moved or None, led=led, live=live, skipped=skipped, told=0)]
+        return [Row(moved=moved or None, led=led, live=live, skipped=skipped, notified=0)]
 
     def _runs_of(self, job_id: UUID) -> list[Run]:
         return [run for run in self.runs.values() if run.job_id == job_id]
@@ -607,7 +607,7 @@ class Model:
                 )
         if live:
             self._tell("duly_work", "default")
-        return [Row(live=live, served=served or None, told=0)]
+        return [Row(live=live, served=served or None, notified=0)]
 
     def fires_park(self, *args: Any) -> list[Row]:
         self.events.append(("parked", args[2], args[4]))
@@ -705,7 +705,7 @@ class Model:
             requeued += 1
         if requeued:
             self._tell("duly_work", "default")
-        return [Row(accepted=requeued, serial=None, told=0)]
+        return [Row(accepted=requeued, serial=None, notified=0)]
 
     def release(self, claim_id: UUID, ordinal: int) -> None:
         claim = self.claims[claim_id]
@@ -759,7 +759,7 @@ class Model:
         ]
 
     def jobs_put_in_order(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
-        told = 0
+        notified = 0
         for job_id in job_ids:
             held = [
                 (claim.claim_id, ordinal, one.scheduled_at)
@@ -779,7 +779,7 @@ class Model:
                     if goes:
                         changed = changed._replace(state="queued", run_at=self._now())
                         self.events.append(("let go", (job_id, first)))
-                        told = 1
+                        notified = 1
                     self.runs[job_id, run.scheduled_at] = changed
                 for claim_id, ordinal, _ in held:
                     claim = self.claims[claim_id]
@@ -789,9 +789,9 @@ class Model:
                     self.claims[claim_id] = claim._replace(held=tuple(entries))
             if (job := self.jobs.get(job_id)) is not None:
                 self._set_job(job, extra_at=max(waiting or everything, default=None))
-        if told:
+        if notified:
             self._tell("duly_work", "default")
-        return [Row(told=told)]
+        return [Row(notified=notified)]
 
     def _near(self, job_id: UUID) -> list[Run]:
         """The runs that a short look at the line finds."""
@@ -811,7 +811,7 @@ class Model:
         found = [claim for claim in self.claims.values() if self.has_expired(claim)]
         found = [claim for claim in found if since is None or claim.lease_until >= since]
         expired = [claim.claim_id for claim in sorted(found, key=lambda claim: claim.lease_until)[:limit]]
-        return [Row(expired=expired, held=bool(self.claims), now=self._now(), dead=0, took=0.0)]
+        return [Row(expired=expired, any_claims=bool(self.claims), now=self._now(), dead=0, took=0.0)]
 
     def has_expired(self, claim: Claim) -> bool:
         return claim.lease_until < self._now()
@@ -847,7 +847,7 @@ class Model:
             self.events.append(("closed", claim_id))
         if requeued:
             self._tell("duly_work", "default")
-        return [Row(requeued=requeued, buried=buried, serial=sorted(serial) or None, told=0)]
+        return [Row(requeued=requeued, buried=buried, serial=sorted(serial) or None, notified=0)]
 
     def to_take_back(self, claim: Claim) -> list[tuple[int, Held]]:
         return self._unfinished(claim)

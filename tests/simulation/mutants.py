@@ -96,7 +96,7 @@ class WaitersForgotten(Model):
     """Neither the end of a run nor upkeep lets a waiting run start."""
 
     def jobs_put_in_order(self, job_ids: Sequence[UUID], whole: bool) -> list[Row]:
-        return [Row(told=0)]
+        return [Row(notified=0)]
 
 
 class Steals(Model):

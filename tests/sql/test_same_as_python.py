@@ -339,7 +339,7 @@ class Door:
         return UUID(answer.json()["job_id"]) if answer.status_code < 300 else answer.text[:300]
 
     async def plan(self) -> None:
-        service = SqlSubmits(self.pool, plan=lambda job: plan_sql_submit(job, self.settings), told=True)
+        service = SqlSubmits(self.pool, plan=lambda job: plan_sql_submit(job, self.settings), notified=True)
         service.lead(True)
         while await service.run_once() is not None:
             pass
@@ -511,7 +511,7 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     caller = await asyncpg.connect(database_url)
     # Before the service stores the limit, there is none.
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => 'early')")
-    service = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, limited), told=True, tenant_max_jobs=2)
+    service = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, limited), notified=True, tenant_max_jobs=2)
     service.lead(True)
     await service.run_once()
     within = (await StoreOperations.open(pool, limited)).for_tenant(DEFAULT_TENANT)
@@ -528,7 +528,7 @@ async def test_the_default_limit_of_tenants_holds_for_sql_too(
     # A tenant's own limit overrides the default, and the default can be removed again.
     await store_operations.tenants.set("early", max_jobs=3)
     await caller.fetchval("select duly.submit('x', schedule => 'every 1h', tenant => 'early')")
-    free = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, settings), told=True, payload_max_bytes=100)
+    free = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, settings), notified=True, payload_max_bytes=100)
     free.lead(True)
     await free.run_once()
     for _ in range(3):

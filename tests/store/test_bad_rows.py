@@ -173,7 +173,7 @@ async def test_what_came_in_through_sql_is_planned_beside_what_cannot_be(
         "from generate_series(1, $1)", SIZE,
     )  # fmt: skip
     await stand.spoil([row["job_id"] for row in made])
-    service = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, settings), told=True)
+    service = SqlSubmits(pool, plan=lambda job: plan_sql_submit(job, settings), notified=True)
     service.lead(True)
     while await service.run_once() is not None:
         pass

@@ -46,7 +46,7 @@ async def test_what_is_more_than_was_counted_says_so(pool: Pool, monkeypatch: py
 async def test_counting_those_that_retry_does_not_read_those_that_wait_in_the_queue(pool: Pool) -> None:
     await put_now(pool, 2_000)
     await pool.query("analyze duly.runs")
-    rows = await pool.query("explain (analyze, costs off, timing off) " + statement("store/counts"), 100_000, 10_000)
+    rows = await pool.query("explain (analyze, costs off, timing off) " + statement("stores/counts"), 100_000, 10_000)
     plan = "\n".join(row[0] for row in rows)
     assert "runs_retrying" in plan
     assert "Rows Removed by Filter" not in plan

@@ -32,7 +32,7 @@ STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__f
 # The statements that run over a caller's connection, whose search_path may be anything.
 OVER_ANOTHERS = (
     "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates", "jobs/submit",
-    "store/transaction_facts", "tenants/count_new", "tenants/room", "tenants/take",
+    "stores/transaction_facts", "tenants/count_new", "tenants/free_slots", "tenants/take",
 )  # fmt: skip
 OWN = {"search_path": "pg_catalog"}
 TRAPS = Path(__file__).with_name("traps.sql")

@@ -347,7 +347,7 @@ async def test_a_page_of_jobs_or_dead_letters_goes_by_their_keys(full_pool: Pool
 
 
 async def test_figures_for_monitoring_are_bounded_by_indexes(full_pool: Pool) -> None:
-    for plan in await plans_of(full_pool, "store/figures", 1000, 100_000):
+    for plan in await plans_of(full_pool, "stores/figures", 1000, 100_000):
         assert_index_only_access(plan)
         indexes = {node["Index Name"] for node in nodes_of(plan) if "Index Name" in node}
         assert {"runs_lane", "jobs_due"} <= indexes

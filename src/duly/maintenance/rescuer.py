@@ -68,7 +68,7 @@ class Rescuer(LeaderService):
         self._passes += 1
         if rescued.claims == MAX_CLAIMS:
             return 0.0
-        return None if rescued.held else IDLE_SECONDS
+        return None if rescued.any_claims else IDLE_SECONDS
 
     def _learn(self, look: Look, *, by_leases: bool, by_claims: bool) -> None:
         slow = look.took > SLOW_SECONDS

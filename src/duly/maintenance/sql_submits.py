@@ -34,18 +34,18 @@ class SqlSubmits(LeaderService):
         pool: Pool,
         *,
         plan: Callable[[Job], PlannedSubmit],
-        told: bool,
+        notified: bool,
         tenant_max_jobs: int | None = None,
         payload_max_bytes: int = 256 * 1024,
     ) -> None:
-        """`plan` checks and plans a job as the other interfaces do. `told`: notifications reach this node."""
+        """`plan` checks and plans a job as the other interfaces do. `notified`: notifications reach this node."""
         super().__init__()
         self._pool = pool
         self._plan = plan
         self._tenant_max_jobs = tenant_max_jobs
         self._payload_max_bytes = payload_max_bytes
         self._remembered = False
-        self.interval = 5.0 if told else 1.0
+        self.interval = 5.0 if notified else 1.0
 
     def lead(self, leading: bool) -> None:
         self._remembered = False

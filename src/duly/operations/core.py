@@ -42,8 +42,8 @@ class Core:
         #: The tasks that workers of the store had when it was last asked.
         self.store_handlers: frozenset[str] = frozenset()
         self._believed: dict[str, tuple[float, KnownTenant]] = {}
-        # Per tenant with a limit, the lock that its submits take in turn. An entry lives while a submit uses it.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        # Per tenant with a limit, the lock that its submits take. An entry lives while a submit uses it.
+        self._submit_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def now(self) -> datetime:
         """The database's time, as well as it is known here."""
@@ -75,9 +75,9 @@ class Core:
             return None
         return Bounds(tenant, known.tasks, known.queues, known.commands)
 
-    def turn(self, tenant: str) -> asyncio.Lock:
+    def submit_lock(self, tenant: str) -> asyncio.Lock:
         """The lock that lets only one submit of a tenant with a limit use a connection at a time."""
-        return self._turns.get(tenant) or self._turns.setdefault(tenant, asyncio.Lock())
+        return self._submit_locks.get(tenant) or self._submit_locks.setdefault(tenant, asyncio.Lock())
 
 
 def timetable_of(job: Job) -> Timetable:

@@ -40,7 +40,7 @@ SUBMIT_BATCH = 2_500
 # Seconds before a submit whose answer was lost is sent again: long enough for a connection to be made anew.
 RESEND_SECONDS = 0.2
 # Seconds that a submit of a tenant with a limit waits for other submits of the same tenant in this process.
-TURN_SECONDS = 10.0
+LOCK_SECONDS = 10.0
 # Batches of one call that are stored at the same time, so that one is encoded while the other is stored.
 _BATCHES_AT_ONCE = 2
 
@@ -236,10 +236,10 @@ class SubmitOperations:
     async def _in_batches(
         self, rows: Sequence[NewJob], store: Callable[[Sequence[NewJob]], Awaitable[list[T]]]
     ) -> list[T]:
-        room = asyncio.Semaphore(_BATCHES_AT_ONCE)
+        at_once = asyncio.Semaphore(_BATCHES_AT_ONCE)
 
         async def store_one(batch: Sequence[NewJob]) -> list[T]:
-            async with room:
+            async with at_once:
                 return await store(batch)
 
         return [one for stored in await asyncio.gather(*map(store_one, _batches(rows))) for one in stored]
@@ -280,7 +280,7 @@ class SubmitOperations:
         """Store all jobs or none, in one transaction."""
 
         async def store(within: Querier) -> list[SubmittedId]:
-            await self._check_room(within, rows)
+            await self._check_slots(within, rows)
             results = []
             for batch in _batches(rows):
                 created = await jobs.submit(within, batch, created_at=now)
@@ -297,7 +297,7 @@ class SubmitOperations:
 
         async def store(within: Querier) -> list[SubmittedId | DulyError]:
             if limited:
-                await self._check_room(within, rows)
+                await self._check_slots(within, rows)
             created: set[UUID] = set()
             for batch in _batches(rows):
                 created |= await jobs.submit(within, batch, created_at=now)
@@ -320,13 +320,13 @@ class SubmitOperations:
         if not limited:
             return await self._transact_surely(store)
         try:
-            async with self._turn():
+            async with self._submit_lock():
                 return await self._transact_surely(store)
         except LimitReached:
             # The transaction's findings about ended jobs were undone with the rest. These are kept, so that the next
             # look goes on from there, or need not be.
             with suppress(StoreUnavailable):
-                await self._room(self._pool, len(rows))
+                await self._free_slots(self._pool, len(rows))
             raise
 
     async def _transact_surely(self, store: Callable[[Querier], Awaitable[T]]) -> T:
@@ -339,32 +339,32 @@ class SubmitOperations:
             return await self._pool.together(store)
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
-        turn = self._core.turn(self._tenant)
+    async def _submit_lock(self) -> AsyncIterator[None]:
+        lock = self._core.submit_lock(self._tenant)
         try:
-            async with asyncio.timeout(TURN_SECONDS):
-                await turn.acquire()
+            async with asyncio.timeout(LOCK_SECONDS):
+                await lock.acquire()
         except TimeoutError as error:
             raise tenants.busy(self._tenant) from error
         try:
             yield
         finally:
-            turn.release()
+            lock.release()
 
-    async def _room(self, within: Querier, wanted: int) -> int | None:
+    async def _free_slots(self, within: Querier, wanted: int) -> int | None:
         """How many more jobs the tenant may have; None: any number."""
         most = self._settings.tenant_max_jobs
-        return await tenants.room(within, tenant=self._tenant, wanted=wanted, default_max=most)
+        return await tenants.free_slots(within, tenant=self._tenant, wanted=wanted, default_max=most)
 
-    async def _check_room(self, within: Querier, rows: Sequence[NewJob]) -> None:
+    async def _check_slots(self, within: Querier, rows: Sequence[NewJob]) -> None:
         """Refuse the jobs if they exceed the tenant's limit. Locks the tenant's row: its other submits wait."""
-        room = await self._room(within, len(rows))
-        if room is None or len(rows) <= room:
+        free = await self._free_slots(within, len(rows))
+        if free is None or len(rows) <= free:
             return
         new = await tenants.count_new(within, tenant=self._tenant, rows=rows)
-        if new > room:
+        if new > free:
             raise LimitReached(
-                f"tenant {self._tenant!r} may have {room} more active or paused jobs, and {new} were submitted: cancel "
+                f"tenant {self._tenant!r} may have {free} more active or paused jobs, and {new} were submitted: cancel "
                 "some, or raise the limit with: duly tenant set"
             )
 

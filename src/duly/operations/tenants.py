@@ -69,7 +69,7 @@ class TenantOperations:
         self._core.forget(tenant)
         if stored.max_jobs is not None:
             # The tenant's jobs are counted now and not by its next submit: for ten million jobs that takes a while.
-            await tenants.room(self._pool, tenant=tenant, wanted=0, default_max=None)
+            await tenants.free_slots(self._pool, tenant=tenant, wanted=0, default_max=None)
         return self._to_tenant(stored)
 
     async def get(self, tenant: str) -> Tenant:

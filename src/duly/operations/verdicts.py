@@ -121,7 +121,7 @@ class Judge:
                 return self._of_stop(here, stop)
             if life.cut:
                 why = f"whether {stretch.definition} occurs then takes too long to work out"
-                return self._untold(here, why, facts)
+                return self._cannot_tell(here, why, facts)
             return self._say(
                 here, Verdict.UNRECORDED,
                 f"Nothing is recorded, and the schedule ({stretch.definition}) cannot be read any more to tell whether "
@@ -238,17 +238,19 @@ class Judge:
             return None
         timetable = self._life.stretches[-1].timetable
         if self._job.max_runs is not None and timetable is not None:
-            room = max(0, self._job.max_runs - self._job.run_count)
+            runs_left = max(0, self._job.max_runs - self._job.run_count)
             # Occurrences are judged in their order, so each count continues the previous count.
             upto, count = self._counted or (planned - _MICROSECOND, 0)
             if upto > moment:
                 upto, count = planned - _MICROSECOND, 0
             try:
-                count += timetable.count(upto, moment, room + 1 - count, self._life.fuel) if count <= room else 0
+                count += (
+                    timetable.count(upto, moment, runs_left + 1 - count, self._life.fuel) if count <= runs_left else 0
+                )
             except TooCostly:
-                return self._untold(occurrence, "what comes before it takes too long to count")
+                return self._cannot_tell(occurrence, "what comes before it takes too long to count")
             self._counted = moment, count
-            if count > room:
+            if count > runs_left:
                 return self._of_end(occurrence)
         if moment > self._now:
             return self._say(
@@ -271,7 +273,7 @@ class Judge:
             why += f"; once it is found, missed_window={self._job.policy.missed_window} decides"
         return self._say(occurrence, Verdict.OVERDUE, f"Overdue by {exact_span(late)}: {why}.", facts)
 
-    def _untold(self, occurrence: Occurrence, why: str, facts: dict[str, Any] | None = None) -> Explanation:
+    def _cannot_tell(self, occurrence: Occurrence, why: str, facts: dict[str, Any] | None = None) -> Explanation:
         """The verdict UNRECORDED, for a question that costs too much fuel; `why` names the question."""
         return self._say(occurrence, Verdict.UNRECORDED, f"Nothing is recorded, and {why}.", facts or {})
 

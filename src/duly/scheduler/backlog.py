@@ -84,8 +84,8 @@ class Backlog:
         self._unsorted: Queue = {}
         """Jobs on time or of a peak when the store failed. The next `collect` decides whether they still are."""
         self._not_before: list[tuple[int, int, bytes]] = []
-        """Heap of held jobs (due time, shard, id). They are fired at their due time and not ahead of it, because an
-        earlier run is unfinished."""
+        """Heap of jobs (due time, shard, id) that are fired at their due time and not ahead of it, because an earlier
+        run is unfinished."""
         self._retry_at: dict[bytes, tuple[int, int, int]] = {}
         """Touched jobs: id to (time of the next try, shard, due time), in the order of the next try."""
         self.apart: Apart[bytes, tuple[int, int]] = Apart()
@@ -113,7 +113,7 @@ class Backlog:
         return frozenset(self._terms)
 
     def waiting(self, shard: int) -> int:
-        """The number of a shard's jobs in the backlog, without held ones."""
+        """The number of a shard's jobs in the backlog, without those kept until they are due."""
         count = sum(entry[1] == shard for entry in self._retry_at.values())
         count += sum(entry[0] == shard for entry in self.apart.waiting)
         return count + sum(len(queue.get(shard, ())) for queue in self._queues)
@@ -206,12 +206,12 @@ class Backlog:
         late = queue is self._late
         # The database's clock never quite agrees with this node's: allow a little more than was collected.
         ahead = timedelta(seconds=MAX_HEAD_START_SECONDS + 1) if queue is self._peak else 2 * self._ahead
-        batch, room = DueBatch(queue, late, ahead), MAX_BATCH_JOBS
+        batch, left = DueBatch(queue, late, ahead), MAX_BATCH_JOBS
         for shard in list(queue):
             entries, term = queue.pop(shard), self._terms.get(shard)
             if term is None:
                 continue
-            size = min(room, len(entries))
+            size = min(left, len(entries))
             if late and size < len(entries):
                 # From both ends: the newest late jobs must not wait until the oldest are done.
                 taken = [entries.popleft() for _ in range(size // 2)] + [entries.pop() for _ in range(size - size // 2)]
@@ -223,8 +223,8 @@ class Backlog:
             # The rest goes behind the other shards, so that a shard with many jobs does not hold them up.
             if entries:
                 queue[shard] = entries
-            room -= size
-            if not room:
+            left -= size
+            if not left:
                 break
         return batch
 
@@ -243,8 +243,8 @@ class Backlog:
         shard = batch.shards[raw]
         return self._terms.get(shard) is batch.terms[shard]
 
-    def hold(self, shard: int, job_id: UUID, due_us: int) -> None:
-        """Keeps a job until its due time, because its overlap cannot be decided before."""
+    def keep_until_due(self, shard: int, job_id: UUID, due_us: int) -> None:
+        """Its overlap cannot be decided before."""
         heapq.heappush(self._not_before, (due_us, shard, job_id.bytes))
 
     def retry(self, shard: int, job_id: UUID, due: datetime) -> None:

@@ -58,8 +58,8 @@ class CatchingUp(Service):
     async def run_once(self) -> float | None:
         if not self._terms:
             return None
-        room = self._governor.take(MAX_RUNS)
-        if room == 0:
+        allowed = self._governor.take(MAX_RUNS)
+        if allowed == 0:
             return self._governor.pause
         used = 0
         now_us = self._pool.clock.now_us()
@@ -69,9 +69,9 @@ class CatchingUp(Service):
         passed_over = len(self._passed_over)
         try:
             waiting = await fires.catch_ups(
-                self._pool, shards=list(self._terms), limit=min(room, MAX_JOBS), passing_over=self._passed_over
+                self._pool, shards=list(self._terms), limit=min(allowed, MAX_JOBS), passing_over=self._passed_over
             )
-            share = max(1, room // max(1, len(waiting)))
+            share = max(1, allowed // max(1, len(waiting)))
             by_shard: dict[int, list[CatchUp]] = defaultdict(list)
             for one in waiting:
                 by_shard[one.shard].append(one)
@@ -79,7 +79,7 @@ class CatchingUp(Service):
                 if (term := self._terms.get(shard)) is not None:
                     used += await self._serve(term, catch_ups, share)
         finally:
-            self._governor.give_back(room - used)
+            self._governor.give_back(allowed - used)
         if len(self._passed_over) > passed_over:
             return 0.0  # other jobs get the share of those that were locked
         return self._governor.pause if waiting or self._passed_over else None

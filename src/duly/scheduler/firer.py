@@ -2,7 +2,7 @@
 
 An occurrence is fired a little ahead of its time, as a run that may not start before it, so that the store's latency
 does not delay the start. Pausing, changing or cancelling a job takes back the runs fired ahead
-(store/sql/jobs/retract.sql). A job with an unfinished earlier run is held until its due time: only then can its overlap
+(store/sql/jobs/retract.sql). A job with an unfinished earlier run is kept until its due time: only then can its overlap
 be decided.
 """
 
@@ -128,8 +128,8 @@ class Firer(Service):
             results = await asyncio.gather(*map(self._fire_batch, batches), return_exceptions=True)
             errors = [result for result in results if isinstance(result, BaseException)]
             if errors:
-                told = next((one for one in errors if isinstance(one, DulyError) and may_be_one_rows(one)), errors[0])
-                self.backlog.apart.failed(told, fruitful=any(batch.fruitful for batch in batches))
+                error = next((one for one in errors if isinstance(one, DulyError) and may_be_one_rows(one)), errors[0])
+                self.backlog.apart.failed(error, fruitful=any(batch.fruitful for batch in batches))
                 raise errors[0]
 
     async def _wait_for_the_database(self) -> None:
@@ -183,7 +183,7 @@ class Firer(Service):
         """Plans jobs and sends the plan. Returns the jobs that the plan did not reach.
 
         A job whose data the store refuses is parked, so that it does not hold up its shard. No other error of the store
-        is held against the jobs: they are fired when it works again.
+        is blamed on the jobs: they are fired when it works again.
         """
         plan = self._plan(jobs, on_time_from)
         await self._set_aside(terms, plan)
@@ -229,12 +229,12 @@ class Firer(Service):
             await self._park(terms, plan.parked)
         if plan.rezoned:
             await self._move(plan.rezoned)
-        for job in plan.held:
+        for job in plan.undecided:
             due_us = to_micros(job.next_run_at)
             if due_us > self._future.now_us:
-                self.backlog.hold(job.shard, job.job_id, due_us)
+                self.backlog.keep_until_due(job.shard, job.job_id, due_us)
             else:
-                # Due by this node's clock and not by the database's: to hold the job would be to ask without a pause.
+                # Due by this node's clock and not by the database's: to keep the job would be to ask without a pause.
                 self._too_early.append((job.shard, job.job_id, due_us))
 
     async def _send(self, terms: Mapping[int, Term], plan: BatchPlan) -> None:

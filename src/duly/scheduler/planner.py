@@ -54,7 +54,7 @@ class BatchPlan:
     `parked`: jobs that cannot be planned, with the reason.
     `costly`: jobs whose plan costs too much fuel or processor time, with the reason.
     `rezoned`: jobs planned by rules of their zone that have changed since, with the time by the present rules.
-    `held`: jobs that are not due yet and have an unfinished earlier run, so that their overlap cannot be decided yet.
+    `undecided`: jobs that are not due yet and have an unfinished earlier run: their overlap cannot be decided yet.
     `planned`: how many of the jobs were planned; the others are for another batch.
     """
 
@@ -63,7 +63,7 @@ class BatchPlan:
     parked: list[tuple[DueJob, str]] = field(default_factory=list)
     costly: list[tuple[DueJob, str]] = field(default_factory=list)
     rezoned: list[tuple[DueJob, datetime]] = field(default_factory=list)
-    held: list[DueJob] = field(default_factory=list)
+    undecided: list[DueJob] = field(default_factory=list)
     planned: int = 0
     runs: int = 0
     deferred: int = 0
@@ -183,7 +183,7 @@ def _add(batch: BatchPlan, job: DueJob, plan: FirePlan, policy: Policy, governor
         simple.shards.append(job.shard)
         return
     if not job.due:
-        batch.held.append(job)
+        batch.undecided.append(job)
         return
     fire = batch.fires.get(job.shard) or batch.fires.setdefault(job.shard, Fires())
     fire.job_ids.append(job_id)

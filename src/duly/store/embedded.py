@@ -405,6 +405,6 @@ def _make_cluster(paths: _Paths, account: tuple[int, int] | None, binaries: Path
 def _run(account: tuple[int, int] | None, typed: str, *command: Path | str) -> None:
     done = subprocess.run(command, input=typed, capture_output=True, text=True, check=False, **_manner(account))
     if done.returncode:
-        told = re.findall(r".*(?:error|ERROR|FATAL|PANIC):.*", done.stderr) or [done.stderr.strip()]
+        errors = re.findall(r".*(?:error|ERROR|FATAL|PANIC):.*", done.stderr) or [done.stderr.strip()]
         program = Path(command[0]).name
-        raise StoreUnavailable(f"{program} could not set PostgreSQL up (code {done.returncode}): {'; '.join(told)}")
+        raise StoreUnavailable(f"{program} could not set PostgreSQL up (code {done.returncode}): {'; '.join(errors)}")

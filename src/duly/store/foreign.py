@@ -116,7 +116,7 @@ async def _know_types(connection: Any) -> None:
         begin, end = "savepoint duly_types", "rollback to savepoint duly_types; release savepoint duly_types"
     await connection.execute(f"{begin}; set local search_path = pg_catalog, pg_temp")
     try:
-        await connection.prepare(statement("store/array_types"))
+        await connection.prepare(statement("stores/array_types"))
     finally:
         await connection.execute(end)
     _knowing.add(real)
@@ -124,8 +124,8 @@ async def _know_types(connection: Any) -> None:
 
 def lacks_rights(error: BaseException) -> bool:
     """Whether the error says that the connection's role lacks a right. Some drivers wrap another one's error."""
-    told = (error, getattr(error, "orig", None), error.__cause__)
-    return any(getattr(one, name, None) == "42501" for one in told for name in ("sqlstate", "pgcode"))
+    chain = (error, getattr(error, "orig", None), error.__cause__)
+    return any(getattr(one, name, None) == "42501" for one in chain for name in ("sqlstate", "pgcode"))
 
 
 def at_once(work: Coroutine[Any, Any, T]) -> T:

@@ -36,7 +36,7 @@ class Rescued:
     claims: int = 0
     requeued: int = 0
     buried: int = 0
-    held: bool = True
+    any_claims: bool = True
     """Whether there is any claim: if not, nothing can expire before it has been claimed."""
     given_up: tuple[str, ...] = ()
     """Runs that the database refused to take back: their ids, its errors, and their outcome."""
@@ -97,7 +97,7 @@ async def rescue(store: Pool, *, limit: int = 100, since: datetime | None = None
     found: list[UUID] = look["expired"]
     looked = Look(bool(found), look["now"], look["dead"], look["took"])
     if not found:
-        return Rescued(held=look["held"], look=looked)
+        return Rescued(any_claims=look["any_claims"], look=looked)
 
     async def take_back(within: Querier) -> tuple[Rescued, Sequence[UUID]]:
         expired = await _lock_expired(within, found, limit)

@@ -74,12 +74,12 @@ def known_migrations() -> list[Migration]:
 
 def _sql_files(folder: str, pattern: str) -> list[tuple[re.Match[str], str]]:
     """Names and texts of a folder's files, by number; empty where the folder does not exist."""
-    place = resources.files("duly.store").joinpath(folder)
+    files = resources.files("duly.store").joinpath(folder)
     matches = (
-        [match for entry in place.iterdir() if (match := re.fullmatch(pattern, entry.name))] if place.is_dir() else []
+        [match for entry in files.iterdir() if (match := re.fullmatch(pattern, entry.name))] if files.is_dir() else []
     )
     return [
-        (match, place.joinpath(match[0]).read_text(encoding="utf-8")) for match in sorted(matches, key=lambda m: m[0])
+        (match, files.joinpath(match[0]).read_text(encoding="utf-8")) for match in sorted(matches, key=lambda m: m[0])
     ]
 
 
@@ -213,7 +213,7 @@ async def _apply(
 
 async def _holders(pool: Pool) -> str:
     """The sessions that have locked Duly's tables, for a message."""
-    rows = await pool.query(statement("store/lock_holders"))
+    rows = await pool.query(statement("stores/lock_holders"))
     if not rows:
         return "somebody had one of its tables locked"
     return "; ".join(

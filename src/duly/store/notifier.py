@@ -67,7 +67,7 @@ class Notifier(Service):
 
     async def _listens(self, connection: asyncpg.Connection[asyncpg.Record]) -> bool:
         try:
-            channels = await connection.fetchval(statement("store/listening"), timeout=ANSWER_SECONDS)
+            channels = await connection.fetchval(statement("stores/listening"), timeout=ANSWER_SECONDS)
         except (TimeoutError, OSError, asyncpg.InterfaceError, asyncpg.PostgresError):
             return False
         return set(self._listeners) <= set(channels)

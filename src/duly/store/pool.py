@@ -464,7 +464,7 @@ class Pool:
                     if relieved:
                         raise
                     relieved = True
-                    await self._fetch(statement("store/notifications"), ())
+                    await self._fetch(statement("stores/notifications"), ())
                 except _RETRYABLE:
                     if attempt == _TRIES:
                         raise

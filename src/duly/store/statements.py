@@ -1,4 +1,4 @@
-"""The SQL statements, one file each under `sql/`, named as the function that runs it."""
+"""The SQL statements, one file each: `sql/<module>/<function>.sql`, and further steps by names of their own."""
 
 from __future__ import annotations
 

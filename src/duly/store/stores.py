@@ -59,14 +59,14 @@ async def shard_count(store: Querier) -> int:
 
 
 async def facts(store: Querier) -> Facts:
-    row = await store.row("store/facts")
+    row = await store.row("stores/facts")
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
     return Facts(**row)
 
 
 async def transaction_facts(store: Querier, *, tenants: Collection[str]) -> TransactionFacts:
-    row = await store.row("store/transaction_facts", sorted(tenants))
+    row = await store.row("stores/transaction_facts", sorted(tenants))
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
     known = {one["tenant"]: to_known(one) for one in json.loads(row["tenants"])}
@@ -77,16 +77,16 @@ async def transaction_facts(store: Querier, *, tenants: Collection[str]) -> Tran
 
 async def ping(store: Querier) -> None:
     """Fails if the store does not answer."""
-    await store.row("store/ping")
+    await store.row("stores/ping")
 
 
 async def oldest_transaction(store: Querier) -> OldTransaction | None:
-    row = await store.row("store/oldest_transaction")
+    row = await store.row("stores/oldest_transaction")
     return None if row is None else OldTransaction(**row)
 
 
 async def counts(store: Querier) -> Counts:
-    row = await store.row("store/counts", MAX_COUNTED, MAX_JOBS_COUNTED)
+    row = await store.row("stores/counts", MAX_COUNTED, MAX_JOBS_COUNTED)
     assert row is not None
     found = dict(row)
     more = ["overdue"] if found.pop("overdue_more") else []
@@ -103,7 +103,7 @@ _MAX_QUEUES = 1_000
 
 async def figures(store: Querier) -> Figures:
     by_label: dict[str, dict[str, int]] = {}
-    for row in await store.fetch("store/figures", _MAX_QUEUES, MAX_COUNTED):
+    for row in await store.fetch("stores/figures", _MAX_QUEUES, MAX_COUNTED):
         by_label.setdefault(row["figure"], {})[row["label"]] = row["value"]
     return Figures(
         queue_depth=by_label.get("queue_depth", {}),
@@ -120,7 +120,7 @@ _MAX_TENANT_COUNTED = 10_000
 
 async def tenant_counts(store: Querier, *, tenant: str) -> Counts:
     """As `counts`, for one tenant, within bounds."""
-    row = await store.row("store/tenant_counts", tenant, _MAX_TENANT_COUNTED, MAX_JOBS_COUNTED)
+    row = await store.row("stores/tenant_counts", tenant, _MAX_TENANT_COUNTED, MAX_JOBS_COUNTED)
     assert row is not None
     found = dict(row)
     more = [name for name in ("jobs", "running", "overdue") if found.pop(f"{name}_more")]
@@ -131,7 +131,7 @@ async def tenant_counts(store: Querier, *, tenant: str) -> Counts:
 
 async def webhook_secret(store: Querier) -> bytes:
     """The secret that signs calls of HTTP targets where none is configured."""
-    row = await store.row("store/webhook_secret")
+    row = await store.row("stores/webhook_secret")
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
     return bytes(row["webhook_secret"])

@@ -68,22 +68,22 @@ def to_known(row: Mapping[str, Any]) -> KnownTenant:
     return KnownTenant(row["counted"], tasks, queues, row["commands"])
 
 
-async def room(store: Querier, *, tenant: str, wanted: int, default_max: int | None) -> int | None:
+async def free_slots(store: Querier, *, tenant: str, wanted: int, default_max: int | None) -> int | None:
     """The number of further jobs the tenant may have; None: any. The tenant is locked until the transaction ends.
 
     In Duly's own transactions the wait for that lock is short. In a caller's, the caller's settings decide.
     """
     if not isinstance(store, (Pool, InTransaction)):
-        row = await store.row("tenants/room", tenant, wanted, default_max)
+        row = await store.row("tenants/free_slots", tenant, wanted, default_max)
     else:
         try:
-            row = await store.row("tenants/room_in_time", tenant, wanted, default_max, f"{LOCKED_SECONDS:g}s")
+            row = await store.row("tenants/free_slots_in_time", tenant, wanted, default_max, f"{LOCKED_SECONDS:g}s")
         except (asyncpg.LockNotAvailableError, StoreUnavailable) as error:
             # Inside a transaction it is the server's own error; from the pool it is translated.
             if not any(isinstance(one, asyncpg.LockNotAvailableError) for one in (error, error.__cause__)):
                 raise
             raise busy(tenant) from error
-    return None if row is None or row["room"] is None else int(row["room"])
+    return None if row is None or row["slots"] is None else int(row["slots"])
 
 
 def busy(tenant: str) -> StoreBusy:

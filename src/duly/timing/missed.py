@@ -84,8 +84,8 @@ def plan_fire(
     if expected > now:
         return FirePlan((), (), expected)
     once = timetable.schedule.kind == "once"
-    room = None if max_runs is None or once else max_runs - run_count
-    if room is not None and room <= 0:
+    runs_left = None if max_runs is None or once else max_runs - run_count
+    if runs_left is not None and runs_left <= 0:
         return FirePlan((), (), None)
     # A one-off has no further occurrence, whatever its text and policy say: `expected` is its only one, and is due.
     following = None if once else timetable.next(expected, fuel)
@@ -94,8 +94,8 @@ def plan_fire(
         plan = FirePlan(((expected, False),), (), following)
     else:
         plan = _plan_late(timetable, expected, now, policy, misfire_grace, fuel)
-    if room is not None and len(plan.runs) >= room:
-        plan = FirePlan(plan.runs[:room], plan.drops, None)
+    if runs_left is not None and len(plan.runs) >= runs_left:
+        plan = FirePlan(plan.runs[:runs_left], plan.drops, None)
     if since is not None and policy.dst_gap == "skip" and not once:
         return _with_dst_drops(timetable, plan, since, expected, fuel or Fuel())
     return plan

@@ -165,8 +165,8 @@ class _Ring:
         return self.count - before
 
     def _load_near(self, job_ids: bytes, dues: array[int]) -> None:
-        held = set(self.near)
-        new = [entry for entry in zip(_ids(job_ids), dues, strict=True) if entry not in held]
+        known = set(self.near)
+        new = [entry for entry in zip(_ids(job_ids), dues, strict=True) if entry not in known]
         if new:
             self.near += new
             self.near.sort(key=_due)
@@ -177,8 +177,8 @@ class _Ring:
         if slot is None:
             slot = self._slots[number] = _Slot()
         elif slot.dues:
-            held = set(zip(_ids(slot.ids), slot.dues, strict=True))
-            new = [entry for entry in zip(_ids(job_ids), dues, strict=True) if entry not in held]
+            known = set(zip(_ids(slot.ids), slot.dues, strict=True))
+            new = [entry for entry in zip(_ids(job_ids), dues, strict=True) if entry not in known]
             if not new:
                 return
             job_ids, dues = b"".join(raw for raw, _ in new), array("q", [due for _, due in new])

@@ -10,4 +10,4 @@ with ours as materialized (
 freed as (
     update duly.shards s set node_id = null from ours where s.shard = ours.shard returning s.shard
 )
-select count(*) as freed, (select pg_notify('duly_shards', '')::text from freed limit 1) as told from freed
+select count(*) as freed, (select pg_notify('duly_shards', '')::text from freed limit 1) as notified from freed

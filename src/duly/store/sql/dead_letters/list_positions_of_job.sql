@@ -1,5 +1,5 @@
--- As dead_letters/list_positions.sql, for one job, by primary key. `crowded`: the job has more letters than may be read,
--- and none is returned.
+-- As dead_letters/list_positions.sql, for one job, by primary key. `crowded`: the job has more letters than may be
+-- read, and none is returned.
 --   $1 tenant  $2 job_id  $3 name  $4 queue  $5 handler  $6 error type  $7 buried from  $8 buried before; null: any
 --   $9, $10, $11 buried_at, job_id and scheduled_at of the last letter of the page before, or null  $12 page size
 --   $13 maximum number of letters to read

@@ -42,4 +42,4 @@ noted as (
 select (select count(*) from live) as redriven,
     duly.heed_tokens(array(select claim_id from ended where claim_id is not null)) as heeded,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live where state = 'queued') q)
-        as told
+        as notified

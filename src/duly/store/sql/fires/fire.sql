@@ -4,9 +4,9 @@
 --   runs:  $8 job_id  $9 scheduled_at  $10 flags  $11 number among the job's runs of this fire, from 1
 --   drops: $12 job_id  $13 first  $14 last  $15 count  $16 reason; 'deferred' ones are not dropped, they run later
 --   $17 version of each job's row when fires/due.sql read it
--- An occurrence fires once, whoever tries: the row moves only from the expected next_run_at, and only while the shard's
--- epoch is still the caller's. It must also be the very row that was planned: a change of the schedule may leave
--- next_run_at as it was, and a trigger, redrive or cancel may have started or ended a run that this statement's
+-- An occurrence fires once, whichever node tries: the row moves only from the expected next_run_at, and only while the
+-- shard's epoch is still the caller's. It must also be the very row that was planned: a change of the schedule may
+-- leave next_run_at as it was, and a trigger, redrive or cancel may have started or ended a run that this statement's
 -- snapshot does not show. Such a job is left for the next read, and so is a locked one: the others do not wait for it.
 -- FOR SHARE keeps the epoch from being raised until this commits; a leader that was deposed meanwhile finds no row and
 -- moves nothing.
@@ -135,5 +135,5 @@ moved as (
 )
 select array_agg(moved.job_id) as moved, exists (select from term) as led, (select count(*) from live) as live,
     (select count(*) from planned where state = 'skipped') as skipped,
-    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as told
+    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as notified
 from moved

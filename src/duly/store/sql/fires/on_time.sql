@@ -47,5 +47,5 @@ live as (
     returning job_id, queue
 )
 select array_agg(job_id) as moved, (select array_agg(shard) from term) as led,
-    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as told
+    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as notified
 from live

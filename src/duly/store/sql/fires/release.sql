@@ -107,4 +107,4 @@ ended as (
     where c.job_id = h.job_id and c.last_at = h.last_at and h.first_at is null
 )
 select (select count(*) from live) as live, (select array_agg(job_id) from held) as served,
-    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as told
+    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as notified

@@ -87,7 +87,7 @@ followed as (
 still_parked as (
     update duly.parked p set version = changed.version from changed where p.job_id = changed.job_id and p.version = $3
 ),
-told as (
+notified as (
     select count(pg_notify('duly_work', queue)::text) as work from (select distinct queue from followed) q
 ),
 announced as (
@@ -96,4 +96,4 @@ announced as (
 select job_id, shard, tenant, name, handler, target, payload, payload_ref, kind, schedule, timezone, start_at, end_at,
     max_runs, queue, priority, policy, dedupe_key, labels, status, status_reason, next_run_at, last_run_at, run_count,
     created_at, updated_at, version
-from changed cross join told cross join announced
+from changed cross join notified cross join announced

@@ -35,8 +35,8 @@ asked as (
     where c.claim_id = running.claim_id and c.claim_id = any (array(select claim_id from running))
     returning c.worker_id
 ),
-told as (
+notified as (
     select count(pg_notify('duly_cancel', worker_id::text)::text) as workers
     from (select distinct worker_id from asked) w
 )
-select job.job_id, (select count(*) from waiting) as cancelled_runs, told.workers from job cross join told
+select job.job_id, (select count(*) from waiting) as cancelled_runs, notified.workers from job cross join notified

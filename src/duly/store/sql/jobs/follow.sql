@@ -9,4 +9,4 @@ with followed as (
         and ((r.queue, r.priority) <> (j.queue, j.priority) or r.flags & line.mark <> line.mark)
     returning r.queue
 )
-select count(pg_notify('duly_work', queue)::text) as told from (select distinct queue from followed) q
+select count(pg_notify('duly_work', queue)::text) as notified from (select distinct queue from followed) q

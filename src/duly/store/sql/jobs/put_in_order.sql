@@ -102,5 +102,5 @@ noted as (
     left join line on line.job_id = asked.job_id
     where j.job_id = asked.job_id
 )
-select count(pg_notify('duly_work', queue)::text) as told
+select count(pg_notify('duly_work', queue)::text) as notified
 from (select distinct queue from ordered where state = 'queued') q

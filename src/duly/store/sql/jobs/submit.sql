@@ -38,7 +38,7 @@ live as (
     where last_run_at is not null
     returning queue
 ),
-told as (
+notified as (
     select count(pg_notify('duly_work', queue)::text) as work
     from (select distinct queue from live) q
 ),
@@ -56,4 +56,4 @@ announced as (
     select count(pg_notify('duly_due', jobs)::text) as due from soon where jobs is not null
 )
 select stored.job_id, stored.last_run_at
-from stored cross join told cross join announced
+from stored cross join notified cross join announced

@@ -42,8 +42,8 @@ live as (
     from free
     returning job_id, scheduled_at, queue, state
 ),
-told as (
+notified as (
     select count(pg_notify('duly_work', queue)::text) as work from live where state = 'queued'
 )
 select live.scheduled_at, not exists (select from allowed) and exists (select from job) as full
-from told left join live on true
+from notified left join live on true

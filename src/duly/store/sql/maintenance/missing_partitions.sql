@@ -21,7 +21,7 @@ stranded as (
     select distinct 'attempts', (scheduled_at at time zone 'UTC')::date from duly.attempts_default
 ),
 missing as (
-    select p.parent, d.day::date as day, 0 as turn
+    select p.parent, d.day::date as day, 0 as rank
     from parent p
     cross join clock
     cross join generate_series(clock.today - 1, clock.today + $1::int, interval '1 day') as d (day)
@@ -38,5 +38,5 @@ missing as (
 select missing.parent, missing.day
 from missing
 cross join clock
-where missing.turn <= $2 and to_regclass(format('duly.%s_%s', missing.parent, to_char(missing.day, 'YYYYMMDD'))) is null
-order by missing.turn, abs(missing.day - clock.today), missing.day, missing.parent desc
+where missing.rank <= $2 and to_regclass(format('duly.%s_%s', missing.parent, to_char(missing.day, 'YYYYMMDD'))) is null
+order by missing.rank, abs(missing.day - clock.today), missing.day, missing.parent desc

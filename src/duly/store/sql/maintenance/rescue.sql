@@ -72,4 +72,4 @@ select (select count(*) from queued) as requeued,
     duly.heed_tokens($1::uuid[]) as heeded,
     (select count(*) from recorded) as buried,
     (select array_agg(distinct job_id) from recorded where duly.is_serial(flags)) as serial,
-    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from queued) q) as told
+    (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from queued) q) as notified

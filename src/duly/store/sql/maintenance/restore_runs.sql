@@ -38,8 +38,8 @@ noted as (
         jsonb_build_object('reason', 'a run was in no queue and under no lease', 'scheduled_at', scheduled_at)
     from live cross join clock
 ),
-told as (
+notified as (
     select count(pg_notify('duly_work', queue)::text) as count
     from (select distinct queue from live where state = 'queued') q
 )
-select live.job_id, live.scheduled_at from live cross join told
+select live.job_id, live.scheduled_at from live cross join notified

@@ -27,8 +27,8 @@ asked as (
         and c.claim_id = any (array(select claim_id from running))
     returning c.worker_id
 ),
-told as (
+notified as (
     select count(pg_notify('duly_cancel', worker_id::text)::text) as workers from asked
 )
-select case when exists (select from recorded) then 'cancelled' when told.workers > 0 then 'running' end as became
-from told
+select case when exists (select from recorded) then 'cancelled' when notified.workers > 0 then 'running' end as became
+from notified

@@ -1,5 +1,6 @@
--- The lanes of these queues that hold any run, startable or not.   $1 queues It goes from lane to lane, one index
--- descent each: the cost follows the lanes there are, however many queues are asked for.
+-- The lanes of these queues that hold any run, startable or not.   $1 queues
+-- The statement goes from lane to lane, one index descent each: the cost follows the lanes there are, however many
+-- queues are asked for.
 with recursive lane as (
     (select queue, priority from duly.runs order by queue, priority limit 1)
     union all

@@ -70,4 +70,4 @@ select (select count(*) from run) as accepted,
     (select count(pg_notify('duly_work', q.queue)::text) from (
         -- A worker that sleeps until a later run must hear of an earlier one.
         select distinct queue from queued cross join clock where queued.run_at <= clock.now + interval '60 seconds'
-    ) q) as told
+    ) q) as notified

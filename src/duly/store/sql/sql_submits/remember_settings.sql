@@ -1,5 +1,6 @@
--- Stores the settings that duly.submit obeys.   $1 tenant_max_jobs  $2 payload_max_bytes While there was no default
--- limit, the jobs of tenants without a limit of their own took no slots: they are counted anew.
+-- Stores the settings that duly.submit obeys.   $1 tenant_max_jobs  $2 payload_max_bytes
+-- While there was no default limit, the jobs of tenants without a limit of their own took no slots: they are counted
+-- anew.
 with before as materialized (
     select tenant_max_jobs, payload_max_bytes
     from duly.store

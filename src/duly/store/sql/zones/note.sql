@@ -13,4 +13,4 @@ forgotten as (
     update duly.zone_rules set data = null
     where data is not null and exists (select from noted) and version is distinct from $3::text
 )
-select version, pg_notify('duly_zones', version)::text as told from noted
+select version, pg_notify('duly_zones', version)::text as notified from noted
