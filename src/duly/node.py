@@ -61,7 +61,7 @@ def make_notifier(pool: Pool, settings: Settings) -> Notifier | None:
 
 
 def silent_seconds(settings: Settings) -> float:
-    """Interval at which a scheduler without announcements looks for due jobs: twice before one counts as missed."""
+    """Seconds between two looks of a scheduler without announcements: a third of the misfire grace, at least 0.5."""
     return max(0.5, settings.misfire_grace_seconds / 3)
 
 

@@ -107,7 +107,9 @@ class Guardian(LeaderService):
             refused = [(job.job_id, error) for (job, _, _), error in await without_the_bad(jobs, replan)]
             self._count("stalled", "repaired: active jobs with nothing planned (%d), planned anew: %s", replanned)
             if refused:
-                log.error("jobs with nothing planned stay so (%d): %s", len(refused), shown_refusals(refused))
+                log.error(
+                    "active jobs with nothing planned, and not repaired (%d): %s", len(refused), shown_refusals(refused)
+                )
         lost = [(suspect.job_id, suspect.scheduled_at) for suspect in ripe if suspect.scheduled_at is not None]
         if lost:
             restored: list[tuple[UUID, datetime]] = []
@@ -117,9 +119,9 @@ class Guardian(LeaderService):
 
             given_up = [(_shown(*run), error) for run, error in await without_the_bad(lost, restore)]
             shown = [_shown(*run) for run in restored]
-            self._count("lost", "repaired: runs with neither lease nor queue place (%d), queued again: %s", shown)
+            self._count("lost", "repaired: runs in neither queue nor claim (%d), queued again: %s", shown)
             if given_up:
-                log.error("runs that are in no place stay so (%d): %s", len(given_up), shown_refusals(given_up))
+                log.error("runs in no table, and not restored (%d): %s", len(given_up), shown_refusals(given_up))
 
     async def _repair_claims(self) -> None:
         now = time.monotonic()

@@ -261,7 +261,7 @@ class SubmitOperations:
             return await jobs.submit(self._pool, rows, created_at=now)
         except StoreUnavailable:
             await asyncio.sleep(RESEND_SECONDS)
-            # Never by a copy: this leaves alone what is there, and waits for a first that is still under way.
+            # Never by a copy: the statement skips rows that exist, and waits for a first attempt still under way.
             await jobs.submit(self._pool, rows, created_at=now)
             plain = {row.job_id for row in rows if row.dedupe_key is None}
             keyed = [row for row in rows if row.dedupe_key is not None]

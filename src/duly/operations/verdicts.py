@@ -248,7 +248,7 @@ class Judge:
                     timetable.count(upto, moment, runs_left + 1 - count, self._life.fuel) if count <= runs_left else 0
                 )
             except TooCostly:
-                return self._cannot_tell(occurrence, "what comes before it takes too long to count")
+                return self._cannot_tell(occurrence, "the occurrences before it take too long to count")
             self._counted = moment, count
             if count > runs_left:
                 return self._of_end(occurrence)

@@ -252,7 +252,7 @@ def _spawn(paths: _Paths, settings: Mapping[str, str]) -> subprocess.Popen[bytes
     folder.mkdir(mode=0o700, exist_ok=True)
     owner, found = account or (os.geteuid(), os.getegid()), folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid not in (owner[0], os.geteuid()):
-        raise ConfigError(f"{folder} belongs to somebody else: remove it, or set DULY_HOME to a shorter path")
+        raise ConfigError(f"{folder} belongs to another user: remove it, or set DULY_HOME to a shorter path")
     folder.chmod(0o700)
     os.chown(folder, *owner)
     # Stale, because no server serves this data; but PostgreSQL would take a reused pid in them for a living server. (It

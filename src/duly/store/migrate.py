@@ -215,7 +215,7 @@ async def _holders(pool: Pool) -> str:
     """The sessions that have locked Duly's tables, for a message."""
     rows = await pool.query(statement("stores/lock_holders"))
     if not rows:
-        return "somebody had one of its tables locked"
+        return "another session had one of its tables locked"
     return "; ".join(
         f"process {row['pid']} ({row['who']}) has had {row['tables']} locked for {row['seconds']:.0f} s: {row['doing']}"
         for row in rows

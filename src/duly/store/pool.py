@@ -125,7 +125,7 @@ def translated_errors(url: str) -> Iterator[None]:
     | the login, the database or the schema is wrong | `StoreUnusable` |
     | anything else, and no answer at all: the store cannot do it now | `StoreUnavailable` |
 
-    Only the first may be held against a job or an outcome. Statements are retried after the others, however long it
+    Only the first may be blamed on a job or an outcome. Statements are retried after the others, however long it
     takes; if one row among many may be the cause (`may_be_one_rows`), in the end without that row.
     """
     try:

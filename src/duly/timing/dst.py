@@ -354,7 +354,7 @@ def _note(
     if nominal is not None and nominal < wall and not exists(nominal, zone):
         shift = _shift_around(nominal, zone, *_offsets(nominal, zone))
         if shift.lost_day(nominal):
-            return f"local {nominal.date()} never was in {zone.key}"
+            return f"local {nominal.date()} does not exist in {zone.key}"
     return None
 
 

@@ -108,5 +108,5 @@ def make_once(text: str, zone: ZoneInfo, dst_gap: DstGap, dst_fold: DstFold) -> 
             part="time",
         ) from error
     if missing:
-        raise InvalidSchedule(f"{text} never is: {gap_text(moment, zone)}; choose another time", part="time")
+        raise InvalidSchedule(f"{text} does not exist: {gap_text(moment, zone)}; choose another time", part="time")
     raise InvalidSchedule(f"{text} is outside the years that can be scheduled", part="time")

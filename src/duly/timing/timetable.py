@@ -19,7 +19,7 @@ from .schedule import MICROSECOND, Schedule
 NO_OFFSET = timedelta(0)
 _MAX_OFFSET = timedelta(days=1)  # the maximum of jitter_seconds
 # The note of the last occurrence of a list that had to end early.
-TOO_FAR = "the list ends here: what follows takes too long to work out"
+TOO_FAR = "the list ends here: later occurrences take too long to compute"
 
 
 @dataclass(frozen=True, slots=True)
