@@ -62,7 +62,7 @@ def options(command: Any) -> set[str]:
 
 
 def sql_rules() -> dict[str, tuple[Any, list[str] | None, float | None, float | None, bool]]:
-    """The rows of the table of rules in `duly.stored_plain_policy`: default, choices, minimum, maximum, whole."""
+    """The rows of the table of rules in `duly.stored_policy`: default, choices, minimum, maximum, whole."""
     row = re.compile(
         r"^ +\('(\w+)', '(.*?)'(?:::jsonb)?, (?:array\[(.*?)\]|null), (\S+), (\S+), (true|false)\),?$", re.MULTILINE
     )
@@ -94,7 +94,7 @@ class TestPolicyField:
     def test_duly_submit_in_sql_has_the_same_rule(self, name: str) -> None:
         rule = POLICY_RULES[name]
         found = sql_rules()
-        assert name in found, f"add {name} to duly.stored_plain_policy in store/schema/10_submit_checks.sql"
+        assert name in found, f"add {name} to duly.stored_policy in store/schema/10_submit_checks.sql"
         default, choices, low, high, whole = found[name]
         assert default == rule.default
         assert choices == (list(rule.choices) or None)

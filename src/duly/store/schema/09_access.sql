@@ -165,14 +165,13 @@ declare
 begin
     select t.tasks, t.queues, t.commands into may from duly.tenants t where t.tenant = of_tenant;
     if is_target and task = 'command' and not may.commands then
-        raise exception using errcode = 'insufficient_privilege', column = 'handler',
-            message = format('duly.submit: handler: tenant %L may not submit commands', of_tenant);
+        perform duly.refuse('handler', format('tenant %L may not submit commands', of_tenant), 'insufficient_privilege');
     elsif not is_target and not duly.is_among(task, may.tasks) then
-        raise exception using errcode = 'insufficient_privilege', column = 'handler',
-            message = format('duly.submit: handler: tenant %L may not submit task %L', of_tenant, left(task, 100));
+        perform duly.refuse('handler', format('tenant %L may not submit task %L', of_tenant, left(task, 100)),
+            'insufficient_privilege');
     elsif not duly.is_among(of_queue, may.queues) then
-        raise exception using errcode = 'insufficient_privilege', column = 'queue',
-            message = format('duly.submit: queue: tenant %L may not use queue %L', of_tenant, left(of_queue, 100));
+        perform duly.refuse('queue', format('tenant %L may not use queue %L', of_tenant, left(of_queue, 100)),
+            'insufficient_privilege');
     end if;
 end
 $$;

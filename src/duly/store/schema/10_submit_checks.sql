@@ -1,12 +1,12 @@
 -- The checks of duly.submit: it accepts what Python accepts, and stores it as Python would.
 
 -- Refuses an argument of duly.submit.
-create function duly.refuse(field text, message text) returns void
+create function duly.refuse(field text, message text, code text default 'invalid_parameter_value') returns void
 language plpgsql
 set search_path = pg_catalog, pg_temp
 as $$
 begin
-    raise exception using errcode = 'invalid_parameter_value',
+    raise exception using errcode = code,
         message = format('duly.submit: %s: %s', field, message), column = field;
 end
 $$;
@@ -72,7 +72,7 @@ $$;
 -- Applies the rules of duly/checks.py to the fields of a policy and returns the policy to store: only what differs from
 -- the defaults, in Python's spelling. (Python also checks the idempotency_key_template: a job that has one waits for
 -- that.)
-create function duly.stored_plain_policy(policy jsonb) returns jsonb
+create function duly.stored_policy(policy jsonb) returns jsonb
 language plpgsql
 -- Formats a float as Python does: the shortest string that is the same number.
 set extra_float_digits = 1
@@ -83,11 +83,13 @@ declare
     field record;
     rule record;
     number numeric;
+    path record;
+    paths jsonb;
 begin
     if jsonb_typeof(policy) <> 'object' then
         perform duly.refuse('policy', 'must be an object such as {"max_retries": 5}');
     end if;
-    for field in select key as name, value, value #>> '{}' as text from jsonb_each(policy) loop
+    for field in select key as name, value, value #>> '{}' as text from jsonb_each(policy - 'secret_fields') loop
         select * into rule
         from (values
             ('missed_window', '"RUN_ONCE"'::jsonb, array['SKIP', 'RUN_ONCE', 'RUN_ALL'], null::numeric, null::numeric, false),
@@ -142,25 +144,9 @@ begin
             kept := kept || jsonb_build_object(field.name, field.value);
         end if;
     end loop;
-    return nullif(kept, '{}');
-end
-$$;
-
--- The same with the payload's secret fields: a list of paths, by the rules of duly/checks.py, and in order.
-create function duly.stored_policy(policy jsonb) returns jsonb
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $$
-declare
-    kept jsonb;
-    paths jsonb;
-    path record;
-begin
-    if policy is null or jsonb_typeof(policy) <> 'object' or not policy ? 'secret_fields' then
-        return duly.stored_plain_policy(policy);
-    end if;
-    kept := duly.stored_plain_policy(policy - 'secret_fields');
-    if jsonb_typeof(policy -> 'secret_fields') <> 'array' then
+    if not policy ? 'secret_fields' then
+        return nullif(kept, '{}');
+    elsif jsonb_typeof(policy -> 'secret_fields') <> 'array' then
         perform duly.refuse('secret_fields', 'must be a list of paths such as ["card.number"]');
     end if;
     for path in select value, value #>> '{}' as text from jsonb_array_elements(policy -> 'secret_fields') loop
@@ -177,6 +163,6 @@ begin
     if jsonb_array_length(paths) > 32 then
         perform duly.refuse('secret_fields', 'must be at most 32');
     end if;
-    return case when paths is null then kept else coalesce(kept, '{}') || jsonb_build_object('secret_fields', paths) end;
+    return nullif(case when paths is null then kept else kept || jsonb_build_object('secret_fields', paths) end, '{}');
 end
 $$;

@@ -17,17 +17,6 @@ create table duly.submitters (
     created_at timestamptz not null
 );
 
--- Refuses what the caller of duly.submit has no right to.
-create function duly.forbid(field text, message text) returns void
-language plpgsql
-set search_path = pg_catalog, pg_temp
-as $$
-begin
-    raise exception using errcode = 'insufficient_privilege',
-        message = format('duly.submit: %s: %s', field, message), column = field;
-end
-$$;
-
 -- The tenant for which a role that does not own the store submits, if it asks for `asked` (null: for its own).
 create function duly.tenant_of(caller name, asked text, is_command boolean) returns text
 language plpgsql stable
@@ -51,13 +40,14 @@ begin
         where pg_has_role(caller, r.oid, 'USAGE');
     end if;
     if tenants is null then
-        perform duly.forbid('tenant', format('role %I submits for no tenant; allow it with: duly submitter add', caller));
+        perform duly.refuse('tenant',
+            format('role %I submits for no tenant; allow it with: duly submitter add', caller), 'insufficient_privilege');
     elsif asked is null and cardinality(tenants) > 1 then
-        perform duly.forbid('tenant', format('role %I submits for tenants %s: say for which', caller,
-            array_to_string(tenants, ', ')));
+        perform duly.refuse('tenant', format('role %I submits for tenants %s: say for which', caller,
+            array_to_string(tenants, ', ')), 'insufficient_privilege');
     elsif asked is not null and not asked = any (tenants) then
-        perform duly.forbid('tenant', format('role %I submits for tenant %s and not for %L', caller,
-            array_to_string(tenants, ', '), left(asked, 100)));
+        perform duly.refuse('tenant', format('role %I submits for tenant %s and not for %L', caller,
+            array_to_string(tenants, ', '), left(asked, 100)), 'insufficient_privilege');
     end if;
     asked := coalesce(asked, tenants[1]);
     if is_command then
@@ -65,8 +55,8 @@ begin
         join pg_roles r on r.rolname = s.role
         where s.tenant = asked and s.commands and pg_has_role(caller, r.oid, 'USAGE');
         if not found then
-            perform duly.forbid('handler', format('role %I submits no commands: they have the rights of the worker that '
-                'runs them', caller));
+            perform duly.refuse('handler', format('role %I submits no commands: they have the rights of the worker that '
+                'runs them', caller), 'insufficient_privilege');
         end if;
     end if;
     return asked;
