@@ -21,17 +21,18 @@ from duly.errors import InvalidInput, InvalidSchedule
 from duly.masking import HIDDEN, shown_instead
 from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, DstFold, JobRequest, Policy, Rule, ScheduleKind
 from duly.timing import Definition, Fuel, anchor_of, check_template, jitter_offset, load_zone, parse_schedule
+from duly.timing.schedule import DAWN
 from duly.visible import CONTROLS
 
 _CONTROL = re.compile(rf"[{CONTROLS}\ud800-\udfff]")
 # Names separated by dots; a backslash escapes the next character.
 _PATH = re.compile(r"(?:[^.\\]|\\.)+(?:\.(?:[^.\\]|\\.)+)*")
-_LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
 # The database driver takes the first and last moment of Python's calendar for infinity, and a step in local time from a
-# moment near them leaves the calendar.
+# moment near them leaves the calendar. `LAST_YEAR` is the API's bound: it takes whole years, by the year as written,
+# and with an offset the last day of 9999 would lie beyond `LAST_MOMENT`.
 FIRST_YEAR, LAST_YEAR = 1900, 9998
 _FIRST, LAST_MOMENT = datetime(FIRST_YEAR, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-_YEARS = "must lie between the years 1900 and 9999"
+_YEARS = f"must lie between the years {FIRST_YEAR} and {LAST_MOMENT.year}"
 # Levels of nesting in a payload. Far more than people write by hand, far fewer than Python's and PostgreSQL's parsers
 # take: an accepted payload can be parsed again from any depth of the call stack.
 MAX_DEPTH = 200
@@ -91,12 +92,20 @@ def check_moment(field: str, value: object) -> datetime | None:
     return moment
 
 
+def check_span(start_at: object, end_at: object) -> tuple[datetime | None, datetime | None]:
+    """The time in which a recurring job runs; None: without an end on that side."""
+    start, end = check_moment("start_at", start_at), check_moment("end_at", end_at)
+    if start is not None and end is not None and end <= start:
+        raise InvalidInput("end_at", "must be after start_at")
+    return start, end
+
+
 def read_moment(field: str, text: str, *, timezone: str = "UTC", dst_fold: DstFold = "first") -> datetime:
     """Reads an ISO 8601 time. Without an offset it is in `timezone`, by the same rules as a one-off's time."""
     try:
         datetime.fromisoformat(text.upper())  # not any other form of schedule
-        parsed = parse_schedule(text, now=_LONG_AGO, timezone=timezone, dst_fold=dst_fold)
-        moment = check_moment(field, parsed.next(_LONG_AGO))
+        parsed = parse_schedule(text, now=DAWN, timezone=timezone, dst_fold=dst_fold)
+        moment = check_moment(field, parsed.next(DAWN))
     except InvalidSchedule as error:
         raise InvalidInput(field, error.message) from error
     except ValueError as error:
@@ -223,13 +232,10 @@ def plan_moment(moment: datetime, *, job_id: UUID, jitter_seconds: int) -> tuple
 
 def _jittered(nominal: datetime, job_id: UUID, jitter_seconds: int) -> datetime:
     """The time of a one-off. Its jitter is applied here and nowhere else: a fire takes the stored time as it is."""
-    try:
-        moment = nominal + jitter_offset(job_id, jitter_seconds)
-    except OverflowError as error:
-        raise InvalidInput("jitter_seconds", "puts the time past the year 9999") from error
-    if moment > LAST_MOMENT:
-        raise InvalidInput("jitter_seconds", "puts the time past the year 9999")
-    return moment
+    offset = jitter_offset(job_id, jitter_seconds)
+    if offset > LAST_MOMENT - nominal:
+        raise InvalidInput("jitter_seconds", f"puts the time past the year {LAST_MOMENT.year}")
+    return nominal + offset
 
 
 def check_bounds(
@@ -269,7 +275,7 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, created_a
     )
     check_bounds(parsed.kind, start_at=start_at, end_at=end_at, max_runs=request.max_runs)
     if parsed.kind == "once":
-        first = check_moment("schedule", parsed.next(_LONG_AGO))
+        first = check_moment("schedule", parsed.next(DAWN))
         if first is None:
             raise InvalidSchedule("can never fire")
         return Plan("once", parsed.canonical, _jittered(first, job_id, policy.jitter_seconds))

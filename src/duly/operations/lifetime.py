@@ -9,19 +9,19 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from functools import cached_property
 from zoneinfo import ZoneInfo
 
+from duly.checks import LAST_MOMENT
 from duly.errors import InvalidInput, TooCostly
 from duly.model import DEFAULT_POLICY, Job, Occurrence
 from duly.store.changes import Change
 from duly.timing import Definition, Fuel, Timetable, load_zone
+from duly.timing.schedule import DAWN, MICROSECOND
 
 _STOPS = ("paused", "parked", "cancelled")
 _STARTS = ("resumed", "unparked", "repaired")
-_MICROSECOND = timedelta(microseconds=1)
-_BEGINNING, _END = datetime(2, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class Lifetime:
         yield from own
 
     def after(self, moment: datetime) -> Occurrence | None:
-        return next(self.expected(moment + _MICROSECOND, _END), None)
+        return next(self.expected(moment + MICROSECOND, LAST_MOMENT), None)
 
     def before(self, moment: datetime) -> Occurrence | None:
         """The newest expected occurrence at or before `moment`."""
-        found = self._own_times(_BEGINNING, moment)[-1:]
+        found = self._own_times(DAWN, moment)[-1:]
         for stretch in reversed(self.stretches):
             after, until = self._begin(stretch), min(moment, stretch.until)
             if stretch.timetable is not None and after < until:
@@ -128,7 +128,7 @@ class Lifetime:
         return max(found, key=lambda one: one.scheduled_at, default=None)
 
     def _walk(self, stretch: Stretch, first: datetime, last: datetime) -> Iterator[Occurrence]:
-        after, until = max(self._begin(stretch), first - _MICROSECOND), min(last, stretch.until)
+        after, until = max(self._begin(stretch), first - MICROSECOND), min(last, stretch.until)
         if stretch.timetable is None or after >= until:
             return
         try:
@@ -149,7 +149,7 @@ class Lifetime:
     def _begin(self, stretch: Stretch) -> datetime:
         """The time after which occurrences count. Only a one-off may be submitted for a time before its job existed."""
         if stretch.definition.kind == "once" and stretch is self.stretches[0]:
-            return _BEGINNING
+            return DAWN
         return max(stretch.since, self.job.created_at)
 
     def _own_times(self, first: datetime, last: datetime) -> list[Occurrence]:
@@ -211,13 +211,13 @@ def _stops(job: Job, changes: Sequence[Change]) -> list[StoppedSpan]:
 
 def _stretches(job: Job, changes: Sequence[Change], fuel: Fuel) -> list[Stretch]:
     stretches: list[Stretch] = []
-    definition, until, ended_by = Definition.of(job, job.policy), _END, None
+    definition, until, ended_by = Definition.of(job, job.policy), LAST_MOMENT, None
     for change in reversed(changes):
         earlier = _before(definition, change)
         if earlier != definition:
             stretches.append(Stretch(change.at, until, definition, ended_by, job, fuel))
             definition, until, ended_by = earlier, change.at, change
-    stretches.append(Stretch(_BEGINNING, until, definition, ended_by, job, fuel))
+    stretches.append(Stretch(DAWN, until, definition, ended_by, job, fuel))
     return stretches[::-1]
 
 
@@ -253,7 +253,7 @@ def _newest(timetable: Timetable, after: datetime, until: datetime, fuel: Fuel) 
             else:
                 # No occurrence lies in (middle, until].
                 high = middle
-        newest -= _MICROSECOND
+        newest -= MICROSECOND
     # Only dropped occurrences can follow the newest one that fires.
     last = None
     for occurrence in timetable.walk(newest, fuel):

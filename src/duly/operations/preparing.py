@@ -165,8 +165,7 @@ def problems_of(
     zoned = judge(partial(load_zone, request.timezone))
     bounds = {name: getattr(request, name) for name in ("start_at", "end_at")}
     bounds = {name: value for name, value in bounds.items() if judge(partial(checks.check_moment, name, value))}
-    if len(bounds) == 2 and None not in bounds.values() and bounds["end_at"] <= bounds["start_at"]:
-        found.setdefault("end_at", InvalidInput("end_at", "must be after start_at"))
+    if len(bounds) == 2 and not judge(partial(checks.check_span, **bounds)):
         bounds = {}
     # The schedule is checked with its correct bounds, zone and policy fields; defaults replace the wrong ones.
     timing = replace(
@@ -196,10 +195,7 @@ def prepare(job_id: UUID, request: JobRequest, now: datetime, *, tenant: str, se
     checks.check_secrets(request.payload, policy)
     labels = checks.check_labels(request.labels) if request.labels else None
     if request.start_at is not None or request.end_at is not None:
-        start_at = checks.check_moment("start_at", request.start_at)
-        end_at = checks.check_moment("end_at", request.end_at)
-        if start_at is not None and end_at is not None and end_at <= start_at:
-            raise InvalidInput("end_at", "must be after start_at")
+        start_at, end_at = checks.check_span(request.start_at, request.end_at)
         request = replace(request, start_at=start_at, end_at=end_at)
     plan = checks.plan_schedule(request, now=now, job_id=job_id, created_at=now)
     fingerprint = None

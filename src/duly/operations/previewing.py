@@ -5,13 +5,11 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from duly import checks
-from duly.errors import InvalidInput
 from duly.model import DstFold, DstGap, Preview
 from duly.timing import Fuel, Timetable, anchor_of, parse_schedule
+from duly.timing.schedule import DAWN
 
 MAX_COUNT = 1000
-# A one-off is shown even if its time is before `after`.
-_LONG_AGO = datetime(2, 1, 1, tzinfo=UTC)
 
 
 def preview(
@@ -31,10 +29,7 @@ def preview(
     computing more takes too long, the list ends early and the note of its last occurrence says so.
     """
     after = checks.check_moment("after", after) or datetime.now(UTC)
-    start_at = checks.check_moment("start_at", start_at)
-    end_at = checks.check_moment("end_at", end_at)
-    if start_at is not None and end_at is not None and end_at <= start_at:
-        raise InvalidInput("end_at", "must be after start_at")
+    start_at, end_at = checks.check_span(start_at, end_at)
     checks.check_integer("count", count, 1, MAX_COUNT)
     checks.check_text("timezone", timezone, longest=100)
     # Parsing the text and computing the list share one fuel: they are one question.
@@ -51,5 +46,6 @@ def preview(
     )
     checks.check_bounds(parsed.kind, start_at=start_at, end_at=end_at, max_runs=None)
     timetable = Timetable(parsed, start_at, end_at)
-    occurrences = timetable.listed(_LONG_AGO if parsed.kind == "once" else after, count, fuel)
+    # A one-off is shown even if its time is before `after`.
+    occurrences = timetable.listed(DAWN if parsed.kind == "once" else after, count, fuel)
     return Preview(parsed.kind, parsed.canonical, occurrences)

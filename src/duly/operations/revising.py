@@ -183,10 +183,7 @@ def _checked(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
     wanted = {field: changes.get(field, getattr(job, field)) for field in (*_PLAIN, *_TIMING)}
     checks.check_text("name", wanted["name"], longest=200)  # a request may leave the name out, a job may not
     checks.check_own_fields({name: value for name, value in wanted.items() if name in changes or type(value) is str})
-    for field in ("start_at", "end_at"):
-        wanted[field] = checks.check_moment(field, wanted[field])
-    if wanted["start_at"] is not None and wanted["end_at"] is not None and wanted["end_at"] <= wanted["start_at"]:
-        raise InvalidInput("end_at", "must be after start_at")
+    wanted["start_at"], wanted["end_at"] = checks.check_span(wanted["start_at"], wanted["end_at"])
     policies = {field: value for field, value in changes.items() if field in POLICY_FIELDS}
     wanted["policy"] = checks.check_policy(replace(job.policy, **policies)) if policies else job.policy
     return wanted

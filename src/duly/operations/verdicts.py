@@ -19,12 +19,10 @@ from duly.operations.wording import outcome
 from duly.store.changes import Change
 from duly.store.cluster import Leader
 from duly.store.history import Deferred, Record
+from duly.timing.schedule import MICROSECOND
 
-_MICROSECOND = timedelta(microseconds=1)
 # Up to this delay an occurrence counts as on time; beyond it the sentence calls it late.
 _ON_TIME = timedelta(seconds=1)
-
-
 _STOPPED = {"paused": Verdict.PAUSED, "parked": Verdict.PARKED, "cancelled": Verdict.CANCELLED}
 _RULES = {
     "SKIP": "its missed_window is SKIP, so none of the missed ones runs",
@@ -240,9 +238,9 @@ class Judge:
         if self._job.max_runs is not None and timetable is not None:
             runs_left = max(0, self._job.max_runs - self._job.run_count)
             # Occurrences are judged in their order, so each count continues the previous count.
-            upto, count = self._counted or (planned - _MICROSECOND, 0)
+            upto, count = self._counted or (planned - MICROSECOND, 0)
             if upto > moment:
-                upto, count = planned - _MICROSECOND, 0
+                upto, count = planned - MICROSECOND, 0
             try:
                 count += (
                     timetable.count(upto, moment, runs_left + 1 - count, self._life.fuel) if count <= runs_left else 0
