@@ -15,7 +15,7 @@ from duly.store.fires import DueJob
 NOW = datetime(2030, 5, 5, 12, 0, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 JOB = DueJob(
-    UUID(int=1), NOW, "cron", "0 * * * *", "UTC", None, None, None, 0, None, NOW - 24 * HOUR, NOW, NOW - HOUR, (0, 1),
+    UUID(int=1), "cron", "0 * * * *", "UTC", None, None, None, NOW - 24 * HOUR, NOW, None, 0, NOW, NOW - HOUR, (0, 1),
     busy=False,
 )  # fmt: skip
 

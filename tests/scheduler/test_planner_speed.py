@@ -22,16 +22,16 @@ def test_planning_in_batches_keeps_its_pace() -> None:
     jobs = [
         DueJob(
             UUID(int=n),
-            NOW,
             "cron",
             f"{n % 300 % 60} {n % 300 // 60} * * *",
             "America/New_York",
             None,
             None,
             None,
-            0,
-            None,
             NOW,
+            NOW,
+            None,
+            0,
             NOW,
         )
         for n in range(200_000)

@@ -276,7 +276,7 @@ async def test_a_job_whose_row_says_another_shard_holds_up_nobody(scheduler: Fro
 
 def test_half_a_million_jobs_of_one_schedule_are_planned_once() -> None:
     jobs = [
-        DueJob(UUID(int=n), START, "cron", "0 12 * * *", "Europe/Berlin", None, None, None, 0, None, START, START)
+        DueJob(UUID(int=n), "cron", "0 12 * * *", "Europe/Berlin", None, None, None, START, START, None, 0, START)
         for n in range(2000)
     ]
     batch = plan_batch(jobs, now=START, misfire_grace=timedelta(seconds=10))

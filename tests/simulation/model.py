@@ -382,9 +382,9 @@ class Model:
         found = [self.jobs[job_id] for job_id in sorted(set(job_ids)) if job_id in self.jobs]
         return [
             Row(
-                job_id=job.job_id, next_run_at=job.next_run_at, kind=job.kind, schedule=job.schedule, timezone="UTC",
-                start_at=job.start_at, end_at=job.end_at, max_runs=job.max_runs, run_count=job.run_count,
-                policy=job.policy, created_at=job.created_at, now=now,
+                job_id=job.job_id, kind=job.kind, schedule=job.schedule, timezone="UTC", start_at=job.start_at,
+                end_at=job.end_at, policy=job.policy, created_at=job.created_at, next_run_at=job.next_run_at,
+                max_runs=job.max_runs, run_count=job.run_count, now=now,
                 since=max(job.last_run_at or job.created_at, job.created_at), ctid=(0, job.version),
                 version=job.version, busy=self._may_be_busy(job), shard=job.shard,
             )
@@ -540,9 +540,9 @@ class Model:
         )
         return [
             Row(
-                job_id=one.job_id, shard=one.shard, first_at=one.first_at, last_at=one.last_at, count=one.number,
-                status=job.status, kind=job.kind, schedule=job.schedule, timezone="UTC", start_at=job.start_at,
-                end_at=job.end_at, policy=job.policy, created_at=job.created_at,
+                job_id=one.job_id, kind=job.kind, schedule=job.schedule, timezone="UTC", start_at=job.start_at,
+                end_at=job.end_at, policy=job.policy, created_at=job.created_at, shard=one.shard,
+                first_at=one.first_at, last_at=one.last_at, count=one.number, status=job.status,
             )
             for one in waiting[:limit]
             for job in (self.jobs[one.job_id],)

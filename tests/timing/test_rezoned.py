@@ -55,8 +55,8 @@ class Told:
         """Does what the firer does with the job at this moment."""
         while self.next is not None and self.next <= now:
             job = DueJob(
-                self.job_id, self.next, self.kind, self.schedule, self.zone, None, None, None, len(self.fired),
-                self.policy.to_stored(), START, now, since=self.planned, ctid=(0, 1), busy=False,
+                self.job_id, self.kind, self.schedule, self.zone, None, None, self.policy.to_stored(), START, self.next,
+                None, len(self.fired), now, since=self.planned, ctid=(0, 1), busy=False,
             )  # fmt: skip
             batch: BatchPlan = plan_batch([job], now=now, misfire_grace=timedelta(seconds=10))
             assert batch.parked == []

@@ -66,7 +66,7 @@ def _due_jobs(count: int) -> list[DueJob]:
     firsts = [_parse(text).next(NOW) or NOW for text in texts]
     return [
         DueJob(
-            UUID(int=n), firsts[n % SCHEDULES], "cron", texts[n % SCHEDULES], ZONE, None, None, None, 0, None, NOW, due
+            UUID(int=n), "cron", texts[n % SCHEDULES], ZONE, None, None, None, NOW, firsts[n % SCHEDULES], None, 0, due
         )
         for n in range(count)
     ]

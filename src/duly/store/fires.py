@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from duly.model import ScheduleKind, from_micros, to_micros
+from duly.model import from_micros, to_micros
+from duly.store.jobs import TimingRow
 from duly.store.pool import LARGE, Querier
 
 # Prefix of the reason of a job paused because its plan costs too much: nothing retries it.
@@ -19,20 +20,12 @@ _2000_US = to_micros(datetime(2000, 1, 1, tzinfo=UTC))
 
 
 @dataclass(frozen=True, slots=True)
-class DueJob:
+class DueJob(TimingRow):
     """The fields of a job that the planner needs. `now` is the database's time when it was read."""
 
-    job_id: UUID
     next_run_at: datetime
-    kind: ScheduleKind
-    schedule: str
-    timezone: str
-    start_at: datetime | None
-    end_at: datetime | None
     max_runs: int | None
     run_count: int
-    policy: str | None
-    created_at: datetime
     now: datetime
     since: datetime | None = None
     """When the job last fired or was last changed; earlier occurrences are already recorded."""
@@ -86,22 +79,14 @@ class Fires:
 
 
 @dataclass(frozen=True, slots=True)
-class CatchUp:
+class CatchUp(TimingRow):
     """Late occurrences of a job that still wait to run: all of its timetable from `first_at` to `last_at`."""
 
-    job_id: UUID
     shard: int
     first_at: datetime
     last_at: datetime
     count: int
     status: str
-    kind: ScheduleKind
-    schedule: str
-    timezone: str
-    start_at: datetime | None
-    end_at: datetime | None
-    policy: str | None
-    created_at: datetime
 
 
 @dataclass(slots=True)

@@ -49,6 +49,20 @@ class NewJob(NamedTuple):
 OWN_FIELDS = 9
 
 
+@dataclass(frozen=True, slots=True)
+class TimingRow:
+    """The columns of a job that decide when it occurs, in the order in which statements begin their rows."""
+
+    job_id: UUID
+    kind: ScheduleKind
+    schedule: str
+    timezone: str
+    start_at: datetime | None
+    end_at: datetime | None
+    policy: str | None
+    created_at: datetime
+
+
 async def submit(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
     """Inserts jobs in one statement. Returns the new ids; the other jobs, or their dedupe_keys, existed already."""
     fetch = store.fetch_planned if len(jobs) >= LARGE else store.fetch

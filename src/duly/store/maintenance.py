@@ -10,7 +10,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from duly.errors import DataRefused
-from duly.model import DEFAULT_POLICY, ScheduleKind, make_run_id
+from duly.model import DEFAULT_POLICY, make_run_id
 from duly.store import jobs, runs
 from duly.store.pool import Pool, Querier
 
@@ -59,19 +59,11 @@ class Partitioning:
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class Parked(jobs.TimingRow):
     """A job that could not be planned. `ours`: it was not changed since it was parked."""
 
-    job_id: UUID
     version: int
     ours: bool
-    kind: ScheduleKind
-    schedule: str
-    timezone: str
-    start_at: datetime | None
-    end_at: datetime | None
-    policy: str | None
-    created_at: datetime
     dealt_with_until: datetime | None = None
 
 

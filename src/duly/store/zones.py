@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from duly.model import ScheduleKind
+from duly.store.jobs import TimingRow
 from duly.store.pool import Querier
 
 
@@ -23,18 +23,10 @@ class Version:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class Planned(TimingRow):
     """A job whose plan may follow other rules than those in force. `planned`: when the plan was made."""
 
-    job_id: UUID
     version: int
-    kind: ScheduleKind
-    schedule: str
-    timezone: str
-    start_at: datetime | None
-    end_at: datetime | None
-    policy: str | None
-    created_at: datetime
     next_run_at: datetime
     planned: datetime
 

@@ -1,8 +1,8 @@
 -- The catch-ups of these shards to serve next, with the fields needed to compute their occurrences. The one served
 -- longest ago comes first, so that neither a long outage nor a busy job holds up the others.
 --   $1 shards  $2 limit  $3 job_ids to skip
-select c.job_id, c.shard, c.first_at, c.last_at, c.count, j.status, j.kind, j.schedule, j.timezone,
-    j.start_at, j.end_at, j.policy, j.created_at
+select c.job_id, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.policy, j.created_at,
+    c.shard, c.first_at, c.last_at, c.count, j.status
 from duly.catch_ups c
 cross join lateral (
     select *, exists (select from duly.parked p where p.job_id = job.job_id and p.version = job.version) as parked

@@ -7,8 +7,8 @@
 -- cannot tell for a job whose runs may have overlapped before it was changed. fires/fire.sql decides the same with more
 -- care. The two are not one function: PostgreSQL does not inline a function with subqueries, and a call per job would
 -- cost more than the probe.
-select j.job_id, j.next_run_at, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.max_runs, j.run_count,
-    j.policy, j.created_at, clock.now, greatest(j.last_run_at, j.updated_at) as since, j.ctid, j.xmin as version,
+select j.job_id, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.policy, j.created_at, j.next_run_at,
+    j.max_runs, j.run_count, clock.now, greatest(j.last_run_at, j.updated_at) as since, j.ctid, j.xmin as version,
     case
         when j.last_run_at is null and j.extra_at is null or duly.overlap(j.policy) = 'parallel' then false
         when (select true from duly.runs r where r.job_id = j.job_id limit 1) then true

@@ -9,7 +9,7 @@ with page as materialized (
     order by job_id
     limit $2
 )
-select job_id, version, kind, schedule, timezone, start_at, end_at, policy, created_at, next_run_at,
+select job_id, kind, schedule, timezone, start_at, end_at, policy, created_at, version, next_run_at,
     greatest(last_run_at, updated_at) as planned
 from page
 where next_run_at is not null and kind <> 'interval' and greatest(last_run_at, updated_at) < $4
