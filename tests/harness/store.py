@@ -168,6 +168,12 @@ def hasty_postgres() -> Iterator[str]:
             running.release()
 
 
+def running_url(home: Path) -> str | None:
+    """The URL of the embedded server of `home` if it answers now, else None."""
+    paths = embedded._Paths(home)
+    return paths.url if embedded._ask(paths) == "ready" else None
+
+
 async def rescue_from_the_living(pool: Pool) -> None:
     """Rescues a claim's one run although its worker lives. Retries if a heartbeat came in between."""
 

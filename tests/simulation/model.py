@@ -455,7 +455,7 @@ class Model:
             drop_job_ids, drop_first, drop_last, drop_count, drop_reason, strict=True
         ):
             drops.setdefault(job_id, []).append((first, last, count, reason))
-        moved, live, skipped = [], 0, 0
+        moved, live = [], 0
         locked = self._locked_jobs()
         for number, job_id in enumerate(job_ids):
             job = self.jobs.get(job_id)
@@ -482,7 +482,6 @@ class Model:
                     state = "waiting"
                 fired += 1
                 if state == "skipped":
-                    skipped += 1
                     self._record((job_id, at), Ended("skipped", None, 0, flags))
                 else:
                     live += 1
@@ -506,7 +505,7 @@ class Model:
             moved.append(job_id)
         if live:
             self._tell("duly_work", "default")
-        return [Row(moved=moved or None, led=led, live=live, skipped=skipped, notified=0)]
+        return [Row(moved=moved or None, led=led, live=live, notified=0)]
 
     def _runs_of(self, job_id: UUID) -> list[Run]:
         return [run for run in self.runs.values() if run.job_id == job_id]

@@ -28,6 +28,7 @@ import pytest
 from duly.errors import ConfigError, MissingExtra, StoreUnavailable
 from duly.homes import default_home
 from duly.store import embedded
+from harness.store import running_url
 
 AS_ROOT = os.geteuid() == 0
 
@@ -192,12 +193,12 @@ async def test_a_fresh_home_gets_a_private_durable_server(tmp_path: Path, monkey
     monkeypatch.setenv("PGPORT", "6543")
     monkeypatch.setenv("PGDATA", "/nowhere")
     home = tmp_path / "not" / "yet there"
-    assert embedded.running_url(home) is None
+    assert running_url(home) is None
     server = embedded.start(home)
     try:
         assert server.home == home
         assert server.url.startswith("postgresql://duly@/duly?host=%2F")
-        assert embedded.running_url(home) == server.url
+        assert running_url(home) == server.url
         assert (await query(server.url, "select version()")).startswith("PostgreSQL 18")
         who = "select current_database() || ' ' || rolname from pg_roles where rolname = current_user and rolsuper"
         assert await query(server.url, who) == "duly duly"
@@ -212,7 +213,7 @@ async def test_a_fresh_home_gets_a_private_durable_server(tmp_path: Path, monkey
         assert "ready to accept connections" in (home / "postgres/server.log").read_text()
     finally:
         server.release()
-    assert embedded.running_url(home) is None
+    assert running_url(home) is None
     assert all_gone(home)
     server.release()  # again: nothing to do
 
@@ -247,13 +248,13 @@ async def test_the_last_of_two_processes_stops_the_server(home: Path, user: Call
     assert await query(url, "select 1") == 1
     assert second.tell("release") == "release"
     assert all_gone(home)
-    assert embedded.running_url(home) is None
+    assert running_url(home) is None
     assert (first.end(), second.end()) == (0, 0)
 
 
 async def test_keep_running(home: Path) -> None:
     embedded.start(home, keep_running=True).release()
-    assert embedded.running_url(home) is not None
+    assert running_url(home) is not None
     server = embedded.start(home)
     assert await query(server.url, "select 1") == 1
     server.release()
@@ -318,7 +319,7 @@ print("released", flush=True)
     assert os.getpgid(server) != patient.process.pid
     os.killpg(patient.process.pid, signal.SIGINT)
     assert patient.read() == "interrupted"
-    assert embedded.running_url(home) is not None
+    assert running_url(home) is not None
     assert postmaster(home) == server
     assert patient.tell("go on") == "released"
     assert all_gone(home)
@@ -334,7 +335,7 @@ async def test_a_killed_user_leaves_a_server_that_the_next_one_takes_over(
     url = killed.read()
     server = postmaster(home)
     killed.kill()
-    assert embedded.running_url(home) == url
+    assert running_url(home) == url
     assert not claimed(home)
     successor = embedded.start(home)
     assert postmaster(home) == server
@@ -435,7 +436,7 @@ def test_a_stale_pid_file_whose_pid_is_now_another_program(home: Path, content: 
             file.write_text(content.format(pid=foreign.pid, **where))
         with socket.socket(socket.AF_UNIX) as left:  # a socket file that nobody listens on
             left.bind(str(home / "postgres/socket/.s.PGSQL.5432"))
-        assert embedded.running_url(home) is None
+        assert running_url(home) is None
         server = embedded.start(home)
         assert postmaster(home) != foreign.pid
         server.release()
@@ -476,7 +477,7 @@ embedded.start(pathlib.Path(sys.argv[1]))
     killed.kill()
     assert not (tmp_path / "postgres/data").exists()
     server = embedded.start(tmp_path)  # while the orphaned initdb is still at it
-    assert embedded.running_url(tmp_path) == server.url
+    assert running_url(tmp_path) == server.url
     server.release()
     assert ended(initdb)
     embedded.start(tmp_path).release()
@@ -507,7 +508,7 @@ async def test_a_home_too_long_for_a_socket(made_home: Path, tmp_path: Path) -> 
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert folder.stat().st_uid == (home / "postgres/data").stat().st_uid
     assert await query(server.url, "select 1") == 1
-    assert embedded.running_url(home) == server.url
+    assert running_url(home) == server.url
     server.release()
     assert not folder.exists()
     folder.symlink_to(tmp_path)  # a trap

@@ -133,7 +133,7 @@ def _advance_first() -> None:
         runs = zip(batch.job_ids, batch.expected, batch.run_flags, batch.shards, strict=True)
         live = [(*run, epochs[run[3]]) for run in runs if run[0] in moved]
         await store.query(_INSERT_RUNS, *([row[place] for row in live] for place in range(5)))
-        return fires.Fired(frozenset(moved), frozenset(epochs), len(moved), 0)
+        return fires.Fired(frozenset(moved), frozenset(epochs), len(moved))
 
     _replace(fires, "fire", fire)
 

@@ -23,7 +23,7 @@ from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
 from harness.processes import Spawn, executions
-from harness.store import count
+from harness.store import count, running_url
 from harness.waiting import eventually
 
 FULL_SECONDS = float(os.environ.get("DULY_TEST_DISK_FULL_SECONDS", "5"))
@@ -52,7 +52,7 @@ class Database:
         pid = self.postmaster
         os.kill(pid, how)
         deadline = time.monotonic() + 60
-        while embedded.running_url(self._home) is not None or (self.data / "postmaster.pid").exists():
+        while running_url(self._home) is not None or (self.data / "postmaster.pid").exists():
             assert time.monotonic() < deadline, "PostgreSQL does not stop"
             time.sleep(0.01)
 

@@ -39,9 +39,6 @@ class Coordinator(Service):
         self._listener = listener
         self.terms: dict[int, Term] = {}
 
-    def leads(self, shard: int) -> bool:
-        return shard in self.terms
-
     @abstractmethod
     async def leave(self) -> None:
         """Hands all shards over at once: the graceful end."""

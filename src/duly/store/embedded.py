@@ -111,12 +111,6 @@ def start(home: Path, *, settings: Mapping[str, str] | None = None, keep_running
         return _claims[claim]
 
 
-def running_url(home: Path) -> str | None:
-    """The URL of the server of `home` if it answers now, else None. Claims nothing: its last user may stop it."""
-    paths = _Paths(home)
-    return paths.url if _ask(paths) == "ready" else None
-
-
 def owner(home: Path) -> int | None:
     """The account that the server of `home` runs as, by number; None while there is no server."""
     try:

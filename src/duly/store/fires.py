@@ -116,7 +116,6 @@ class Fired:
     moved: frozenset[UUID]
     led: frozenset[int]
     live: int
-    skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +194,7 @@ async def _send_simple_fires(store: Querier, epochs: Mapping[int, int], batch: S
         [epochs[shard] for shard in batch.shards],
     )
     moved = frozenset(rows[0]["moved"] or ())
-    return Fired(moved, frozenset(rows[0]["led"] or ()), len(moved), 0)
+    return Fired(moved, frozenset(rows[0]["led"] or ()), len(moved))
 
 
 async def _send_fires(store: Querier, shard: int, epoch: int, batch: Fires) -> Fired:
@@ -222,7 +221,7 @@ async def _send_fires(store: Querier, shard: int, epoch: int, batch: Fires) -> F
     )
     row = rows[0]
     led = frozenset({shard}) if row["led"] else frozenset[int]()
-    return Fired(frozenset(row["moved"] or ()), led, row["live"], row["skipped"])
+    return Fired(frozenset(row["moved"] or ()), led, row["live"])
 
 
 async def catch_ups(

@@ -134,6 +134,5 @@ moved as (
     returning j.job_id
 )
 select array_agg(moved.job_id) as moved, exists (select from term) as led, (select count(*) from live) as live,
-    (select count(*) from planned where state = 'skipped') as skipped,
     (select count(pg_notify('duly_work', queue)::text) from (select distinct queue from live) q) as notified
 from moved
