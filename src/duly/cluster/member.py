@@ -145,7 +145,7 @@ class MemberCoordinator(Coordinator):
                 async with asyncio.timeout(MAX_LEAVE_SECONDS):
                     await rows.leave(self._pool, node_id=self.node_id)
         except DulyError as error:
-            log.warning("could not say goodbye; the shards are free when the lease ends: %s", error)
+            log.warning("could not hand the shards over; they are free when the lease ends: %s", error)
         finally:
             await self._depart()
 

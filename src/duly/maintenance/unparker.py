@@ -76,9 +76,9 @@ class Unparker(LeaderService):
         if kept:
             log.error("jobs that cannot be resumed stay parked (%d): %s", len(kept), shown_refusals(kept))
         if count:
-            log.warning("%d jobs that could not be planned go on", count)
+            log.warning("%d parked jobs continue", count)
         if missing:
-            log.info("still parked for want of their zone: jobs in %s", ", ".join(sorted(missing)))
+            log.info("still parked because their zone is missing: jobs in %s", ", ".join(sorted(missing)))
         return None
 
 

@@ -75,7 +75,7 @@ class TenantOperations:
     async def get(self, tenant: str) -> Tenant:
         for stored in await tenants.list_tenants(self._pool, tenant=tenant):
             return self._to_tenant(stored)
-        raise NotFound(f"nothing was set for a tenant {tenant[:100]!r}; see: duly tenant list")
+        raise NotFound(f"tenant {tenant[:100]!r} has no settings of its own; see: duly tenant list")
 
     async def all(self) -> list[Tenant]:
         """The tenants that have limits of their own."""

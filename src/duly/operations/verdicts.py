@@ -29,7 +29,7 @@ _RULES = {
     "RUN_ONCE": "its missed_window is RUN_ONCE, so only the latest missed one runs",
     "max_missed": "RUN_ALL runs at most max_missed of them, the newest",
     "catch_up_window": "it was older than catch_up_window_seconds allows",
-    "too_costly": "when the schedule fires takes too long to work out",
+    "too_costly": "the times of the schedule take too long to compute",
     "changed": "the schedule was changed before it ran, and planned anew from then on",
     "paused": "the job was paused before it ran",
     "cancelled": "the job was cancelled before it ran",
@@ -118,7 +118,7 @@ class Judge:
             if stop is not None:
                 return self._of_stop(here, stop)
             if life.cut:
-                why = f"whether {stretch.definition} occurs then takes too long to work out"
+                why = f"whether {stretch.definition} occurs then takes too long to compute"
                 return self._cannot_tell(here, why, facts)
             return self._say(
                 here, Verdict.UNRECORDED,

@@ -82,6 +82,6 @@ async def _keep_up(server: embedded.EmbeddedServer) -> None:
         try:
             await asyncio.to_thread(server.revive)
         except DulyError as error:
-            log.error("it did not start: %s", error)
+            log.error("the embedded PostgreSQL did not start: %s", error)
         else:
             log.warning("the embedded PostgreSQL in %s is up again", server.home)
