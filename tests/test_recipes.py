@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md: if a place lacks a new field, column or target kind, a test names the place."""
+"""The recipes of CONTRIBUTING.md: a test names the file that lacks a new field, column, endpoint or target kind."""
 
 from __future__ import annotations
 
@@ -9,32 +9,39 @@ import subprocess
 import sys
 from dataclasses import fields
 from datetime import UTC, datetime
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast, get_type_hints
 from uuid import UUID
 
 import pytest
+from fastapi.routing import APIRoute
 
 import duly.store
-from duly import checks
+from duly import checks, cli
 from duly.api import examples
 from duly.api.documents import job_document
+from duly.api.routes import make_routes
 from duly.api.schemas import JobBody, JobDocument, ListedJob
 from duly.app import Duly
-from duly.cli.commands.submit import submit
-from duly.client import Client
+from duly.cli.commands.submit import read_handler, submit
+from duly.client import AsyncClient, Client, calls
 from duly.client.documents import read_job
+from duly.config import load_settings
 from duly.model import (
     DEFAULT_POLICY,
     JOB_RULES,
     POLICY_RULES,
     CronOptions,
+    DeadLetterFilter,
     Job,
     JobChanges,
     JobOptions,
     JobRequest,
     Policy,
     PolicyOptions,
+    make_run_id,
     policy_from_stored,
 )
 from duly.operations import revising
@@ -194,16 +201,76 @@ class TestJobColumn:
                 assert (column[1] == "text") == (name not in copying._ENCODERS), f"{name} is {column[1]} in the table"
 
 
-def test_sql_knows_the_kinds_of_targets_that_python_does() -> None:
+# Values for the required arguments of the client's calls, by name.
+GIVEN: dict[str, Any] = {
+    "job_id": JOB.job_id, "run_id": make_run_id(JOB.job_id, NOW), "handler": "h", "schedule": "every 1h", "start": NOW,
+    "text": "nightly", "request": JobRequest("h"), "requests": [JobRequest("h")], "wanted": DeadLetterFilter(queue="q"),
+}  # fmt: skip
+# Steps of `redrive_all` and `purge_all`, which commands call one by one to show progress.
+STEPS = {"redrive_some", "purge_some", "those_now"}
+# `duly job show` finds its job by `list_jobs`, because a person gives the beginning of an id, or a name.
+WITHOUT_COMMAND = {"change_job", "get_job"}
+
+
+@cache
+def endpoints() -> dict[str, APIRoute]:
+    served = [cast("APIRoute", route) for route in make_routes(load_settings())]
+    return {route.operation_id or route.name: route for route in served}
+
+
+@cache
+def client_calls() -> dict[str, str]:
+    """The endpoint that each function of `client/calls.py` calls first."""
+    found = {}
+    for name, function in inspect.getmembers(calls, inspect.isfunction):
+        if function.__module__ != calls.__name__ or name.startswith("_") or name == "request_of":
+            continue
+        needed = [one.name for one in inspect.signature(function).parameters.values() if one.default is one.empty]
+        made = function(**{one: GIVEN[one] for one in needed if one in GIVEN})
+        call = made.at(None) if isinstance(made, calls.Pages) else next(iter(made))
+        served = (
+            endpoint
+            for endpoint, route in endpoints().items()
+            if call.method in (route.methods or ()) and route.path_regex.match(calls.PREFIX + call.path)
+        )
+        found[name] = next(served, "no endpoint")
+    return found
+
+
+@cache
+def used_by_commands() -> set[str]:
+    """The names of the client's methods and calls in the sources of the command line."""
+    text = "".join(path.read_text() for path in Path(cli.__file__).parent.rglob("*.py"))
+    return {*re.findall(r"client\.(\w+)", text), *re.findall(r"duly\.client\.calls import (\w+)", text)}
+
+
+class TestEndpoint:
+    @pytest.mark.parametrize("name", endpoints())
+    def test_a_client_and_a_command_call_it_and_it_has_an_example(self, name: str) -> None:
+        assert name in examples.EXAMPLES, f"add an example of {name} to api/examples.py"
+        callers = {call for call, endpoint in client_calls().items() if endpoint == name}
+        assert callers, f"add a call of {name} to client/calls.py"
+        if name not in WITHOUT_COMMAND:
+            assert used_by_commands() & callers, (
+                f"no command calls {name}: add it to cli/backend.py, or to WITHOUT_COMMAND here"
+            )
+
+    @pytest.mark.parametrize("name", sorted(client_calls().keys() - STEPS))
+    def test_both_clients_have_each_call(self, name: str) -> None:
+        for client in (Client, AsyncClient):
+            assert hasattr(client, name), f"add {name} to {client.__name__} in client/clients.py"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_kind_is_known_everywhere(kind: str) -> None:
     door = schema("11_submit.sql")
-    listed = ", ".join(f"'{kind}'" for kind in KINDS)
+    listed = ", ".join(f"'{one}'" for one in KINDS)
     assert f"not in ({listed})" in door, f"duly.submit must know the target kinds {listed} (store/schema/11_submit.sql)"
     assert f"must be {' or '.join(KINDS)}" in door
-    known = {
-        rules["properties"]["type"]["const"]
-        for rules in JobBody.model_json_schema()["properties"]["handler"]["anyOf"][1:]
-    }
-    assert known == set(KINDS), "describe the target in _HANDLER of api/schemas.py"
-    assert all(f'"{kind}"' in inspect.getsource(making) for kind in KINDS), (
-        "construct the new kind's target in worker/targets/making.py"
+    described = JobBody.model_json_schema()["properties"]["handler"]["anyOf"][1:]
+    assert {rules["properties"]["type"]["const"] for rules in described} == set(KINDS), (
+        "describe the target in _HANDLER of api/schemas.py"
     )
+    assert find_spec(f"duly.worker.targets.{kind}"), f"add worker/targets/{kind}.py with the class that calls it"
+    assert f'targets["{kind}"]' in inspect.getsource(making), "make the new kind's target in worker/targets/making.py"
+    assert f'"type": "{kind}"' in inspect.getsource(read_handler), "add its options to cli/commands/submit.py"

@@ -39,8 +39,6 @@ PAGE = 200
 class JobsBackend(Protocol):
     """`JobOperations`, as far as commands use it."""
 
-    async def get(self, job_id: str) -> Job: ...
-
     async def find(self, text: str) -> Job: ...
 
     async def page(
@@ -182,7 +180,7 @@ class Remote:
 class _RemoteJobs:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
-        self.get, self.page, self.upcoming = client.get_job, client.jobs_page, client.upcoming
+        self.page, self.upcoming = client.jobs_page, client.upcoming
         self.pause, self.resume, self.cancel, self.trigger = client.pause, client.resume, client.cancel, client.trigger
 
     async def find(self, text: str) -> Job:
