@@ -49,13 +49,13 @@ async def claim(
     far as the claim reads.
     """
     floors = [None] * len(lanes[0]) if floors is None else floors
-    asked = (worker_id, lease_seconds, limit, *lanes, floors)
+    arguments = (worker_id, lease_seconds, limit, *lanes, floors)
     if served is not None:
-        *taken, last = await store.fetch("runs/claim_served", *asked, without or [], *served)
+        *taken, last = await store.fetch("runs/claim_served", *arguments, without or [], *served)
     elif without is None:
-        *taken, last = await store.fetch("runs/claim", *asked)
+        *taken, last = await store.fetch("runs/claim", *arguments)
     else:
-        *taken, last = await store.fetch("runs/claim_some", *asked, without)
+        *taken, last = await store.fetch("runs/claim_some", *arguments, without)
     runs = []
     for row in taken:
         run = ClaimedRun()

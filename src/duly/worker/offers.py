@@ -32,7 +32,7 @@ class _Lacking:
     """A task that this worker lacks and claimed a run of. Times are the loop's; `_us` are the database's."""
 
     noticed_us: int
-    asked: asyncio.Task[cluster.Offer] | None = None
+    asking: asyncio.Task[cluster.Offer] | None = None
     offer: cluster.Offer | None = None
     until: float = 0.0
     left_until: float = 0.0
@@ -86,17 +86,17 @@ class Offers:
         loop = asyncio.get_running_loop()
         if lacking.offer is not None and lacking.until > loop.time():
             return lacking.offer
-        if lacking.asked is None:
+        if lacking.asking is None:
             # A separate asyncio task: the run that asked first may be cancelled while others wait for the answer.
-            lacking.asked = loop.create_task(self._ask(name, lacking))
-        return await asyncio.shield(lacking.asked)
+            lacking.asking = loop.create_task(self._ask(name, lacking))
+        return await asyncio.shield(lacking.asking)
 
     async def _ask(self, name: str, lacking: _Lacking) -> cluster.Offer:
         loop = asyncio.get_running_loop()
         try:
             offer = lacking.offer = await cluster.offer_of(self._pool, task=name)
         finally:
-            lacking.asked = None
+            lacking.asking = None
         now = loop.time()
         lacking.until = now + FRESH_SECONDS
         lacking.left_until = now + LEFT_SECONDS if offer.live else 0.0

@@ -164,8 +164,8 @@ class GuardProcess:
             else:
                 self._groups.pop(message["id"], None)
 
-    def _tell(self, number: int, **said: object) -> None:
-        self._outbox += json.dumps({"id": number, **said}).encode() + b"\n"
+    def _tell(self, number: int, **fields: object) -> None:
+        self._outbox += json.dumps({"id": number, **fields}).encode() + b"\n"
 
     def _flush(self) -> None:
         # A worker that is stopped for a while reads nothing; the guard must go on regardless.
@@ -211,13 +211,13 @@ class GuardProcess:
         status_end: int,
     ) -> None:
         """Runs in the forked child and becomes the program. Never returns."""
-        what = "argv"
+        part = "argv"
         try:
             os.setsid()
             if account is not None:
-                what = "account"
+                part = "account"
                 _turn_into(account[0], account[1], given)
-                what = "argv"
+                part = "argv"
             if self._prctl is not None:  # after the change of account, which resets it
                 self._prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
                 if os.getppid() != guard:  # the guard died before the kernel was asked
@@ -228,16 +228,16 @@ class GuardProcess:
             for number, descriptor in enumerate(given):
                 os.dup2(descriptor, number)
             if cwd is not None:
-                what = "cwd"
+                part = "cwd"
                 os.chdir(cwd)
-                what = "argv"
+                part = "argv"
             elif account is not None:
                 _go_home(env.get("HOME", "/"))
             os.execvpe(argv[0], argv, env)  # noqa: S606 - a command is a program, without a shell
         except OSError as error:
-            _say_refused(status_end, error.errno or 0, what, str(error.strerror))
+            _say_refused(status_end, error.errno or 0, part, str(error.strerror))
         except BaseException as error:  # noqa: BLE001 - after any error: there must not be a second guard
-            _say_refused(status_end, errno.EINVAL, what, str(error))
+            _say_refused(status_end, errno.EINVAL, part, str(error))
         finally:
             os._exit(127)
 
@@ -245,15 +245,15 @@ class GuardProcess:
         if group.status is None:
             return
         try:
-            said = os.read(group.status, 4096)
+            refusal = os.read(group.status, 4096)
         except BlockingIOError:
             return
         self._selector.unregister(group.status)
         os.close(group.status)
         group.status = None
-        if said:
+        if refusal:
             del self._groups[group.number]  # its process ends at once and is reaped like any other
-            self._tell(group.number, **json.loads(said))
+            self._tell(group.number, **json.loads(refusal))
             if group.stopping:
                 self._tell(group.number, gone=True)
         else:
@@ -326,9 +326,9 @@ def _go_home(home: str) -> None:
         os.chdir("/")
 
 
-def _say_refused(status_end: int, number: int, what: str, why: str) -> None:
+def _say_refused(status_end: int, number: int, part: str, why: str) -> None:
     with suppress(OSError):
-        os.write(status_end, json.dumps({"refused": number, "what": what, "why": why[:500]}).encode())
+        os.write(status_end, json.dumps({"refused": number, "what": part, "why": why[:500]}).encode())
 
 
 def _ignore(*_: object) -> None:

@@ -75,20 +75,20 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         if self._egress.allows_host(host):
             return addresses[:_MAX_ADDRESSES]
         refusals = [(address, self._refusal(address)) for address in addresses]
-        if reachable := [address for address, what in refusals if what is None]:
+        if reachable := [address for address, refusal in refusals if refusal is None]:
             return reachable[:_MAX_ADDRESSES]
-        address, what = refusals[0]
+        address, refusal = refusals[0]
         leads = f"{host} leads to {address}" if host != address else address
         raise EgressRefused(
-            f"{leads}, {what}: HTTP targets may not reach it; the setting {SETTING} of the worker can allow it"
+            f"{leads}, {refusal}: HTTP targets may not reach it; the setting {SETTING} of the worker can allow it"
         )
 
     def _refusal(self, address: str) -> str | None:
-        what = self._egress.refusal(address)
-        if what is None and not self._egress.names(address) and is_own(address):
+        refusal = self._egress.refusal(address)
+        if refusal is None and not self._egress.names(address) and is_own(address):
             # Public, and yet inside: services that listen there for neighbours stand behind the outer firewall.
             return "an address of the worker's own machine"
-        return what
+        return refusal
 
 
 def is_own(address: str) -> bool:

@@ -21,8 +21,8 @@ Network = IPv4Network | IPv6Network
 # Our own list: `is_global` of `ipaddress` changed between releases of Python, includes multicast, and does not know the
 # services that clouds put on public addresses.
 _REFUSED_IPV4: tuple[tuple[IPv4Network, str], ...] = tuple(
-    (IPv4Network(network), what)
-    for network, what in (
+    (IPv4Network(network), kind)
+    for network, kind in (
         ("0.0.0.0/8", "an unspecified address"),
         ("10.0.0.0/8", "a private address"),
         ("100.64.0.0/10", "an address of the shared space between a provider and its customers"),
@@ -42,8 +42,8 @@ _REFUSED_IPV4: tuple[tuple[IPv4Network, str], ...] = tuple(
     )
 )
 _REFUSED_IPV6: tuple[tuple[IPv6Network, str], ...] = tuple(
-    (IPv6Network(network), what)
-    for network, what in (
+    (IPv6Network(network), kind)
+    for network, kind in (
         ("::/128", "an unspecified address"),
         ("::1/128", "a loopback address"),
         ("::/96", "an IPv4-compatible address"),
@@ -107,23 +107,23 @@ class Egress:
         if isinstance(found, IPv4Address):
             return _refusal_of_ipv4(found)
         for embedded in _embedded(found):
-            if (what := self.refusal(embedded)) is not None:
-                return f"a way to {embedded}, {what}"
+            if (kind := self.refusal(embedded)) is not None:
+                return f"a way to {embedded}, {kind}"
         return _refusal_of_ipv6(found)
 
 
 def _refusal_of_ipv4(address: IPv4Address) -> str | None:
-    for network, what in _REFUSED_IPV4:
+    for network, kind in _REFUSED_IPV4:
         if address in network:
-            return what
+            return kind
     # A newer Python may know reserved networks that the list lacks.
     return None if address.is_global else "not an address of the open internet"
 
 
 def _refusal_of_ipv6(address: IPv6Address) -> str | None:
-    for network, what in _REFUSED_IPV6:
+    for network, kind in _REFUSED_IPV6:
         if address in network:
-            return what
+            return kind
     if address in _NAT64:
         return None
     if address not in _GLOBAL_IPV6:
