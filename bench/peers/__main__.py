@@ -74,7 +74,7 @@ def main() -> int:
 
 
 async def _until_signal(options: argparse.Namespace, say: Say) -> Results | None:
-    """SIGTERM as well as Ctrl-C cancels, so that servers and processes are taken along."""
+    """Cancel on SIGTERM as on Ctrl-C, so that servers and processes end too."""
     sizes = QUICK if options.quick else FULL
     task = asyncio.ensure_future(
         take(options.only, options.measure, rounds=options.rounds, sizes=sizes, quick=options.quick, say=say)
@@ -89,7 +89,7 @@ async def _until_signal(options: argparse.Namespace, say: Say) -> Results | None
 
 
 def write(results: Results, folder: Path) -> None:
-    """The document for machines, the page for people, a plot for each kind of figure."""
+    """Write the document for programs, the page for people, and a plot of each kind of figure."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results.to_json(), indent=2, ensure_ascii=False)
     (folder / "results.json").write_text(text + "\n", encoding="utf-8")

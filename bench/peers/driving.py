@@ -1,4 +1,4 @@
-"""The bench's end of the line to a peer's processes. `drivers/line.py` is the other and says which orders there are."""
+"""The bench's end of the connection to a peer's processes. `drivers/line.py` is the other end and lists the orders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LONGEST_LINE = 64 * 1024 * 1024
 
 
 class PeerFailed(Exception):
-    """A measurement of a peer that came to nothing, and why."""
+    """A measurement of a peer failed; the message says why."""
 
 
 class Process:
@@ -31,7 +31,7 @@ class Process:
         self.count = 0
         self.at_us = 0
         self.first = (0, 0)
-        """The first count that was not nothing, and when it was."""
+        """The first count above 0, and its time."""
         self.stamps: list[tuple[int, int]] = []
         self._process = process
         self._log = log
@@ -59,21 +59,21 @@ class Process:
             raise self._death()
 
     async def end(self) -> None:
-        """Ask a working process to end, and take what it says last."""
+        """Ask a working process to end, and read its last message."""
         self.tell("end")
         try:
             async with asyncio.timeout(END_SECONDS):
                 await self._reader
-                # Not left to destroy(): to send a signal to a process that has just ended would take its exit code
-                # from under the loop's watcher.
+                # Not left to destroy(): a signal to a process that has just ended would take its exit code away from
+                # the loop's watcher.
                 await self._process.wait()
         except TimeoutError as error:
             raise PeerFailed(f"a worker did not end within {END_SECONDS:.0f} s of being asked to") from error
 
     async def destroy(self) -> None:
-        """Whatever state it is in."""
+        """Kill the process, whatever its state."""
         if self._process.returncode is None:
-            # With whatever it started: it leads a session of its own.
+            # Together with the processes it started: it leads a session of its own.
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
@@ -87,22 +87,22 @@ class Process:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
             try:
-                told = json.loads(line)
+                message = json.loads(line)
             except ValueError:
                 continue  # a library's own print
-            if "count" in told:
-                self.count, self.at_us = told["count"], told["at_us"]
+            if "count" in message:
+                self.count, self.at_us = message["count"], message["at_us"]
                 self.first = self.first if self.first[0] else (self.count, self.at_us)
-                self.stamps = [(mark, at_us) for mark, at_us in told.get("stamps", ())]
+                self.stamps = [(mark, at_us) for mark, at_us in message.get("stamps", ())]
             else:
-                self._answers.put_nowait(told)
+                self._answers.put_nowait(message)
         self._answers.put_nowait(None)
 
 
 @asynccontextmanager
 async def driven(command: Command, url: str) -> AsyncIterator[Process]:
-    """A process of the peer's driver; gone afterwards, whatever happens."""
-    # Nobody's settings but the driver's own shall count.
+    """A process of the peer's driver, which is killed at the end in any case."""
+    # Only the driver's own settings count.
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("DULY_", "PG", "CELERY_"))}
     with tempfile.NamedTemporaryFile(prefix="duly-peer-", suffix=".log") as log:
         process = await asyncio.create_subprocess_exec(
@@ -135,7 +135,7 @@ async def working(
 
 
 async def until_counted(workers: Sequence[Process], total: int, *, stalled_seconds: float, by: float = 0.0) -> int:
-    """Wait until they have run `total`. Returns when the last ended, in monotonic µs.
+    """Wait until the workers have run `total` jobs. Returns the time of the last one, in monotonic µs.
 
     `by`: nothing need happen before this moment of the monotonic clock, in seconds.
     """

@@ -1,4 +1,4 @@
-"""One measurement of a peer each: fresh tables, the peer's own processes, figures out."""
+"""The measurements of a peer: each uses fresh tables and the peer's own processes, and returns figures."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HOT_JOBS = 50_000
 _START_SECONDS = 4.0
 # Clocks of client and server are compared to within this; a start that is earlier than that is a start too early.
 _TOLERANCE_US = 5_000
-# How often that time is doubled before it is given up.
+# Number of times that this time is doubled before the measurement fails.
 _LEADS = 3
 _EMPTY = Store("template1", "")
 _PILOT_JOBS = (1_000, 10_000, 60_000)
@@ -37,11 +37,11 @@ class _TooSoon(PeerFailed):
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much work a run of the bench does."""
+    """The amount of work of one run of the bench."""
 
     seconds: float
-    """What a submit or a drain should take."""
-    most_jobs: int
+    """Duration of a submit or a drain."""
+    max_jobs: int
     hot_seconds: float
     hot_jobs: int
     latency_jobs: int
@@ -49,12 +49,12 @@ class Sizes:
     idle_seconds: float
     stalled_seconds: float
     scale: Mapping[str, float]
-    """The same for the measurements of `duly bench`."""
+    """The amount of work of each measurement of `duly bench`, as a factor."""
 
 
 FULL = Sizes(
     seconds=4,
-    most_jobs=400_000,
+    max_jobs=400_000,
     hot_seconds=8,
     hot_jobs=HOT_JOBS,
     latency_jobs=160,
@@ -65,7 +65,7 @@ FULL = Sizes(
 )
 QUICK = Sizes(
     seconds=1.5,
-    most_jobs=80_000,
+    max_jobs=80_000,
     hot_seconds=2,
     hot_jobs=20_000,
     latency_jobs=60,
@@ -83,31 +83,31 @@ class Peer:
     processes: int | None
     submits_in_worker: bool
     pace: dict[str, float] = field(default_factory=dict)
-    """Jobs per second, as far as is known: `submit`, `drain`, and `due` for submits with due times of their own."""
+    """Jobs per second, as measured so far: `submit`, `drain`, and `due` for submits with due times of their own."""
     prepared: Store | None = None
-    """A database with the peer's tables and nothing in them, of which every measurement gets a copy."""
+    """A database with the peer's empty tables; every measurement gets a copy."""
 
     def lasting(self, seconds: float, pace: str, most: int) -> int:
-        """A round number of jobs that takes about so long."""
+        """A round number of jobs that take about this long."""
         return min(most, _round(self.pace[pace] * seconds))
 
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Where peers are measured."""
+    """The servers and sizes of all measurements."""
 
     server: Server
     redis: Path | None
     sizes: Sizes
     kept: AsyncExitStack
-    """What lives as long as the bench."""
+    """Resources that are released when the bench ends."""
 
 
 Measure = Callable[[Ground, Peer], Awaitable[dict[str, float]]]
 
 
 async def pilot(ground: Ground, peer: Peer) -> None:
-    """Find out how fast the peer is, by more and more jobs. What does not work at all fails here."""
+    """Measure the peer's speed with growing numbers of jobs. A peer that does not work at all fails here."""
     for jobs in _PILOT_JOBS:
         async with _fresh(ground, peer) as url:
             async with driven(peer.command, url) as client:
@@ -123,7 +123,7 @@ async def pilot(ground: Ground, peer: Peer) -> None:
 
 
 async def submit(ground: Ground, peer: Peer) -> dict[str, float]:
-    jobs = peer.lasting(ground.sizes.seconds, "submit", ground.sizes.most_jobs)
+    jobs = peer.lasting(ground.sizes.seconds, "submit", ground.sizes.max_jobs)
     async with _fresh(ground, peer) as url, driven(peer.command, url) as client:
         await ground.server.settle()
         seconds = await _submitted(client, jobs)
@@ -135,7 +135,7 @@ async def submit(ground: Ground, peer: Peer) -> dict[str, float]:
 
 
 async def drain(ground: Ground, peer: Peer) -> dict[str, float]:
-    jobs = peer.lasting(ground.sizes.seconds, "drain", ground.sizes.most_jobs)
+    jobs = peer.lasting(ground.sizes.seconds, "drain", ground.sizes.max_jobs)
     figures = {}
     for processes in (1, 2):
         if peer.processes is None or processes <= peer.processes:
@@ -178,7 +178,7 @@ async def lag(ground: Ground, peer: Peer) -> dict[str, float]:
 
 async def hot_second(ground: Ground, peer: Peer) -> dict[str, float]:
     jobs = peer.lasting(ground.sizes.hot_seconds, "drain", ground.sizes.hot_jobs)
-    # Some workers fetch what is due later right away, about as fast as they work.
+    # Some workers fetch jobs that are due later at once, about as fast as they run jobs.
     lead = _START_SECONDS + 1.5 * jobs / peer.pace["submit"] + jobs / peer.pace["drain"]
     _, seconds = await _due_in_time(ground, peer, jobs, lead, every_us=0)
     peer.tool.jobs["hot-second"] = jobs
@@ -214,7 +214,7 @@ MEASURES: Mapping[str, Measure] = {
 
 
 async def transactions_per_second(url: str, seconds: float) -> float:
-    """Of one database, asked from another one."""
+    """Transactions of one database, read through a connection to another one."""
     name, _, rest = url.partition("?")
     base, _, database = name.rpartition("/")
     connection = await connect(f"{base}/postgres?{rest}")
@@ -230,7 +230,7 @@ async def transactions_per_second(url: str, seconds: float) -> float:
 
 
 async def per_second(count: Callable[[], Awaitable[int]], seconds: float) -> float:
-    """How fast a counter grows, after what a start costs is over."""
+    """The growth of a counter per second, after the start is over."""
     await asyncio.sleep(seconds / 2)
     before, began = await count(), time.monotonic()
     await asyncio.sleep(seconds)
@@ -264,7 +264,7 @@ async def _submitted(client: Process, jobs: int, **due: int) -> float:
 
 
 async def _drain(ground: Ground, peer: Peer, url: str, jobs: int, processes: int) -> float:
-    """Jobs per second, from the first known to have run to the last: what a worker's start costs is not in it."""
+    """Jobs per second, from the first run that is known to the last, so without the worker's start."""
     await _settle(ground, peer, url)
     async with working(peer.command, url, processes) as workers:
         go_us = monotonic_us()
@@ -275,7 +275,7 @@ async def _drain(ground: Ground, peer: Peer, url: str, jobs: int, processes: int
             await worker.end()
     await _verify(peer, url, jobs, workers)
     began_us, before = min((worker.first[1], worker.first[0]) for worker in workers if worker.first[0])
-    if before * 2 > jobs:  # so few that they were done before the second look
+    if before * 2 > jobs:  # all were done before the second look
         began_us, before = go_us, 0
     return (jobs - before) / (ended_us - began_us) * 1e6
 
@@ -283,7 +283,7 @@ async def _drain(ground: Ground, peer: Peer, url: str, jobs: int, processes: int
 async def _due_in_time(
     ground: Ground, peer: Peer, jobs: int, lead: float, *, every_us: int
 ) -> tuple[list[tuple[int, int]], float]:
-    """With more and more time to get ready, if it must be."""
+    """Repeats a measurement with more time to get ready, if the jobs were due too soon."""
     for _ in range(_LEADS - 1):
         async with _fresh(ground, peer) as url:
             try:
@@ -299,7 +299,7 @@ async def _due(
 ) -> tuple[list[tuple[int, int]], float]:
     """Submit jobs that are due later, and let one worker run them: its stamps, and seconds since the first due time."""
     mark_us, due_us = monotonic_us() + round(lead * 1e6), _epoch_us() + round(lead * 1e6)
-    # Whole milliseconds: not every peer keeps more.
+    # Whole milliseconds: some peers keep no smaller unit.
     mark_us, due_us = mark_us - due_us % 1000, due_us - due_us % 1000
     async with driven(peer.command, url) as client:
         await _submitted(client, jobs, mark_us=mark_us, due_us=due_us, every_us=every_us)
@@ -319,7 +319,7 @@ async def _due(
 
 
 async def _settle(ground: Ground, peer: Peer, url: str) -> None:
-    """What autovacuum and the checkpointer would do while something is measured."""
+    """Analyze and checkpoint now, so that autovacuum and the checkpointer do not do it during the measurement."""
     if peer.tool.server == "postgresql":
         connection = await connect(url)
         try:
@@ -330,7 +330,7 @@ async def _settle(ground: Ground, peer: Peer, url: str) -> None:
 
 
 async def _verify(peer: Peer, url: str, jobs: int, workers: list[Process]) -> None:
-    """Every handler ran once, and the peer has nothing left to do."""
+    """Check that every handler ran once, and that the peer has nothing left to do."""
     ran = sum(worker.count for worker in workers)
     if ran != jobs:
         raise PeerFailed(f"{jobs:,} jobs were run {ran:,} times")
@@ -344,7 +344,7 @@ def _spread(name: str, delays_us: list[int]) -> dict[str, float]:
 
 
 def _round(number: float) -> int:
-    """Two digits of it, and 100 at least."""
+    """The number rounded to two digits, at least 100."""
     whole = max(100, round(number))
     step = int(10 ** (len(str(whole)) - 2))
     return whole // step * step

@@ -15,7 +15,7 @@ from peers.results import Tool
 from peers.setting_up import Say
 
 _FIGURES: Mapping[str, tuple[Callable[[Lab], Awaitable[list[Figure]]], Mapping[str, str]]] = {
-    # Figures of `duly bench`, by how they are named there, and here.
+    # The name of each figure in `duly bench`, and here.
     "drain": (drain.measure, {"drain, 1 process": "drain_1", "drain, 2 processes": "drain_2"}),
     "latency": (latency.measure, {"submit to start, p50": "latency_p50", "submit to start, p99": "latency_p99"}),
     "lag": (lag.measure, {"due to start, p50": "lag_p50", "due to start, p99": "lag_p99"}),
@@ -67,7 +67,7 @@ async def measure(name: str, server: Server, sizes: Sizes, ours: Mapping[str, To
 
 
 async def _idle(server: Server, seconds: float) -> float:
-    """A worker and a scheduler: what it takes to serve both kinds of jobs."""
+    """Measures a worker and a scheduler, which together serve both kinds of jobs."""
     async with server.store() as store:
         at_store = as_arguments(database_url=store.url)
         async with (

@@ -1,4 +1,4 @@
-"""The page for people: a table of medians and what is behind it. Pure: results in, Markdown out."""
+"""The page for people: a table of medians, settings and machine. Pure: results in, Markdown out."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _row(tool: Tool, notes: list[str]) -> list[str]:
 
 
 def _cell(tool: Tool, figures: Sequence[str], notes: list[str]) -> str:
-    """Its medians; what failed gets a number, and the reason a place among the notes."""
+    """The medians of one cell. A failed measurement gets the number of a note with the reason."""
     medians = [median for figure in figures if (median := tool.median(figure)) is not None]
     if not medians:
         reason = tool.failure_of(figures[0])
@@ -79,7 +79,7 @@ def _cell(tool: Tool, figures: Sequence[str], notes: list[str]) -> str:
 
 
 def shown(value: float) -> str:
-    """As many digits as such a measurement deserves: three of large numbers, one after the point of small ones."""
+    """Three digits of a large number, one decimal of a small one."""
     if abs(value) < 100:
         return f"{value:.1f}"
     step = 10 ** max(0, len(str(int(abs(value)))) - 3)

@@ -38,9 +38,9 @@ class Chart:
     title: str
     unit: str
     bars: Sequence[tuple[str, str]]
-    """Figures and what to call them, when there are two."""
+    """Figures, and their names if there are two."""
     log: bool = False
-    """For delays, which lie between a millisecond and seconds."""
+    """A logarithmic scale, for delays between a millisecond and seconds."""
 
 
 CHARTS = (
@@ -112,7 +112,7 @@ def _values(chart: Chart, tool: Tool) -> list[tuple[int, str, float]]:
 def _value(figure: str, tool: Tool) -> float | None:
     if figure != "hot_rate":
         return tool.median(figure) if figure != "idle" or tool.server == "postgresql" else None
-    # Slower tools were given fewer jobs; as a rate they can be compared.
+    # Slower tools get fewer jobs, so only their rates can be compared.
     seconds = tool.median("hot_second")
     return tool.jobs["hot-second"] / seconds if seconds else None
 
@@ -125,7 +125,7 @@ def _decades(rows: Sequence[tuple[Tool, list[tuple[int, str, float]]]]) -> tuple
 
 
 def _part(value: float, longest: float, ticks: Sequence[int]) -> float:
-    """How much of the room a bar takes, between 0 and 1. Never quite nothing, so that it can be seen."""
+    """The length of a bar, from 0 to 1. Never 0, so that every bar is visible."""
     if ticks:
         low, high = ticks
         part = (math.log10(value) - low) / (high - low) if value > 0 else 0.0

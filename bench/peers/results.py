@@ -1,4 +1,4 @@
-"""What was measured: values of every round, their medians, and the reasons where there is no value. Pure."""
+"""Results: the values of every round, their medians, and the reason for each missing value. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# Every measurement and the figures it gives.
+# Every measurement and its figures.
 MEASURES: Mapping[str, tuple[str, ...]] = {
     "submit": ("submit",),
     "drain": ("drain_1", "drain_2"),
@@ -28,11 +28,11 @@ class Tool:
     settings: str = ""
     server: str = "postgresql"
     values: dict[str, list[float]] = field(default_factory=dict)
-    """A value of every round, by figure."""
+    """The values of all rounds, by figure."""
     jobs: dict[str, int] = field(default_factory=dict)
-    """How many jobs a measurement had."""
+    """Number of jobs, by measurement."""
     failures: dict[str, str] = field(default_factory=dict)
-    """Why a measurement gave nothing; under `set up` why none did."""
+    """Reason of each failure, by measurement; `set up`: no measurement was possible."""
 
     def add(self, figures: Mapping[str, float]) -> None:
         for figure, value in figures.items():
@@ -43,7 +43,7 @@ class Tool:
         return statistics.median(values) if values else None
 
     def failure_of(self, figure: str) -> str | None:
-        """Why there is no such figure, if something failed."""
+        """The reason for a missing figure, if something failed."""
         if self.values.get(figure):
             return None
         measure = next(name for name, figures in MEASURES.items() if figure in figures)
@@ -65,7 +65,7 @@ class Tool:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Tool:
-        values = {figure: list(told["rounds"]) for figure, told in document["figures"].items()}
+        values = {figure: list(one["rounds"]) for figure, one in document["figures"].items()}
         return cls(
             document["name"], document["title"], document["versions"], document["settings"], document["server"],
             values, document["jobs"], document["failures"],
@@ -80,7 +80,7 @@ class Results:
     quick: bool
 
     def ordered(self) -> list[Tool]:
-        """Ours first, then peers by how fast they drain; at the end those without a figure."""
+        """Duly and the raw loops first, then peers by their drain; at the end peers without a figure."""
         ours = [tool for tool in self.tools if tool.name in OURS]
         peers = [tool for tool in self.tools if tool.name not in OURS]
         return ours + sorted(peers, key=lambda tool: -(tool.median("drain_2") or tool.median("drain_1") or 0))

@@ -1,4 +1,4 @@
-"""What is measured when: every round takes all measurements, and every measurement all tools, one after the other."""
+"""The order of measurements: every round takes all measurements, every measurement all tools, one after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from peers.measures import Ground, Peer, Sizes
 from peers.results import MEASURES, Results, Tool
 from peers.setting_up import NotSetUp, Say, redis_facts, running_redis, set_up
 
-# Taken in the first round only: a count that does not scatter.
+# Measured in the first round only: these counts do not vary.
 _ONCE = "idle"
 
 
@@ -53,7 +53,7 @@ async def take(
 
 
 async def _introduced(tool: Tool, say: Say) -> Peer:
-    """Set up, and asked what it is."""
+    """Sets the peer up and asks for its description."""
     command = await asyncio.to_thread(set_up, tool.name, say)
     async with driven(command, "postgresql://nobody@/nothing") as driver:
         about = await driver.ask("about")
@@ -81,7 +81,7 @@ async def _measure_all(measure: str, ground: Ground, rows: dict[str, Tool], peer
         else:
             _tell_figures(rows["duly"], measure, say)
     for peer in peers:
-        # What failed once would fail again, after minutes of waiting.
+        # A measurement that failed once would fail again, after minutes of waiting.
         if measure in peer.tool.failures:
             continue
         try:

@@ -1,6 +1,6 @@
-"""What peers need: an environment each, Node for some, a Redis server for one. Made once, and again when it changes.
+"""The environment of each peer, Node for some, a Redis server for one. Made once, and again after a change.
 
-Nothing here may sink the bench: whatever cannot be had becomes the reason that stands in the peer's row.
+Nothing here ends the bench: if something cannot be installed, the peer's row shows the reason.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ Say = Callable[[str], None]
 
 
 class NotSetUp(Exception):
-    """Something a peer needs cannot be had here, and why."""
+    """A peer cannot be set up on this machine; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """How a peer's driver is started; the URL comes last."""
+    """The command that starts a peer's driver; the URL comes last."""
 
     argv: tuple[str, ...]
     environment: dict[str, str]
 
 
 def peer_names() -> list[str]:
-    """A file each in `drivers/`."""
+    """The names of the drivers, one file each in `drivers/`."""
     files = [path for path in DRIVERS.iterdir() if path.suffix in (".py", ".mjs")]
     return sorted(path.stem.replace("_", "-") for path in files if path.stem not in ("__init__", "line"))
 
 
 def set_up(name: str, say: Say) -> Command:
-    """Install what the driver of this name asks for. Raises NotSetUp."""
+    """Install the packages that the driver of this name requires. Raises NotSetUp."""
     stem = name.replace("-", "_")
     if (DRIVERS / f"{stem}.py").exists():
         return _set_up_python(name, DRIVERS / f"{stem}.py", say)
@@ -73,7 +73,7 @@ def _set_up_node(name: str, driver: Path, say: Say) -> Command:
         path = f"{Path(node).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         _run([node, npm, "install", *quiet, *dependencies], cwd=folder, environment={"PATH": path})
         _note_ready(folder, dependencies)
-    # Node looks for packages from where a file lies, so the driver must lie beside them.
+    # Node looks for packages beside the file, so the driver must be in their folder.
     for file in (driver, DRIVERS / "line.mjs"):
         shutil.copy(file, folder / file.name)
     return Command((node, str(folder / driver.name)), {"NODE_ENV": "production"})
@@ -112,8 +112,8 @@ def _node(say: Say) -> tuple[str, str]:
     """Node and npm's script for it: the machine's own if they are new enough."""
     node, npm = shutil.which("node"), shutil.which("npm")
     if node is not None and npm is not None:
-        told = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
-        version = tuple(int(part) for part in re.findall(r"\d+", told)[:2])
+        shown = subprocess.run([node, "--version"], capture_output=True, text=True, check=False).stdout
+        version = tuple(int(part) for part in re.findall(r"\d+", shown)[:2])
         if version >= _NODE:
             return node, str(Path(npm).resolve())
     _environment("node", [_NODE_WHEEL], say)
@@ -147,7 +147,7 @@ def _run(command: list[str], *, cwd: Path = ROOT, environment: dict[str, str] | 
 
 
 def reason_in(output: str) -> str:
-    """The line of a program's last words that says most."""
+    """The most telling line of a failed program's output."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     telling = [line for line in lines if re.search(r"error|failed|no matching|refused", line, re.IGNORECASE)]
     return (telling or lines or ["it said nothing"])[-1][:300]
@@ -185,12 +185,12 @@ async def running_redis(say: Say) -> AsyncIterator[Path]:
 
 
 async def redis_facts(socket: Path, section: str) -> dict[str, str]:
-    """What INFO says."""
+    """One section of Redis's INFO."""
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
         writer.write(f"INFO {section}\r\n".encode())
         length = int((await reader.readline())[1:])
-        told = (await reader.readexactly(length)).decode()
+        text = (await reader.readexactly(length)).decode()
     finally:
         writer.close()
-    return dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+    return dict(line.split(":", 1) for line in text.splitlines() if ":" in line)

@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["apscheduler==3.11.3", "sqlalchemy==2.1.8", "psycopg[binary]==3.3.8"]
 # ///
-"""APScheduler 3 with its SQLAlchemy store: one process, which sees what others submit only when it wakes up."""
+"""APScheduler 3 with its SQLAlchemy store: one process, which sees jobs of other processes only when it wakes up."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def ran(mark: int) -> None:
-    """Found by its name, and called in threads."""
+    """The handler, found by its name and called in threads."""
     with _lock:
         TALLY.ran(mark)
 
@@ -45,11 +45,11 @@ class APScheduler(Driver):
             job_defaults={"misfire_grace_time": None},
             timezone="UTC",
         )
-        # Paused it writes what is submitted to its store, and runs nothing.
+        # A paused scheduler writes submitted jobs to its store, and runs none.
         self._scheduler.start(paused=True)
 
     async def submit(self, jobs: list[Job]) -> None:
-        # It has no call for many at once.
+        # APScheduler has no call for many jobs.
         for mark, due_us in jobs:
             due = None if due_us is None else datetime.fromtimestamp(due_us / 1e6, UTC)
             self._scheduler.add_job("peers.drivers.apscheduler:ran", "date", run_date=due, args=(mark,))

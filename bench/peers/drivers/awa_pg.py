@@ -17,7 +17,7 @@ from peers.drivers.line import TALLY, Driver, Job, serve
 WORKERS = 1024
 CLAIMERS = 2
 CLAIM_BATCH = 512
-# Single inserts under way at once, for jobs with due times of their own.
+# Number of single inserts at the same time, for jobs with due times of their own.
 INSERTS = 8
 
 
@@ -39,7 +39,7 @@ class Awa(Driver):
     )
 
     def __init__(self, url: str) -> None:
-        # Its driver wants a host before the slash, and still goes by the one that the query names.
+        # awa's driver requires a host before the slash, and still uses the one in the query.
         super().__init__(url.replace("@/", "@localhost/", 1))
 
     async def prepare(self) -> None:

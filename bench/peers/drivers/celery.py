@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["celery[redis]==5.7.0"]
 # ///
-"""Celery with Redis as its broker. Jobs that are due later lie in the memory of the worker that fetched them."""
+"""Celery with Redis as its broker. Jobs that are due later are in the memory of the worker that fetched them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ran(mark: int) -> None:
 
 
 def _take_facts() -> None:
-    # A multiple of a fact's size; the pipe gives no halves of what was written whole.
+    # A multiple of a fact's size; a pipe does not split a small write.
     for mark, at_us in _FACTS.iter_unpack(os.read(_facts_out, 1024 * _FACTS.size)):
         TALLY.note(mark, at_us)
 
@@ -61,7 +61,7 @@ class CeleryWithRedis(Driver):
         self._redis.flushall()
 
     async def submit(self, jobs: list[Job]) -> None:
-        # It has no call for many at once; one connection and producer for all is the fastest it offers.
+        # Celery has no call for many jobs; one connection and producer for all is its fastest way.
         with self._app.producer_or_acquire() as producer:
             for mark, due_us in jobs:
                 due = None if due_us is None else datetime.fromtimestamp(due_us / 1e6, UTC)

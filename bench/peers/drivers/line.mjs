@@ -1,4 +1,4 @@
-// A Node driver's end of the line to the bench. line.py says which orders there are and what they mean.
+// A Node driver's end of the connection to the bench. line.py explains the orders.
 import { createInterface } from "node:readline";
 import { createRequire } from "node:module";
 import { setTimeout as sleep } from "node:timers/promises";
@@ -25,7 +25,7 @@ export const tally = new Tally();
 
 const tell = (facts) => process.stdout.write(JSON.stringify(facts) + "\n");
 
-// Where a URL of libpq's form leads, as node-postgres wants to be told.
+// The address in a URL of libpq's form, as node-postgres takes it.
 export function addressOf(url) {
   const parsed = new URL(url.replace("@/", "@localhost/"));
   return {

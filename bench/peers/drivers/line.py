@@ -1,7 +1,7 @@
-"""A driver's end of the line to the bench, and what a driver is. Nothing but the standard library: peers' environments
-have no Duly.
+"""A driver's end of the connection to the bench, and the base of all drivers. Only the standard library is used: peers'
+environments have no Duly.
 
-The bench starts `driver URL` and writes orders to its stdin, one JSON object a line; each answer is a line on stdout.
+The bench starts `driver URL` and writes orders to its stdin, one JSON object per line; each answer is a line on stdout.
 
 | order | answer |
 | --- | --- |
@@ -10,11 +10,11 @@ The bench starts `driver URL` and writes orders to its stdin, one JSON object a 
 | `{"do": "submit", "count", "mark_us", "due_us", "every_us"}` | `{"done", "seconds"}` when all are submitted |
 | `{"do": "trickle", "count", "per_second"}` | `{"done"}` when all were submitted, one by one |
 | `{"do": "work", "stamping"}` | `{"ready"}` when connected; nothing has been claimed yet |
-| `{"do": "go"}` | `{"count", "at_us"}` again and again: handlers that have ended, and when the last of them did |
-| `{"do": "end"}` | `{"stamps"}`: what each handler was given and when it started |
+| `{"do": "go"}` | `{"count", "at_us"}` repeatedly: the number of handlers that have ended, and the time of the last |
+| `{"do": "end"}` | `{"stamps"}`: the mark of each handler, and the time at which it started |
 | `{"do": "left"}` | `{"left"}`: jobs that are not done yet, by the peer's own tables |
 
-Every job carries a mark and counts as one when its handler runs. Marks and stamps are microseconds of the machine's
+Every job carries a mark, and is counted when its handler runs. Marks and stamps are microseconds of the machine's
 monotonic clock: their difference is the delay, whether the mark is the call of submit or the due time. `mark_us`,
 `due_us` (since 1970) and `every_us` come together and make due times; without them jobs are due at once.
 """
@@ -52,7 +52,7 @@ class Job(NamedTuple):
 
 
 class Tally:
-    """What handlers have done in this process. Each calls `ran` once."""
+    """The handlers that ran in this process. Each calls `ran` once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -64,31 +64,31 @@ class Tally:
         self.note(mark, monotonic_us())
 
     def note(self, mark: int, at_us: int) -> None:
-        """For handlers that ran elsewhere."""
+        """As `ran`, for a handler that ran in another process."""
         self.at_us = at_us
         if self.stamping:
             self.stamps.append((mark, at_us))
         self.count += 1
 
 
-# One for the process: some peers find handlers by name and import them, so that they cannot be given one.
+# One per process, because some peers import handlers by name and cannot pass one to them.
 TALLY = Tally()
 
 
 class Driver:
-    """A peer. Subclasses do what it says here with the peer's own public interface."""
+    """A peer. Subclasses implement these methods with the peer's own public interface."""
 
     title: ClassVar[str]
     packages: ClassVar[tuple[str, ...]]
-    """Whose versions are worth knowing."""
+    """Packages whose versions are reported."""
     settings: ClassVar[str]
-    """How it is set up for throughput."""
+    """Its settings for throughput, in words."""
     server: ClassVar[str] = "postgresql"
-    """Or `redis`: what the URL leads to."""
+    """The kind of server behind the URL: `postgresql` or `redis`."""
     processes: ClassVar[int | None] = None
-    """At most so many processes can work at once."""
+    """Maximum number of worker processes; None: any."""
     submits_in_worker: ClassVar[bool] = False
-    """Its workers see at once only what was submitted in their own process."""
+    """Whether its workers see at once only jobs that were submitted in their own process."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -97,33 +97,33 @@ class Driver:
         """Make the tables."""
 
     async def open(self) -> None:
-        """Connect, to submit."""
+        """Connect for submitting."""
 
     async def submit(self, jobs: list[Job]) -> None:
-        """All of them, the way the peer does it fastest. Either all have due times, or none has."""
+        """Submit all jobs in the peer's fastest way. Either all have due times, or none has."""
         raise NotImplementedError
 
     async def submit_one(self, job: Job) -> None:
-        """One that is due now."""
+        """Submit one job that is due now."""
         await self.submit([job])
 
     async def connect_worker(self) -> None:
-        """All that can be done before the first claim."""
+        """Do everything that can be done before the first claim."""
 
     async def work(self, ended: asyncio.Event) -> None:
-        """Claim and run, and return soon after `ended` is set."""
+        """Claim and run jobs; return soon after `ended` is set."""
         raise NotImplementedError
 
     async def left(self) -> int:
-        """How many jobs are not done."""
+        """The number of jobs that are not done."""
         raise NotImplementedError
 
 
 def serve(driver: type[Driver]) -> None:
-    """Obey until the line ends."""
+    """Carry out orders until the connection ends."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     loop: Any = None
-    with contextlib.suppress(ImportError):  # some peers recommend it; where it is installed it is used
+    with contextlib.suppress(ImportError):  # some peers recommend uvloop and install it
         import uvloop
 
         loop = uvloop.new_event_loop
@@ -189,7 +189,7 @@ def _jobs(order: dict[str, Any]) -> Iterator[Job]:
 
 async def _trickle(driver: Driver, order: dict[str, Any]) -> None:
     for number in range(order["count"]):
-        # A little uneven, so that no beat of the peer's own is kept time with.
+        # A little uneven, so that submits do not fall into step with the peer's own polling.
         await asyncio.sleep((0.75 + 0.5 * (number * 0.618 % 1)) / order["per_second"])
         await driver.submit_one(Job(monotonic_us()))
 
@@ -206,14 +206,14 @@ async def _work(driver: Driver, orders: asyncio.StreamReader, order: dict[str, A
     telling = asyncio.create_task(_tell_counts())
     await asyncio.wait([working, ending], return_when=asyncio.FIRST_COMPLETED)
     ended.set()
-    await working  # raises what it ended of, if it was not us who ended it
+    await working  # raises its error, if it ended by itself
     telling.cancel()
     ending.cancel()
     _tell(count=TALLY.count, at_us=TALLY.at_us, stamps=TALLY.stamps)
 
 
 async def _until_end(driver: Driver, orders: asyncio.StreamReader) -> None:
-    """Orders that a working process may be given: to submit, and to end."""
+    """Carry out the orders of a working process: to submit, and to end."""
     while line := await orders.readline():
         order = json.loads(line)
         if order["do"] != "trickle":

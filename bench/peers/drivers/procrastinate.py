@@ -28,7 +28,7 @@ class Procrastinate(Driver):
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
-        # Its statements name no schema, and psycopg's pool gives as many connections as there are jobs at once.
+        # Procrastinate's statements name no schema; psycopg's pool opens a connection per job that runs.
         self._app = App(connector=PsycopgConnector(conninfo=url, min_size=2, max_size=CONCURRENCY))
 
         self._task = self._app.task(name="ran")(ran)
@@ -57,7 +57,7 @@ class Procrastinate(Driver):
         )
         stopping = asyncio.create_task(ended.wait())
         await asyncio.wait([running, stopping], return_when=asyncio.FIRST_COMPLETED)
-        running.cancel()  # its own way to be told to stop: what runs is finished first
+        running.cancel()  # Procrastinate's own way to stop: running jobs are finished first
         with contextlib.suppress(asyncio.CancelledError):
             await running
 
