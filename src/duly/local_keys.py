@@ -134,7 +134,7 @@ class LocalKey:
         self.path = path
         self._key: str | None = None
         self._look_again_at = 0.0
-        self._told = ""
+        self._logged = ""
 
     def opens(self, given: str) -> bool:
         """Whether this is the key. Costs a comparison, and reading a small file once a second."""
@@ -150,9 +150,9 @@ class LocalKey:
             self._key = read_key(self.path)
         except ConfigError as error:
             self._key = None
-            if str(error) != self._told:
+            if str(error) != self._logged:
                 log.warning("the local key is not accepted any more: %s", error)
-            self._told = str(error)
+            self._logged = str(error)
 
 
 # Notes: the key file of each address that is served

@@ -26,13 +26,13 @@ class LogFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         record.message = record.getMessage()
         record.asctime = self.formatTime(record, self.datefmt)
-        told = [visible(self.formatMessage(record))]
+        lines = [visible(self.formatMessage(record))]
         # Not `record.exc_text`: another formatter may have left its own version there.
         below = [self.formatException(record.exc_info)] if record.exc_info else []
         below += [self.formatStack(record.stack_info)] if record.stack_info else []
         for text in below:
-            told += [_INDENT + line for line in visible_lines(text).split("\n")]
-        return "\n".join(told)
+            lines += [_INDENT + line for line in visible_lines(text).split("\n")]
+        return "\n".join(lines)
 
 
 def log_to_stderr(level: int = logging.WARNING) -> None:

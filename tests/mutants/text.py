@@ -43,8 +43,8 @@ MUTANTS: tuple[Mutant, ...] = (
         "forged-record",
         "a message with a line break in it looks like another record",
         "logs.py",
-        "told = [visible(self.formatMessage(record))]",
-        "told = [self.formatMessage(record)]",
+        "lines = [visible(self.formatMessage(record))]",
+        "lines = [self.formatMessage(record)]",
         ("test_visible.py::test_a_record_of_a_log_is_one_line_and_its_traceback_is_indented",),
     ),
     Mutant(

@@ -94,8 +94,8 @@ class Metrics(Collector):
         )
 
 
-def _gauge(name: str, told: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, told, labels=[label])
+def _gauge(name: str, help_text: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_text, labels=[label])
     for value, number in values.items():
         family.add_metric([value], number)
     return family

@@ -70,7 +70,7 @@ def run_bench(
         raise InvalidInput("seconds", "must be between 1 and 86,400")
     if json_path is not None and not json_path.absolute().parent.is_dir():
         raise InvalidInput("json", f"cannot be written: there is no folder {json_path.parent}")
-    told = Console(stderr=True, quiet=quiet)
+    progress = Console(stderr=True, quiet=quiet)
 
     async def bench() -> tuple[list[Figure], dict[str, str], list[str]]:
         figures: list[Figure] = []
@@ -81,7 +81,7 @@ def run_bench(
                 server,
                 rounds,
                 scale,
-                lambda text: told.print(Text(visible(text)), style="dim"),
+                lambda text: progress.print(Text(visible(text)), style="dim"),
                 profile,
                 jobs=jobs,
                 seconds=seconds,
@@ -91,12 +91,12 @@ def run_bench(
                     figures += await {**MEASURES, **LONG}[name](lab)
                 except (BenchFailed, DulyError) as failure:
                     failures.append(f"{name}: {failure}")
-                    told.print(Text(visible_lines(f"FAILED: {failures[-1]}")), style="bold red")
+                    progress.print(Text(visible_lines(f"FAILED: {failures[-1]}")), style="bold red")
         return figures, facts, failures
 
     done = run(lambda: _ended_by_signals(bench()))
     if done is None:
-        told.print("interrupted: nothing was written", style="bold red")
+        progress.print("interrupted: nothing was written", style="bold red")
         return _INTERRUPTED
     figures, facts, failures = done
     console = Console()
@@ -109,7 +109,7 @@ def run_bench(
     if json_path is not None:
         document = make_document(figures, facts, rounds=rounds, scale=scale, failures=failures)
         json_path.write_text(json.dumps(document, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        told.print(Text(visible(f"written to {json_path}")), style="dim")
+        progress.print(Text(visible(f"written to {json_path}")), style="dim")
     return 1 if failures else 0
 
 

@@ -84,16 +84,16 @@ class Process:
     async def _read(self) -> None:
         assert self._process.stdout is not None
         while line := await self._process.stdout.readline():
-            told = json.loads(line)
-            if "count" in told:
-                self.count, self.counted_at_us = told["count"], told["at_us"]
-            if "cpu_us" in told:
-                self.cpu_us = told["cpu_us"]
-            if "memory" in told:
-                self.memory = told["memory"]
-            if "stamps" in told:
-                self.stamps = [(mark, at_us) for mark, at_us in told["stamps"]]
-            if "ready" in told:
+            message = json.loads(line)
+            if "count" in message:
+                self.count, self.counted_at_us = message["count"], message["at_us"]
+            if "cpu_us" in message:
+                self.cpu_us = message["cpu_us"]
+            if "memory" in message:
+                self.memory = message["memory"]
+            if "stamps" in message:
+                self.stamps = [(mark, at_us) for mark, at_us in message["stamps"]]
+            if "ready" in message:
                 self._ready.set()
 
 

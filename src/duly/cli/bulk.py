@@ -86,10 +86,10 @@ def submit_file(
             application=application,
         )
     if not as_json:
-        told = [f"{counts['created']} submitted"]
-        told += [f"{counts['existing']} were there already"] if counts["existing"] else []
-        told += [f"{counts['refused']} refused"] if counts["refused"] else []
-        say(", ".join(told))
+        parts = [f"{counts['created']} submitted"]
+        parts += [f"{counts['existing']} were there already"] if counts["existing"] else []
+        parts += [f"{counts['refused']} refused"] if counts["refused"] else []
+        say(", ".join(parts))
     if not counts["refused"]:
         return 0
     return 5 if conflicts == counts["refused"] else 2

@@ -149,8 +149,8 @@ class _Reader:
         else:
             self.variables[name] = value
             if name == "TZ" and self.zone is None:
-                told = f"TZ reaches the commands only, as in cron: schedules stay in {self.timezone}"
-                self.notes.append((number, f"{told} (CRON_TZ or --timezone changes that)"))
+                note = f"TZ reaches the commands only, as in cron: schedules stay in {self.timezone}"
+                self.notes.append((number, f"{note} (CRON_TZ or --timezone changes that)"))
             if _SECRET.search(name):
                 self.notes.append((number, f"{name} looks like a secret: it is stored as one and not shown again"))
 

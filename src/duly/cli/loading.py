@@ -51,8 +51,8 @@ def _import(name: str) -> ModuleType:
         raise ConfigError(f"--app: module {name} cannot be imported: {error}{_where(error)}") from error
     except (Exception, SystemExit) as error:  # an import runs the user's code, which may raise anything
         log.debug("importing %s failed", name, exc_info=error)
-        told = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"--app: module {name} cannot be imported: {told}{_where(error)}") from error
+        message = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"--app: module {name} cannot be imported: {message}{_where(error)}") from error
 
 
 def _where(error: BaseException) -> str:

@@ -145,10 +145,10 @@ def execute(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except Exception as error:  # the last place where anything can be caught
         log.debug("unexpected error", exc_info=error)
-        told = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
+        message = without_passwords(" ".join(f"{type(error).__name__}: {error}".split()))
         debugging = logging.getLogger("duly").isEnabledFor(logging.DEBUG)
         hint = "" if debugging else "; for the traceback repeat it with: duly --log-level DEBUG …"
-        return _fail(f"unexpected error: {told}{hint}", UNEXPECTED)
+        return _fail(f"unexpected error: {message}{hint}", UNEXPECTED)
     return code if isinstance(code, int) else OK
 
 

@@ -44,8 +44,8 @@ class RunLog:
         """Say how many runs were not shown one by one."""
         counts, self._unshown = self._unshown, Counter()
         if counts:
-            told = ", ".join(f"{count} {coloured(word)}" for word, count in counts.most_common())
-            self._print(f"{_clock()}  … and more: {told}")
+            shown = ", ".join(f"{count} {coloured(word)}" for word, count in counts.most_common())
+            self._print(f"{_clock()}  … and more: {shown}")
 
     def _print(self, text: str) -> None:
         if self._closed:

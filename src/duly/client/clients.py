@@ -64,11 +64,11 @@ class _Base:
         return f"<duly.{type(self).__name__} {self._url}>"
 
     def now(self) -> datetime:
-        """The server's time, as accurate as its last response told it."""
+        """The server's time, reckoned from its last response."""
         return datetime.now(UTC) + self._offset
 
     def _attempts(self, call: Call[Any]) -> Attempts:
-        return Attempts(self._told(call), repeatable=call.repeatable, retries=self._retries)
+        return Attempts(self._address_of(call), repeatable=call.repeatable, retries=self._retries)
 
     def _arguments(self, call: Call[Any]) -> dict[str, Any]:
         headers = dict(call.headers)
@@ -87,7 +87,7 @@ class _Base:
             "headers": headers,
         }
 
-    def _told(self, call: Call[Any]) -> str:
+    def _address_of(self, call: Call[Any]) -> str:
         return f"{call.method} {self._url}{calls.PREFIX}{call.path}"
 
     def _read(self, call: Call[T], response: httpx.Response) -> T:
@@ -101,12 +101,12 @@ class _Base:
                 kind = ""
         if not response.is_success:
             is_problem = kind == _PROBLEM and isinstance(document, dict)
-            raise refusal(self._told(call), response.status_code, document if is_problem else None)
+            raise refusal(self._address_of(call), response.status_code, document if is_problem else None)
         try:
             return call.read(Answer(response.status_code, document, response.headers))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            told = f"{self._told(call)}: the response is not from Duly's API; check the address"
-            raise ApiUnavailable(told, sent=True) from error
+            message = f"{self._address_of(call)}: the response is not from Duly's API; check the address"
+            raise ApiUnavailable(message, sent=True) from error
 
     def _note_time(self, response: httpx.Response) -> None:
         try:

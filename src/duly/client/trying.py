@@ -53,10 +53,10 @@ class Attempts:
         if (self._repeatable or not sent) and self._made < self._retries:
             return self._pause(0.0)
         reason = str(error) or type(error).__name__
-        told = f"{self._what}: no response ({reason})" if sent else f"{self._what}: no connection ({reason})"
+        message = f"{self._what}: no response ({reason})" if sent else f"{self._what}: no connection ({reason})"
         if sent and not self._repeatable:
-            told += "; it is not known whether it took effect"
-        raise ApiUnavailable(told, sent=sent) from error
+            message += "; it is not known whether it took effect"
+        raise ApiUnavailable(message, sent=sent) from error
 
     def after_answer(self, response: httpx.Response) -> float | None:
         """The seconds to wait before the next attempt; None if the response is to be read as it is."""

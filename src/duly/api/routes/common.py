@@ -163,5 +163,5 @@ def read_query_moment(field: str, text: str | None) -> datetime | None:
         return checks.check_moment(field, datetime.fromisoformat(text))
     except ValueError as error:
         # In a query a + means a space: the client meant a plus sign.
-        told = "; write + as %2B in an address" if " " in text else ""
-        raise InvalidInput(field, f"must be a time such as 2026-03-08T09:30:00Z{told}") from error
+        hint = "; write + as %2B in an address" if " " in text else ""
+        raise InvalidInput(field, f"must be a time such as 2026-03-08T09:30:00Z{hint}") from error

@@ -215,12 +215,12 @@ def _show(table: Table, coming: list[list[Occurrence]], guessed_zone: str | None
         )
     else:
         say("no line is a job", err=True)
-    told = [*table.notes, *((entry.line, note) for entry in table.entries for note in entry.notes)]
+    notes = [*table.notes, *((entry.line, note) for entry in table.entries for note in entry.notes)]
     for entry, occurrences in zip(table.entries, coming, strict=True):
-        told += [(entry.line, f"on {one.local:%Y-%m-%d}: {one.note}") for one in occurrences if one.note is not None]
+        notes += [(entry.line, f"on {one.local:%Y-%m-%d}: {one.note}") for one in occurrences if one.note is not None]
     if guessed_zone is not None:
         say(f"this machine has no time zone set; lines without one are in {guessed_zone} (--timezone)", err=True)
-    for line, note in sorted(told):
+    for line, note in sorted(notes):
         say(f"line {line}: {one_line(note)}", err=True)
     for refused in table.refused:
         say(
