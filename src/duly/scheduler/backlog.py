@@ -244,7 +244,7 @@ class Backlog:
         return self._terms.get(shard) is batch.terms[shard]
 
     def keep_until_due(self, shard: int, job_id: UUID, due_us: int) -> None:
-        """Its overlap cannot be decided before."""
+        """For a job whose overlap cannot be decided before it is due."""
         heapq.heappush(self._not_before, (due_us, shard, job_id.bytes))
 
     def retry(self, shard: int, job_id: UUID, due: datetime) -> None:

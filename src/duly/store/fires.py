@@ -131,7 +131,7 @@ class Slice:
 class SlicePage:
     """The jobs due in a slice, soonest first: 16 bytes of id for each due time in microseconds since 1970.
 
-    `rest` is what lies behind this page; None at the end of the slice.
+    `rest` is the part of the slice after this page; None at its end.
     """
 
     shard: int

@@ -15,7 +15,7 @@ from duly.timing import Definition
 
 @dataclass(frozen=True, slots=True)
 class AlikeJobs:
-    """`jobs` of them are next due at `next_run_at` and then go on alike, at most `runs_left` times."""
+    """A group of `jobs` jobs, all next due at `next_run_at`, that continue alike for at most `runs_left` runs."""
 
     kind: ScheduleKind
     schedule: str
