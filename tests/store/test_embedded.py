@@ -513,7 +513,7 @@ async def test_a_home_too_long_for_a_socket(made_home: Path, tmp_path: Path) -> 
     assert not folder.exists()
     folder.symlink_to(tmp_path)  # a trap
     try:
-        with pytest.raises(ConfigError, match="somebody else"):
+        with pytest.raises(ConfigError, match="another user"):
             embedded.start(home)
     finally:
         folder.unlink()
