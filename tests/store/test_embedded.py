@@ -298,9 +298,11 @@ def test_ctrl_c_reaches_the_user_and_not_the_server(home: Path, user: Callable[.
     patient = user(
         home,
         """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 from duly.store import embedded
 
+# A shell starts background commands with SIGINT ignored, and Python then leaves it ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 server = embedded.start(pathlib.Path(sys.argv[1]))
 try:
     print(server.url, flush=True)
