@@ -68,7 +68,7 @@ def test_unsteady_tests_are_listed_last_and_the_run_is_green(tmp_path: Path) -> 
         test_b="@pytest.mark.alone\ndef test_two(): once('b')\n",
     )
     assert code == 0, output
-    assert "two at a time: 1 passed, 1 failed" in output
+    assert "three at a time: 1 passed, 1 failed" in output
     assert "one at a time: 1 passed, 1 failed" in output
     *_, last = output.splitlines()
     assert " 4 passed, 0 failed in " in last

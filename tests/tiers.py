@@ -44,6 +44,7 @@ WAITS = (
     "store/test_lost_answers.py",
     "store/test_pgbouncer.py",
     "store/test_silent_links.py",
+    "store/test_strangers_locks.py",
     "torture/test_world.py",
     "worker/test_leases.py",
     "worker/test_outages.py",

@@ -25,7 +25,7 @@ from .oracle import Expression, scan, transitions
 ROUNDS = int(os.environ.get("DULY_ORACLE_ROUNDS", "1"))
 PARTS = 8  # a failure then names fewer zones, and the tests can be spread over processes
 YEARS = (2010, 2035)
-ENOUGH = 200_000
+ENOUGH = 130_000
 
 
 def zones() -> list[str]:
@@ -69,7 +69,7 @@ def compare(name: str, change: datetime, dice: random.Random) -> int:
     reach = timedelta(hours=8) + jump
     walls = scan(zone, change - reach - jump, change + reach + jump)
     compared = 0
-    for _ in range(3 * ROUNDS):
+    for _ in range(2 * ROUNDS):
         text = random_expression(dice, after)
         gap = dice.choice(get_args(DstGap))
         fold = dice.choice(get_args(DstFold))

@@ -44,7 +44,7 @@ async def _tortured(plan: Plan) -> Result:
 async def test_nothing_is_lost_or_doubled_while_everything_breaks() -> None:
     # A fixed seed, so that a failure is due to what was changed; `make torture` draws new seeds.
     seed = int(os.environ.get("DULY_TORTURE_SEED") or 100)
-    minutes = float(os.environ.get("DULY_TORTURE_MINUTES") or 1)
+    minutes = float(os.environ.get("DULY_TORTURE_MINUTES") or 0.6)
     result = await _tortured(Plan(seed=seed, minutes=minutes, recurring=60))
     told = "\n".join(f"{finding['invariant']}: {finding['message']}" for finding in result.findings[:20])
     assert not result.findings, f"{told}\nrepeat it with DULY_TORTURE_SEED={seed}; the records are in {result.folder}"
