@@ -55,7 +55,7 @@ _PARTS = {
     "two at a time, by the clock": Part(("-n", "2", "--dist", "load"), "paced and not alone", tiers.PACED),
     "one at a time": Part((), "alone", tiers.ALONE + tiers.MARKED),
 }
-_FAST = {"two at a time": Part(("-n", "2", *_BY_FILE), "not (alone or paced or waits or search or slow)")}
+_FAST = {"three at a time": Part(("-n", "3", *_BY_FILE), "not (alone or paced or waits or search or slow)")}
 _MAX_UNSTEADY = 2
 _MAX_REPEATED = 20
 _FILE = "unsteady.txt"

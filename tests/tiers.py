@@ -73,7 +73,10 @@ SEARCH = (
 SLOW = (
     "bench/",
     "cli/test_api_memory.py",
+    "cli/test_errors.py",
     "cli/test_readme.py",
+    "cli/test_secrets.py",
+    "cli/test_text.py",
     "cli/test_up.py",
     "cli/test_worker_processes.py",
     "store/test_embedded.py",
