@@ -71,6 +71,7 @@ SEARCH = (
 
 #: Takes many seconds of a core, or starts servers and interpreters of its own: not part of `make test-fast`.
 SLOW = (
+    "api/test_promises.py",
     "bench/",
     "cli/test_api_memory.py",
     "cli/test_errors.py",
@@ -79,6 +80,8 @@ SLOW = (
     "cli/test_text.py",
     "cli/test_up.py",
     "cli/test_worker_processes.py",
+    "maintenance/test_guardian.py",
+    "scheduler/test_missed.py",
     "store/test_embedded.py",
     "store/test_held_snapshots.py",
     "store/test_plans.py",
@@ -88,6 +91,7 @@ SLOW = (
     "timing/test_dst.py",
     "torture/",
     "worker/processes/",
+    "worker/test_threads.py",
 )
 
 #: Files in which single tests are marked `alone`, `paced` or `waits`.
