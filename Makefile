@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format columns docs bench bench-peers torture mutants clean
+.PHONY: help demo test test-fast check format columns docs bench bench-peers bench-before torture mutants clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -45,6 +45,9 @@ bench: $(VENV)/.ready ## measure, beside a raw-SQL loop of the same statements
 
 bench-peers: $(VENV)/.ready ## measure beside peers, which it installs (40 minutes; options: ARGS=--help)
 	@PYTHONPATH=bench $(BIN)/python -m peers $(ARGS)
+
+bench-before: $(VENV)/.ready ## measure beside an earlier commit, in turns: ARGS="1e0d431 drain lag" (options: ARGS=--help)
+	@PYTHONPATH=bench $(BIN)/python -m before $(ARGS)
 
 torture: $(VENV)/.ready ## try to make a cluster lose or double a run, for MINUTES=10 with SEED=7
 	PYTHONPATH=tests $(BIN)/python -m torture.run --minutes $(or $(MINUTES),10) $(if $(SEED),--seed $(SEED))
