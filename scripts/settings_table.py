@@ -18,6 +18,10 @@ defaults. `app = Duly(settings=Settings(...))` (from `duly.config`) sets them in
 
 `DULY_URL` and `DULY_API_KEY` are not in this table: they tell a client, and the command line, which API to use.
 
+A setting that does not exist, because it is misspelt or of another version, keeps Duly from starting;
+`DULY_UNKNOWN_SETTINGS=warn` turns that into a warning. Variables that Kubernetes makes for Services named `duly…` are
+ignored.
+
 This page is made from the code by `make docs`; a test fails when it is out of date.
 
 | environment variable | default | allowed | meaning |

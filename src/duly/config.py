@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
+import logging
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
 
 from duly.addresses import ServerAddress
 from duly.errors import ConfigError
@@ -18,14 +28,31 @@ _COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
     "etcds": (2379, ("prefix", "ca", "cert", "key")),
     "zookeeper": (2181, ()),
 }
+_PREFIX = "DULY_"
+_FILE = "duly.toml"
+# Variables with Duly's prefix that are not settings: the client's, those that a command of a job gets, and those of
+# Duly's own tests.
+_OTHER_VARIABLES = frozenset(
+    f"{_PREFIX}{name}"
+    for name in (
+        "URL", "API_KEY", "RUN_ID", "JOB_ID", "ATTEMPT", "SCHEDULED_AT", "IDEMPOTENCY_KEY", "FENCING_TOKEN",
+        "PAYLOAD_REF",
+    )
+)  # fmt: skip
+_TEST_VARIABLES = re.compile(rf"{_PREFIX}(TEST|SIM|TORTURE|ORACLE)_.*")
+# Kubernetes gives every pod variables named after the Services of its namespace, such as DULY_API_SERVICE_HOST.
+_SERVICE_VARIABLES = re.compile(rf"{_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
+
+log = logging.getLogger("duly.config")
 
 
 class Settings(BaseSettings):
     """Every setting, with its default and what it is for."""
 
     model_config = SettingsConfigDict(
-        env_prefix="DULY_",
-        toml_file="duly.toml",
+        env_prefix=_PREFIX,
+        toml_file=_FILE,
+        # `load_settings` refuses unknown settings, in one sentence.
         extra="ignore",
         frozen=True,
         env_ignore_empty=True,
@@ -149,6 +176,9 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address that the API binds to")
     port: int = Field(8080, ge=0, le=65535, description="port that the API binds to; 0: any free port")
+    unknown_settings: Literal["refuse", "warn"] = Field(
+        "refuse", description="what to do about a setting that does not exist: refuse to start, or warn"
+    )
     log_level: str = Field("INFO", description="minimum level of log messages: DEBUG, INFO, WARNING or ERROR")
 
     def changed(self, **changes: Any) -> Settings:
@@ -224,7 +254,17 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+        return init_settings, _Environment(settings_cls), TomlConfigSettingsSource(settings_cls)
+
+
+class _Environment(EnvSettingsSource):
+    """The environment. A Service named `duly` makes Kubernetes set DULY_PORT to an address; that is no setting."""
+
+    def __call__(self) -> dict[str, Any]:
+        found = super().__call__()
+        if str(found.get("port")).startswith(("tcp://", "udp://", "sctp://")):
+            del found["port"]
+        return found
 
 
 def _word(text: str) -> str:
@@ -236,11 +276,52 @@ def _word(text: str) -> str:
 def load_settings(**flags: Any) -> Settings:
     """Settings from all sources; a flag that is None was not given."""
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
+        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+        unknown = list(_unknown_settings(flags))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"setting {where}: {message}" if where else f"settings: {message}") from error
     except ValueError as error:
-        raise ConfigError(f"duly.toml cannot be read: {error}") from error
+        raise ConfigError(f"{_FILE} cannot be read: {error}") from error
+    if unknown and settings.unknown_settings == "refuse":
+        raise ConfigError(
+            "; ".join(unknown) + ". Remove it, or let Duly start all the same with DULY_UNKNOWN_SETTINGS=warn"
+        )
+    for message in unknown:
+        log.warning("%s; it is ignored", message)
+    return settings
+
+
+def _unknown_settings(flags: dict[str, Any]) -> Iterator[str]:
+    """A message for each setting that does not exist: misspelt, or of another version."""
+    known = Settings.model_fields.keys()
+    for name in sorted(os.environ):
+        setting = name.upper().removeprefix(_PREFIX).lower()
+        if name.upper().startswith(_PREFIX) and setting not in known and not _belongs_to_others(name.upper()):
+            yield _no_such_setting(name, "an environment variable", _PREFIX + _nearest(setting).upper())
+    for name in TomlConfigSettingsSource(Settings)():
+        if name not in known:
+            yield _no_such_setting(name, f"a key in {Path(_FILE).absolute()}", _nearest(name))
+    for name in flags:
+        if name not in known:
+            yield _no_such_setting(name, "an argument", _nearest(name))
+
+
+def _belongs_to_others(variable: str) -> bool:
+    return (
+        variable in _OTHER_VARIABLES
+        or _TEST_VARIABLES.fullmatch(variable) is not None
+        or _SERVICE_VARIABLES.fullmatch(variable) is not None
+    )
+
+
+def _nearest(name: str) -> str:
+    """The name of the setting that was probably meant, or an empty string."""
+    return next(iter(difflib.get_close_matches(name.lower(), Settings.model_fields, n=1)), "")
+
+
+def _no_such_setting(name: str, where: str, nearest: str) -> str:
+    meant = f" (did you mean {nearest}?)" if nearest not in ("", _PREFIX) else ""
+    return f"there is no setting {name!r}, given as {where}{meant}"
