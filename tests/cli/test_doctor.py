@@ -119,3 +119,22 @@ async def test_doctor_fails_when_the_stores_clock_was_moved_or_partitions_ran_ou
     assert "clock was stopped or moved" in process.said
     assert "partitions" in process.said
     assert "less than a day ahead" in process.said
+
+
+async def test_doctor_names_schedulers_with_another_coordinator(start: Start, pool: Pool) -> None:
+    await cluster.join(
+        pool, node_id=uuid4(), kind="scheduler", name="n", version="0", lease_seconds=60,
+        info={"coordinator": "postgres-advisory"},
+    )  # fmt: skip
+    process = start("doctor")
+    assert process.end() == 1
+    assert "live schedulers use postgres-advisory" in process.said
+
+
+def test_doctor_says_that_the_registry_is_away(duly: Run, database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DULY_COORDINATOR", "etcd://127.0.0.1:1")
+    checks = duly("--database-url", database_url, "doctor", "--json").document["checks"]
+    found = next(check for check in checks if check["name"] == "coordinator")
+    assert (found["status"], found["message"]) == (
+        "fail", "etcd does not answer at 127.0.0.1:1, so no job fires; start it again",
+    )  # fmt: skip

@@ -150,7 +150,11 @@ def forecast_document(forecast: Forecast) -> dict[str, Any]:
 def cluster_document(status: ClusterStatus, *, tenant: str | None = None) -> dict[str, Any]:
     """`tenant`: of the tenants that workers serve, only this one is named; None: all."""
     return {
-        "nodes": [{**_node_document(node), "shards": node.shards} for node in status.nodes if node.kind == "scheduler"],
+        "nodes": [
+            {**_node_document(node), "shards": node.shards, "coordinator": node.info.get("coordinator")}
+            for node in status.nodes
+            if node.kind == "scheduler"
+        ],
         "shards": [
             {
                 "shard": shard.shard,

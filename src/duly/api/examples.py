@@ -181,7 +181,7 @@ EXAMPLES: dict[str, Example] = {
     ),
     "get_cluster": Example(
         {
-            "nodes": [{**_NODE, "shards": 64}],
+            "nodes": [{**_NODE, "shards": 64, "coordinator": "postgres"}],
             "shards": [
                 {
                     "shard": 0,

@@ -559,6 +559,7 @@ class NodeDocument(_Document):
 
 class SchedulerDocument(NodeDocument):
     shards: int = Field(description="number of shards that it leads")
+    coordinator: str | None = Field(description="service that elects shard leaders for it")
 
 
 class WorkerDocument(NodeDocument):

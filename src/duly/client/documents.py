@@ -204,7 +204,7 @@ def _node(document: Document, kind: str) -> NodeStatus:
         stopped_at=read_time(document["stopped_at"]),
         info={
             name: document[name]
-            for name in ("queues", "tenants", "concurrency", "hanging_threads")
+            for name in ("coordinator", "queues", "tenants", "concurrency", "hanging_threads")
             if document.get(name) is not None
         },
         alive=document["alive"],

@@ -35,6 +35,7 @@ class EtcdCoordinator(RegistryCoordinator):
         super().__init__(listener, pool, **rest)
         self._etcd = EtcdGateway(address, patience=self._lease / 2)
         self._prefix = address.options.get("prefix", DEFAULT_PREFIX).rstrip("/") + "/nodes/"
+        self._info["registry_path"] = self._prefix
         self._lease_id: str | None = None
         self._granted = self._lease
         self._watching: asyncio.Task[None] | None = None

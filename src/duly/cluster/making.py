@@ -23,8 +23,8 @@ def make_coordinator(
         "name": name,
         "version": version,
         "lease_seconds": settings.leader_lease_seconds,
-        # For people: all nodes of a store should show the same.
-        "info": {"coordinator": scheme},
+        # All schedulers of a store must have the same: see `MemberCoordinator.start`.
+        "info": {"coordinator": scheme.replace("etcds", "etcd")},
     }
     if scheme == "postgres":
         return PostgresCoordinator(listener, pool, **common)

@@ -36,7 +36,7 @@ from uuid import UUID
 
 from duly.cluster.assignment import assign
 from duly.cluster.coordinator import Coordinator, Term, TermListener
-from duly.errors import DulyError, StoreUnavailable
+from duly.errors import ConfigError, DulyError, StoreUnavailable
 from duly.store import cluster as rows
 from duly.store.pool import Pool
 
@@ -109,11 +109,37 @@ class MemberCoordinator(Coordinator):
 
     async def start(self) -> None:
         try:
+            # Before joining, so that a node that is refused takes no shard away, and after it, because another node
+            # may have joined at the same moment: then at most one of the two goes on.
+            await self._refuse_other_coordinators()
             await self._join()
+            try:
+                await self._refuse_other_coordinators()
+            except BaseException:
+                await rows.leave(self._pool, node_id=self.node_id)
+                raise
         except BaseException:
             await self._depart()
             raise
         await super().start()
+
+    async def _refuse_other_coordinators(self) -> None:
+        """Refuses to start beside schedulers with another coordinator: the two would take shards from each other.
+
+        Only at the start: a node that joins again after an outage was accepted before.
+        """
+        own, path = self._info.get("coordinator"), self._info.get("registry_path")
+        for other in await rows.other_schedulers(self._pool, node_id=self.node_id):
+            # Version 0.1 said etcds for etcd with TLS, and no path.
+            kind = other.coordinator.replace("etcds", "etcd")
+            if own is None or (kind == own and other.registry_path in (path, None)):
+                continue
+            theirs, ours = (kind, own) if kind != own else (f"{kind} at {other.registry_path}", f"{own} at {path}")
+            raise ConfigError(
+                f"coordinator (DULY_COORDINATOR): this scheduler would use {ours}, but {other.name} is alive and uses "
+                f"{theirs}: set the same, or stop all such schedulers first (one that was killed counts until its "
+                "lease ends)"
+            )
 
     async def run_once(self) -> float | None:
         began = time.monotonic()

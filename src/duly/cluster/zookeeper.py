@@ -67,6 +67,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
         super().__init__(listener, pool, **rest)
         self._address = address
         self._parent = (address.path.rstrip("/") or DEFAULT_PATH) + "/nodes"
+        self._info["registry_path"] = self._parent
         self._entry = f"{self._parent}/{self.node_id}"
         self._client: KazooClient | None = None
         self._event_loop: asyncio.AbstractEventLoop | None = None

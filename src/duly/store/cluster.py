@@ -45,6 +45,19 @@ async def join(
     await store.fetch("cluster/join", node_id, kind, name, version, lease_seconds, json.dumps(info))
 
 
+@dataclass(frozen=True, slots=True)
+class OtherScheduler:
+    """A live scheduler. `registry_path`: its place in etcd or ZooKeeper; None: it has none, or is of version 0.1."""
+
+    name: str
+    coordinator: str
+    registry_path: str | None
+
+
+async def other_schedulers(store: Querier, *, node_id: UUID) -> list[OtherScheduler]:
+    return [OtherScheduler(**row) for row in await store.fetch("cluster/other_schedulers", node_id)]
+
+
 async def leave(store: Querier, *, node_id: UUID) -> int:
     """Ends a node's lease and frees its shards. Returns how many it led."""
     row = await store.row("cluster/leave", node_id)

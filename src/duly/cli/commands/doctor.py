@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import stat
 from collections.abc import AsyncIterator
@@ -29,6 +30,8 @@ _ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia
 _CLOCK_SECONDS = 1.0
 # Maximum age of a transaction, in seconds: an older one lets dead rows pile up.
 _TRANSACTION_SECONDS = 600.0
+# Time in which a server of the coordinator must accept a connection.
+_CONNECT_SECONDS = 2.0
 # Number of the newest jobs that are read to find queues without a worker.
 _MAX_JOBS_READ = 2_000
 
@@ -65,7 +68,7 @@ def doctor(
         print_json({"ok": failed == 0, "checks": [asdict(check) for check in checks]})
     else:
         for check in checks:
-            say(f"{coloured(check.status)}{' ' * (6 - len(check.status))}{check.name:<11}{hanging(check.message)}")
+            say(f"{coloured(check.status)}{' ' * (6 - len(check.status))}{check.name:<12}{hanging(check.message)}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -155,6 +158,7 @@ async def _check_store(settings: Settings) -> list[Check]:
             status = await operations.cluster.status()
             checks.append(_check_keys(settings, keyed=await operations.keys.exist()))
             checks += [
+                await _check_coordinator(status, settings),
                 _check_shards(status),
                 _check_workers(status),
                 await _check_queues(own_tenant(operations), status),
@@ -221,6 +225,39 @@ def _check_keys(settings: Settings, *, keyed: bool) -> Check:
     return Check(
         "keys", "ok", "the store has none: the API accepts the local key of the user who starts it (duly key link)"
     )
+
+
+async def _check_coordinator(status: ClusterStatus, settings: Settings) -> Check:
+    own = settings.coordinator.partition("://")[0].replace("etcds", "etcd")
+    alive = [node for node in status.nodes if node.alive and node.kind == "scheduler" and "coordinator" in node.info]
+    used = {str(node.info["coordinator"]).replace("etcds", "etcd") for node in alive}
+    if used - {own}:
+        return Check(
+            "coordinator",
+            "fail",
+            f"{own} is set here (DULY_COORDINATOR), but live schedulers use {', '.join(sorted(used))}: all must use "
+            "the same",
+        )
+    if (address := settings.coordinator_address) is None:
+        return Check("coordinator", "ok", own)
+    away = [f"{host}:{port}" for host, port in address.hosts if not await _is_listening(host, port)]
+    if len(away) == len(address.hosts):
+        return Check(
+            "coordinator", "fail", f"{own} does not answer at {', '.join(away)}, so no job fires; start it again"
+        )
+    if away:
+        return Check("coordinator", "warn", f"{own} does not answer at {', '.join(away)}")
+    return Check("coordinator", "ok", f"{own} answers at {address.shown}")
+
+
+async def _is_listening(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def _check_shards(status: ClusterStatus) -> Check:
