@@ -156,7 +156,6 @@ def test_a_wrong_command_line_names_the_help_to_read(duly: Run) -> None:
     refused(duly("jobs"), 2, "jobs", "duly --help")
     refused(duly("job", "lst"), 2, "lst", "duly job --help")
     refused(duly("job", "show"), 2, "JOB", "duly job show --help")
-    refused(duly("worker"), 2, "--app", "duly worker --help")
     refused(duly("job", "list", "--limit", "0"), 2, "--limit")
     refused(duly("job", "list", "--home", "/tmp/x"), 2, "duly --home … job list")
     refused(duly("job", "list", "--status", "sleepy"), 2, "status", "sleepy")

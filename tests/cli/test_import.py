@@ -164,7 +164,7 @@ def test_an_imported_line_runs_as_cron_would_run_it(
     table = tmp_path / "table"
     table.write_text(f'GREETING=hello there\n@yearly cat > {output}; echo "$GREETING" >> {output}%one%two\n')
     job_id = duly("import", "crontab", str(table), "--yes", "--json").document["jobs"][0]["job_id"]
-    worker = start("worker", "--app", "tasks_of_test:app", "--allow-commands")
+    worker = start("worker", "--allow-commands")
     worker.wait_for("is running")
     assert duly("job", "trigger", job_id).code == 0
     worker.wait_for("succeeded")

@@ -140,6 +140,39 @@ def test_a_demo_without_a_home_leaves_the_users_own_alone(home: Path, start: Sta
     assert list(home.iterdir()) == [], "the demo leaves nothing behind"
 
 
+def test_the_next_demo_removes_what_a_killed_one_left(home: Path, start: Start) -> None:
+    own: dict[str, str | None] = {"TMPDIR": str(home), "DULY_HOME": None, "DULY_DATABASE_URL": None}
+    home.mkdir(mode=0o755)
+    killed = start("up", "--demo", "--port", "0", **own)
+    where = Path(killed.wait_for(r"store: embedded PostgreSQL in (\S+)")[1])
+    running = start("up", "--demo", "--port", "0", **own)
+    kept = Path(running.wait_for(r"store: embedded PostgreSQL in (\S+)")[1])
+    assert where.exists(), "the first demo was still running"
+    killed.signal(signal.SIGKILL)
+    killed.end()
+    wait_until_gone(str(where))
+    next_one = start("up", "--demo", "--port", "0", **own)
+    next_one.wait_for("Duly is up")
+    assert not where.exists()
+    assert kept.exists()
+
+
+def test_without_an_application_it_runs_commands_and_endpoints(home: Path, start: Start, tmp_path: Path) -> None:
+    """A crontab needs no Python file."""
+    output, table = tmp_path / "output", tmp_path / "table"
+    table.write_text(f"@yearly echo ran > {output}\n")
+    own: dict[str, str | None] = {"DULY_HOME": str(home), "DULY_DATABASE_URL": None}
+    up = start("up", "--allow-commands", "--port", "0", **own)
+    up.wait_for("worker: no Python tasks, only HTTP endpoints and commands, queues default")
+    up.wait_for("worker .* is running: no Python tasks, only HTTP endpoints and commands")
+    imported = start("import", "crontab", str(table), "--yes", "--json", **own)
+    assert imported.end() == 0, imported.said
+    job_id = json.loads(imported.said)["jobs"][0]["job_id"]
+    assert start("job", "trigger", job_id, **own).end() == 0
+    up.wait_for("succeeded")
+    assert output.read_text() == "ran\n"
+
+
 def test_ctrl_c_while_it_still_starts_leaves_nothing_either(home: Path, start: Start) -> None:
     up = start("up", "--demo", "--port", "0", DULY_HOME=str(home), DULY_DATABASE_URL=None)
     up.wait_for("opening the embedded PostgreSQL")
@@ -249,7 +282,7 @@ def test_a_taken_port_is_stepped_over_unless_it_was_asked_for(start: Start) -> N
         up = start("up")
         told = up.wait_for(r"port 8080 is taken; using (\d+)")[1]
         address = up.wait_for(r"Duly is up: (http://\S+)/#key=")[1]
-        up.wait_for("worker: none; use --app")
+        up.wait_for("worker: no Python tasks, only HTTP endpoints, queues default")
         assert address == f"http://127.0.0.1:{told}"
         assert "ok" in answers(address)
         for arguments, changes in ((["--port", "8080"], {}), ([], {"DULY_PORT": "8080"})):

@@ -14,8 +14,16 @@ from duly.errors import ConfigError, DulyError
 
 if TYPE_CHECKING:
     from duly.app import Duly
+    from duly.config import Settings
 
 log = logging.getLogger("duly.cli")
+
+
+def app_to_run(text: str | None, settings: Settings) -> Duly:
+    """The application of a worker. Without a name it has no tasks: the worker runs HTTP endpoints and commands only."""
+    from duly.app import Duly
+
+    return Duly(settings=settings) if text is None else load_app(text)
 
 
 def load_app(text: str) -> Duly:

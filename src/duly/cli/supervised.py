@@ -52,7 +52,7 @@ class WorkerProcesses:
     def of(
         cls,
         settings: Settings,
-        app_name: str,
+        app_name: str | None,
         *,
         home: Path | None,
         queues: Mapping[str, int],
@@ -71,7 +71,7 @@ class WorkerProcesses:
         else:
             assert settings.database_url is not None
             environment["DULY_DATABASE_URL"] = settings.database_url  # not as an argument: every user can read those
-        arguments += ["worker", "--app", app_name]
+        arguments += ["worker"] if app_name is None else ["worker", "--app", app_name]
         for queue, weight in queues.items():
             arguments += ["--queue", f"{queue}={weight}"]
         for tenant in tenants:

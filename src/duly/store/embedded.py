@@ -119,6 +119,11 @@ def owner(home: Path) -> int | None:
         return None
 
 
+def is_running(home: Path) -> bool:
+    """Whether a server of `home` runs."""
+    return _postmaster(_Paths(home)) is not None
+
+
 class _Paths:
     """The paths of one home. Processes that name the same home compute the same paths."""
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.commands.worker import home_of, queues_of, shown_queues, with_commands
+from duly.cli.commands.worker import home_of, queues_of, shown_queues, shown_work, with_commands
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code
 from duly.cli.invocation import Invocation, invocation_of, own_tenant
 from duly.cli.options import (
@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("duly.cli")
 
 DEMO_APP = "duly.cli.demo:app"
+_DEMO_PREFIX = "duly-demo-"
+_DEMO_PID = "demo.pid"
 _STOPPING = "stopping; running handlers may finish (Ctrl-C again ends them)"
 # Number of ports that are tried if the usual one is taken.
 PORTS_TRIED = 50
@@ -54,6 +56,7 @@ PORTS_TRIED = 50
 _EXAMPLES = examples(
     "duly up --demo",
     "duly up --app myproject.jobs:app --concurrency 20",
+    "duly up --allow-commands",
     "DULY_DATABASE_URL=postgresql://user@host/name duly up --app myproject.jobs:app --port 9000",
 )
 
@@ -76,6 +79,8 @@ def up(
     open_to_all: OpenOption = False,
 ) -> None:
     """Run everything: an embedded PostgreSQL unless you have one, a scheduler, the API and your application's worker.
+
+    Without --app the worker runs jobs whose handler is an HTTP endpoint or, with --allow-commands, a command.
 
     The printed link opens the live page; keep it to yourself, because it holds a key. Each run is shown as it ends.
     Ctrl-C stops everything; a second Ctrl-C does so at once.
@@ -116,13 +121,13 @@ def _planned(
     queue: list[str] | None,
     with_flags: Callable[[Settings], Settings],
 ) -> _Plan:
-    from duly.cli.loading import load_app
+    from duly.cli.loading import app_to_run
 
     invocation.export()
-    invocation.settings()  # sets up logging first, because an import may log
+    settings = invocation.settings()  # sets up logging first, because an import may log
     name = DEMO_APP if demo else app
     # Here as well as in the worker: a mistake is reported at once, and the API knows the tasks.
-    application = load_app(name) if name is not None else None
+    application = app_to_run(name, settings)
     settings = with_flags(invocation.settings_with(application))
     return _Plan(
         settings=settings,
@@ -133,7 +138,7 @@ def _planned(
         port=settings.port if port is None else port,
         port_is_chosen=port is not None or "port" in settings.model_fields_set,
         concurrency=concurrency,
-        queues=queues_of(application, queue) if application is not None else {},
+        queues=queues_of(application, queue),
     )
 
 
@@ -151,12 +156,31 @@ def _run(plan: _Plan, api: ApiProcess) -> int:
 
 @contextmanager
 def _temporary_home() -> Iterator[Path]:
-    """A home for one demo, removed at its end."""
-    home = Path(tempfile.mkdtemp(prefix="duly-demo-"))
+    """A home for one demo, removed at its end; those of demos that were killed are removed now."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_DEMO_PREFIX}*"):
+        # Others may have folders there as well: only one of this user, whose PostgreSQL does not run, is removed.
+        if _is_left_behind(left):
+            shutil.rmtree(left, ignore_errors=True)
+    home = Path(tempfile.mkdtemp(prefix=_DEMO_PREFIX))
+    (home / _DEMO_PID).write_text(str(os.getpid()))
     try:
         yield home
     finally:
         shutil.rmtree(home, ignore_errors=True)
+
+
+def _is_left_behind(home: Path) -> bool:
+    from duly.store import embedded
+
+    try:
+        if home.is_symlink() or home.stat().st_uid != os.geteuid():
+            return False
+        os.kill(int((home / _DEMO_PID).read_text()), 0)
+    except ProcessLookupError:
+        return not embedded.is_running(home)
+    except (OSError, ValueError):
+        return False
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +188,7 @@ class _Plan:
     """The command line and the settings, combined."""
 
     settings: Settings
-    application: Duly | None
+    application: Duly
     app_name: str | None
     demo: bool
     host: str
@@ -193,19 +217,18 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
             if home is not None:
                 log.info("opening the embedded PostgreSQL in %s", home)
             store = await stack.enter_async_context(open_store(settings, migrating=True))
-            handlers = plan.application.tasks if plan.application is not None else {}
+            handlers = plan.application.tasks
             # By its home: the API, like a worker, counts as a user of the embedded PostgreSQL.
             orders = Orders(settings.model_copy(update={"home": home}), plan.host, list(handlers))
             serving = asyncio.create_task(api.serve(listener, orders))
             stack.push_async_callback(_end, api, serving)
             operations = own_tenant(await StoreOperations.open(store.pool, settings, local_handlers=handlers))
-            if plan.app_name is not None:
-                workers = WorkerProcesses.of(
-                    settings, plan.app_name, home=home, queues=plan.queues, concurrency=plan.concurrency
-                )
-                await workers.start()
-                stack.push_async_callback(workers.stop)
-                hasten.append(workers.hasten)
+            workers = WorkerProcesses.of(
+                settings, plan.app_name, home=home, queues=plan.queues, concurrency=plan.concurrency
+            )
+            await workers.start()
+            stack.push_async_callback(workers.stop)
+            hasten.append(workers.hasten)
             await stack.enter_async_context(running_scheduler(store.pool, settings))
             served = await asyncio.shield(serving)
             stack.enter_context(announced(served.address, served.key_file))
@@ -260,9 +283,9 @@ def _greet(plan: _Plan, served: Served, home: Path | None) -> None:
     say(f"  store: {store}")
     if plan.demo and home is not None:
         say(f"  from another terminal: duly --home {home} job list")
-    if plan.application is not None:
-        say(f"  worker: {len(plan.application.tasks)} tasks of {plan.app_name}, queues {shown_queues(plan.queues)}")
-    else:
-        say("  worker: none; use --app module:app to run your tasks, or --demo for sample tasks")
+    work = shown_work(plan.application, plan.settings) + (f" of {plan.app_name}" if plan.app_name is not None else "")
+    say(f"  worker: {work}, queues {shown_queues(plan.queues)}")
+    if plan.app_name is None:
+        say("  Use --app module:app to run your own tasks, or --demo for sample tasks.")
     say("  Ctrl-C stops everything.")
     say()

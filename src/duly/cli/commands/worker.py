@@ -17,6 +17,7 @@ from duly.cli.ending import ENDING_SECONDS, cancelled_by, ending_at_once, exit_c
 from duly.cli.invocation import invocation_of, own_tenant
 from duly.cli.options import (
     AllowCommandsOption,
+    AppOption,
     CommandUserOption,
     ConcurrencyOption,
     PassEnvOption,
@@ -53,6 +54,7 @@ _EXAMPLES = examples(
     "duly worker --app myproject.jobs:app --queue reports=3 --queue default --concurrency 20",
     "duly worker --app myproject.jobs:app --tenant acme --queue acme",
     "duly worker --app myproject.jobs:app --processes 4 --allow-commands --command-user batch",
+    "duly worker --allow-commands",
 )
 
 
@@ -62,7 +64,7 @@ def register(app: typer.Typer) -> None:
 
 def worker(
     context: typer.Context,
-    app: Annotated[str, typer.Option(help="The application: module:attribute of a Duly object.", metavar="MODULE:APP")],
+    app: AppOption = None,
     queue: QueueOption = None,
     tenant: TenantOption = None,
     concurrency: ConcurrencyOption = None,
@@ -84,9 +86,10 @@ def worker(
 ) -> None:
     """Run a worker, which claims due runs and calls the application's tasks. Start as many as you like.
 
-    First it registers or updates the jobs that the application declares (@app.cron).
+    First it registers or updates the jobs that the application declares (@app.cron). Without --app it has no tasks and
+    runs jobs whose handler is an HTTP endpoint or, with --allow-commands, a command.
     """
-    from duly.cli.loading import load_app
+    from duly.cli.loading import app_to_run
     from duly.process import conceal, run
 
     conceal()
@@ -94,7 +97,7 @@ def worker(
     invocation = invocation_of(context)
     invocation.export()
     settings = invocation.settings()
-    application = load_app(app)
+    application = app_to_run(app, settings)
     if supervised:
         # The supervisor has chosen the store; all other settings are the application's.
         found = {"database_url": settings.database_url, "home": settings.home, "log_level": settings.log_level}
@@ -147,6 +150,12 @@ def tenants_of(settings: Settings, chosen: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(tenants))
 
 
+def shown_work(application: Duly, settings: Settings) -> str:
+    """What a worker runs, for people."""
+    others = "HTTP endpoints" + (" and commands" if settings.allow_commands else "")
+    return f"{len(application.tasks)} tasks" if application.tasks else f"no Python tasks, only {others}"
+
+
 def shown_queues(queues: Mapping[str, int]) -> str:
     return ", ".join(queue if weight == 1 else f"{queue}={weight}" for queue, weight in queues.items())
 
@@ -167,7 +176,7 @@ def _queue(text: str) -> tuple[str, int]:
 
 def _workers(
     settings: Settings,
-    app_name: str,
+    app_name: str | None,
     application: Duly,
     queues: Mapping[str, int],
     tenants: Sequence[str],
@@ -255,9 +264,9 @@ async def _work(
             )
             stop_now.append(running.stop_now)
             log.info(
-                "worker %s is running: %d tasks, queues %s%s",
+                "worker %s is running: %s, queues %s%s",
                 node_name(),
-                len(application.tasks),
+                shown_work(application, settings),
                 shown_queues(queues),
                 f", for {', '.join(map(repr, tenants))} only" if tenants else "",
             )
