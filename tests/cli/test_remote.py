@@ -224,9 +224,9 @@ def test_the_address_and_the_key_come_from_the_environment(
 
 
 def test_an_api_that_is_not_there_is_said_to_be_so(duly: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from duly.client import trying
+    from duly.cli import invocation
 
-    monkeypatch.setattr(trying, "BASE_SECONDS", 0.001)
+    monkeypatch.setattr(invocation, "_PATIENCE_SECONDS", 0.3)
     ended = duly("--url", "http://127.0.0.1:1", "job", "list")
     assert ended.code == 3
     assert ended.err.startswith("duly: GET http://127.0.0.1:1/api/v1/jobs: no connection")

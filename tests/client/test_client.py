@@ -644,12 +644,57 @@ def test_pauses_grow_and_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trying, "BASE_SECONDS", 0.2)
     drawn = []
     for _ in range(200):
-        attempts = trying.Attempts("it", repeatable=True, retries=8)
+        attempts = trying.Attempts("it", repeatable=True, patience=100, retries=8)
         drawn.append([attempts.after_error(httpx.ReadError("x")) for _ in range(8)])
     for number, pauses in enumerate(zip(*drawn, strict=True)):
-        longest = min(10.0, 0.2 * 2**number)
+        longest = min(3.0, 0.2 * 2**number)
         assert all(longest / 2 <= pause <= longest for pause in pauses)
         assert len(set(pauses)) > 100
+
+
+def test_a_call_is_retried_for_its_patience_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import httpx
+
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(trying, "BASE_SECONDS", 0.2)
+    attempts = trying.Attempts("GET it", repeatable=True, patience=30, retries=None)
+    pauses: list[float] = []
+
+    def keep_trying() -> None:
+        nonlocal now
+        while True:
+            pauses.append(attempts.after_error(httpx.ConnectError("refused")))
+            now += pauses[-1]
+
+    with pytest.raises(ApiUnavailable, match="GET it: no connection"):
+        keep_trying()
+    assert 1000 + 30 - 3 <= now <= 1000 + 30
+    assert max(pauses) <= 3
+    assert caplog.text.count("GET it: no answer yet (refused); trying for 2") == 1
+
+
+def test_a_short_failure_is_not_worth_a_message(caplog: pytest.LogCaptureFixture) -> None:
+    import httpx
+
+    attempts = trying.Attempts("it", repeatable=True, patience=30, retries=None)
+    attempts.after_error(httpx.ConnectError("refused"))
+    attempts.after_error(httpx.ConnectError("refused"))
+    assert caplog.text == ""
+
+
+def test_a_server_that_has_just_started_may_not_have_announced_its_local_key() -> None:
+    import httpx
+
+    attempts = trying.Attempts("it", repeatable=False, patience=30, retries=None)
+    unkeyed = httpx.Response(401, request=httpx.Request("GET", "http://127.0.0.1:1/"))
+    keyed = httpx.Response(401, request=httpx.Request("GET", "http://127.0.0.1:1/", headers={"Authorization": "x"}))
+    assert attempts.after_answer(unkeyed) is None, "this server did not restart"
+    attempts.after_error(httpx.ConnectError("refused"))
+    assert attempts.after_answer(unkeyed) is not None
+    assert attempts.after_answer(keyed) is None
 
 
 # Refusals

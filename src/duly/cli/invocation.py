@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from duly.operations import Operations, StoreOperations
 
 T = TypeVar("T")
+# Time for which a command waits for an API that does not answer: it may be restarting, or the address may be wrong.
+_PATIENCE_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ def with_remote(context: typer.Context, work: Callable[[Remote], Awaitable[T]]) 
         from duly.cli.backend import Remote
         from duly.client import AsyncClient
 
-        async with AsyncClient(invocation.remote_url) as client:
+        async with AsyncClient(invocation.remote_url, patience=_PATIENCE_SECONDS) as client:
             return await work(Remote(client))
 
     import asyncio

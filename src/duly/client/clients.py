@@ -18,7 +18,7 @@ import httpx
 
 from duly.client import calls
 from duly.client.calls import Answer, Call, Pages, Steps
-from duly.client.trying import Attempts, refusal
+from duly.client.trying import PATIENCE_SECONDS, Attempts, refusal
 from duly.errors import ApiUnavailable, ConfigError, DulyError
 from duly.local_keys import is_loopback_url, key_for
 
@@ -34,12 +34,15 @@ _SAME_CLOCK = timedelta(seconds=2)
 class _Base:
     """Address and key of the API; turns a call into a request and a response into a value."""
 
-    def __init__(self, url: str | None, *, timeout: float, retries: int) -> None:
+    def __init__(self, url: str | None, *, timeout: float, patience: float, retries: int | None) -> None:
         self._url = _check_url(url if url is not None else os.environ.get("DULY_URL"))
         if not timeout > 0:
             raise ConfigError(f"timeout must be more than 0 seconds, not {timeout!r}")
-        if retries < 0:
+        if not patience >= 0:
+            raise ConfigError(f"patience must be 0 seconds or more, not {patience!r}")
+        if retries is not None and retries < 0:
             raise ConfigError(f"retries must be 0 or more, not {retries!r}")
+        self._patience = patience
         self._retries = retries
         self._offset = timedelta(0)
         self._own_server = False
@@ -68,7 +71,9 @@ class _Base:
         return datetime.now(UTC) + self._offset
 
     def _attempts(self, call: Call[Any]) -> Attempts:
-        return Attempts(self._address_of(call), repeatable=call.repeatable, retries=self._retries)
+        return Attempts(
+            self._address_of(call), repeatable=call.repeatable, patience=self._patience, retries=self._retries
+        )
 
     def _arguments(self, call: Call[Any]) -> dict[str, Any]:
         headers = dict(call.headers)
@@ -164,13 +169,20 @@ class Client(_Base):
     """
 
     def __init__(
-        self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, retries: int = 4
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 30.0,
+        patience: float = PATIENCE_SECONDS,
+        retries: int | None = None,
     ) -> None:
         """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; your own server on loopback needs no key.
 
-        `timeout` is for one attempt, in seconds; `retries` is the number of attempts after the first.
+        `timeout` is for one attempt, in seconds. A call that fails for a passing reason, such as a restart of the API,
+        is retried for `patience` seconds; `retries` also bounds the number of retries.
         """
-        super().__init__(url, timeout=timeout, retries=retries)
+        super().__init__(url, timeout=timeout, patience=patience, retries=retries)
         self._http = httpx.Client(**self._options(api_key, timeout))
 
     request_of = staticmethod(calls.request_of)
@@ -266,13 +278,20 @@ class AsyncClient(_Base):
     """
 
     def __init__(
-        self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, retries: int = 4
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float = 30.0,
+        patience: float = PATIENCE_SECONDS,
+        retries: int | None = None,
     ) -> None:
         """`url` and `api_key` default to `DULY_URL` and `DULY_API_KEY`; your own server on loopback needs no key.
 
-        `timeout` is for one attempt, in seconds; `retries` is the number of attempts after the first.
+        `timeout` is for one attempt, in seconds. A call that fails for a passing reason, such as a restart of the API,
+        is retried for `patience` seconds; `retries` also bounds the number of retries.
         """
-        super().__init__(url, timeout=timeout, retries=retries)
+        super().__init__(url, timeout=timeout, patience=patience, retries=retries)
         self._http = httpx.AsyncClient(**self._options(api_key, timeout))
 
     request_of = staticmethod(calls.request_of)
