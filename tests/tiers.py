@@ -34,6 +34,7 @@ WAITS = (
     "cluster/test_clocks.py",
     "cluster/test_coordinator_contract.py",
     "cluster/test_coordinator_setting.py",
+    "cluster/test_deploys.py",
     "cluster/test_exactly_once.py",
     "cluster/test_processes.py",
     "cluster/test_registries.py",
@@ -56,6 +57,7 @@ WAITS = (
 SEARCH = (
     "api/test_contract.py",
     "cluster/test_churn.py",
+    "cluster/test_deploys.py",
     "cluster/test_exactly_once.py",
     "cluster/test_fight.py",
     "policies/",

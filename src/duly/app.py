@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from datetime import datetime
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
+from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 from uuid import UUID
 from weakref import WeakKeyDictionary
@@ -21,6 +23,7 @@ from duly.model import (
     DEFAULT_TENANT,
     POLICY_FIELDS,
     CronOptions,
+    Declarer,
     JobOptions,
     JobRequest,
     Policy,
@@ -28,6 +31,7 @@ from duly.model import (
     each_request,
     make_request,
 )
+from duly.model.deploys import MAX_NAME, rank_of_setting, rank_of_time
 from duly.worker.handler.task import Handler, Isolation, Task
 
 if TYPE_CHECKING:
@@ -52,12 +56,20 @@ class Duly:
     when first needed and belong to the event loop that needed them; `async with app:` closes them at the end.
     """
 
-    def __init__(self, database_url: str | None = None, *, settings: Settings | None = None) -> None:
+    def __init__(
+        self, database_url: str | None = None, *, name: str | None = None, settings: Settings | None = None
+    ) -> None:
+        """`name`: the owner of the jobs that the code declares. One name for all processes and deploys of one app."""
+        if name is not None and not (1 <= len(name) <= MAX_NAME and name.isprintable()):
+            raise InvalidInput("name", f"must be 1 to {MAX_NAME} printable characters")
+        self.name = name
         self._given_settings = settings
         self._given_url = database_url
         self.tasks: dict[str, Task] = {}
         #: Jobs that the code declares (`@app.cron`); workers submit them when they start.
         self.declared: dict[str, JobRequest] = {}
+        #: By key of a declared job: the keys that it had before (`renamed_from`).
+        self.renamed_from: dict[str, list[str]] = {}
         self._opening: Opening = _open_operations
         self._open: WeakKeyDictionary[asyncio.AbstractEventLoop, _Connection] = WeakKeyDictionary()
         self._bridge: _Bridge | None = None
@@ -101,12 +113,18 @@ class Duly:
         queue: str = DEFAULT_QUEUE,
         priority: int = DEFAULT_PRIORITY,
         isolation: Isolation = "thread",
+        renamed_from: str | Sequence[str] = (),
         **options: Unpack[CronOptions],
     ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
         """Registers a task and declares its recurring job. `schedule` is cron, `every 15m` or an RRULE.
 
-        The task's name identifies the job: changing the decorator and deploying changes the job.
+        The task's name identifies the job: changing the decorator and deploying changes the job. `renamed_from`: the
+        task's earlier name or names; the job of that name is taken over with its history, its runs and its pause.
         """
+        earlier = [renamed_from] if isinstance(renamed_from, str) else list(renamed_from)
+        for old_name in earlier:
+            if not 1 <= len(old_name) <= 190:
+                raise InvalidInput("renamed_from", "must be the earlier name of the task, or several")
 
         def register(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
             policy = {key: value for key, value in options.items() if key in POLICY_FIELDS}
@@ -118,9 +136,11 @@ class Duly:
                 dict(payload or {}),
                 schedule=schedule,
                 timezone=timezone,
-                dedupe_key=f"declared:{task.name}",
+                dedupe_key=_declared_key(task.name),
                 **own,
             )
+            if earlier:
+                self.renamed_from[_declared_key(task.name)] = [_declared_key(old_name) for old_name in earlier]
             return function
 
         return register
@@ -234,9 +254,40 @@ class Duly:
         return CallerTransaction(self.settings, _TENANT, self.tasks.keys())
 
     async def declare(self) -> list[UUID]:
-        """Submits the jobs that the code declares, and changes those whose declaration has changed."""
+        """Submits the jobs that the code declares, and changes those whose declaration has changed.
+
+        A deploy that is older than the last one that declared a job does not change it.
+        """
         operations = await self.operations()
-        return [await operations.declare(request) for request in self.declared.values()]
+        declared = await operations.declare_all(
+            list(self.declared.values()), self.declarer(self.settings), self.renamed_from
+        )
+        return [one.job_id for one in declared if one.job_id is not None]
+
+    def declarer(self, settings: Settings) -> Declarer:
+        """This application and its deploy: the setting `deploy`, or the newest time of the files of its code."""
+        keys = frozenset(request.dedupe_key or "" for request in self.declared.values())
+        if settings.deploy is not None:
+            return Declarer(self.name or "", settings.deploy, rank_of_setting(settings.deploy), keys)
+        rank = rank_of_time(newest) if (newest := self._newest_file()) is not None else ""
+        return Declarer(self.name or "", rank[1:] or None, rank, keys)
+
+    def _newest_file(self) -> datetime | None:
+        """The newest time of the files of the packages, or single modules, that the tasks are in."""
+        files: set[Path] = set()
+        for task in self.tasks.values():
+            module = sys.modules.get(str(getattr(task.function, "__module__", "")))
+            own = getattr(module, "__file__", None)
+            if module is None or own is None:
+                continue
+            top = sys.modules.get(module.__name__.partition(".")[0])
+            folders = [Path(folder) for folder in getattr(top, "__path__", ())]
+            files.update([Path(own)] if not folders else (path for folder in folders for path in folder.rglob("*.py")))
+        times = []
+        for path in files:
+            with suppress(OSError):
+                times.append(path.stat().st_mtime)
+        return datetime.fromtimestamp(max(times), UTC) if times else None
 
     def _handler_of(self, task: Callee) -> str | Mapping[str, Any]:
         if isinstance(task, str) or isinstance(task, Mapping):  # noqa: SIM101 - a string is quicker to recognise
@@ -337,3 +388,7 @@ def _policy(options: Mapping[str, Any]) -> Policy:
     if unknown := options.keys() - POLICY_FIELDS:
         raise InvalidInput(min(unknown), "is not a policy of a job")
     return Policy(**options) if options else DEFAULT_POLICY
+
+
+def _declared_key(task: str) -> str:
+    return f"declared:{task}"

@@ -113,6 +113,13 @@ class Settings(BaseSettings):
     concurrency: int = Field(
         100, ge=1, le=100_000, description="maximum number of runs that a worker process holds at once"
     )
+    deploy: str | None = Field(
+        None,
+        min_length=1,
+        max_length=100,
+        description="deploy of the application, such as a build number or a UTC time; an older one changes no declared "
+        "job of a newer one; unset: the newest time of the application's files",
+    )
     missing_task_seconds: float = Field(
         600, ge=0, description="a run goes to the dead letters after no live worker has had its task for this time"
     )

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 from uuid import uuid4
 
 from duly.cluster.coordinator import Term
@@ -16,6 +17,7 @@ from duly.cluster.making import make_coordinator
 from duly.config import Settings
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.leader import LeaderService
+from duly.maintenance.orphans import Orphans
 from duly.maintenance.partitions import Partitions
 from duly.maintenance.rescuer import Rescuer
 from duly.maintenance.sql_submits import SqlSubmits
@@ -105,6 +107,7 @@ class SchedulerNode:
             Rescuer(pool),
             Partitions(pool),
             Unparker(pool),
+            Orphans(pool),
             Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
             Guardian(pool),
             sql_submits,
@@ -170,10 +173,11 @@ async def running_worker(
     tenants: Sequence[str] = (),
     concurrency: int | None = None,
     observer: Observer | None = None,
+    app: Mapping[str, Any] | None = None,
 ) -> AsyncIterator[Worker]:
     """A running worker. `queues` as a mapping gives each queue a weight: its share of a busy worker.
 
-    `tenants`: the tenants whose runs it takes; empty: all tenants.
+    `tenants`: the tenants whose runs it takes; empty: all tenants. `app`: the application and deploy that it is of.
     """
     notifier = make_notifier(pool, settings)
     worker = Worker(
@@ -187,6 +191,7 @@ async def running_worker(
         concurrency=concurrency,
         notifier=notifier,
         observer=observer,
+        app=app,
         isolated=Children(settings.process_slots) if check_isolated(tasks) else None,
         targets=await make_targets(settings, pool, version=duly_version()),
     )

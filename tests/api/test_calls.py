@@ -98,7 +98,8 @@ async def test_of_many_changes_with_one_etag_exactly_one_is_made(client: httpx.A
 
 
 WRONG_CHANGES: list[tuple[str, Any]] = [
-    ("handler", "other"), ("dedupe_key", "x"), ("status", "paused"), ("job_id", "x"), ("tenant", "x"),
+    ("handler", ""), ("handler", {"type": "x"}),
+    ("dedupe_key", "x"), ("status", "paused"), ("job_id", "x"), ("tenant", "x"),
     ("colour", "red"), ("priority", 10), ("priority", "5"), ("name", None), ("schedule", "77 * * * *"),
     ("timezone", "Mars/Olympus"), ("max_runs", 0), ("payload", "\x00"), ("labels", {"a": 1}), ("start_at", "soon"),
 ]  # fmt: skip
@@ -111,6 +112,13 @@ async def test_a_wrong_change_is_422_by_name_and_changes_nothing(client: httpx.A
         assert refused.status_code == 422, field
         assert refused.json()["field"].partition(".")[0] == field
     assert (await client.get(f"{JOBS}/{job['job_id']}")).json() == job
+
+
+async def test_another_handler_keeps_the_job(client: httpx.AsyncClient) -> None:
+    job = await submit(client)
+    changed = await client.patch(f"{JOBS}/{job['job_id']}", json={"handler": "other"})
+    assert (changed.status_code, changed.json()["handler"]) == (200, "other")
+    assert changed.json()["next_run_at"] == job["next_run_at"]
 
 
 async def test_a_run_now_job_can_be_changed_while_its_run_waits(client: httpx.AsyncClient) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from mutants import cluster, door, edges, firing, jobs, requests, rights, text, timing, upkeep, working
+from mutants import cluster, deploys, door, edges, firing, jobs, requests, rights, text, timing, upkeep, working
 from mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
     *working.MUTANTS,
     *firing.MUTANTS,
     *jobs.MUTANTS,
+    *deploys.MUTANTS,
     *upkeep.MUTANTS,
     *cluster.MUTANTS,
     *edges.MUTANTS,

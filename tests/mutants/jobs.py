@@ -309,8 +309,8 @@ MUTANTS = (
         "unpark-the-kept",
         "a job that a person paused goes on by itself",
         "operations/jobs.py",
-        "await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason) or job",
-        "job",
+        "kept = await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)",
+        "kept = None",
         ("operations/test_changing.py::TestParked::test_a_person_who_pauses_it_keeps_it_paused",),
     ),
     Mutant(

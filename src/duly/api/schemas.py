@@ -223,7 +223,7 @@ class JobBody(_DescribedFields):
 
 
 # Fields that cannot be changed.
-_FIXED = frozenset({"handler", "dedupe_key"})
+_FIXED = frozenset({"dedupe_key"})
 
 
 def change_schema() -> dict[str, Any]:
@@ -236,7 +236,7 @@ def change_schema() -> dict[str, Any]:
     }
     return {
         "title": "JobChange",
-        "description": "The fields of a job to change. Its handler and its dedupe_key cannot be changed.",
+        "description": "The fields of a job to change. Its dedupe_key cannot be changed.",
         "type": "object",
         "additionalProperties": False,
         "properties": properties,

@@ -20,6 +20,7 @@ Read in this order:
 from duly.model.claim import Buried, Claim, ClaimedRun, Recorded, Requeued, Succeeded
 from duly.model.cluster import Cluster, ClusterStatus, Counts, NodeStatus, ShardStatus
 from duly.model.dead_letter import DeadLetter, DeadLetterFilter, Swept
+from duly.model.deploys import Declarer
 from duly.model.explanation import Explanation, Verdict
 from duly.model.fields import Rule, rules_of
 from duly.model.ids import from_micros, make_run_id, parse_run_id, to_micros
@@ -77,6 +78,7 @@ __all__ = [
     "CronOptions",
     "DeadLetter",
     "DeadLetterFilter",
+    "Declarer",
     "DstFold",
     "DstGap",
     "ErrorInfo",

@@ -58,6 +58,7 @@ class JobOptions(_OwnOptions, total=False):
 class JobChanges(_OwnOptions, total=False):
     """The fields of a job that can be changed. None removes a limit."""
 
+    handler: str | Mapping[str, Any]
     name: str
     payload: Any
     schedule: str | datetime

@@ -63,7 +63,9 @@ class Operations:
         self.cluster = cluster
         submits = SubmitOperations(core, tenant)
         self.submit, self.submit_many, self.submit_each = submits.submit, submits.submit_many, submits.submit_each
-        self.declare = DeclareOperations(core, tenant, jobs=self.jobs, submits=submits).declare
+        #: Jobs that an application's code declares.
+        self.declarations = DeclareOperations(core, tenant, jobs=self.jobs, submits=submits)
+        self.declare, self.declare_all = self.declarations.declare, self.declarations.declare_all
         self.forecast = ForecastOperations(core, tenant).forecast
         self.now = core.now
 

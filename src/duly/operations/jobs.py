@@ -15,9 +15,10 @@ from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, timetable_of, t
 from duly.operations.revising import revise, touches_timing
 from duly.operations.rights import EVERYTHING, Rights
 from duly.operations.runs import RunOperations
+from duly.operations.submits import SubmitOperations
 from duly.operations.upcoming import MAX_OCCURRENCES, upcoming
 from duly.states import RunFlag
-from duly.store import jobs
+from duly.store import declarations, jobs
 from duly.store.jobs import ChangedJob
 from duly.store.pool import Querier
 from duly.timing import forget_zones, plan_resume
@@ -124,14 +125,19 @@ class JobOperations:
         `expected_version`, a job that was changed since is a conflict. The job keeps its dedupe_key together with the
         content it was submitted with, so that sending the same submit again still finds it. A job that runs a command
         cannot be changed without the right to submit commands: its payload, queue and keys decide what it does and
-        where, as its arguments do. The tenant's bounds apply in the same way.
+        where, as its arguments do; nor can another job be made one. The tenant's bounds apply in the same way.
+        Runs that wait have the job's handler, also a new one.
         """
         bounds = await self._core.bounds(self._tenant)
+        if "handler" in changes:
+            await SubmitOperations(self._core, self._tenant).check_known(changes["handler"], rights)
 
         def revised(job: Job, now: datetime) -> ChangedJob | None:
             rights.check_handler(job.handler, doing="changing")
+            handler = changes.get("handler", job.handler)
+            rights.check_handler(handler)
             if bounds is not None:
-                bounds.check(job.handler, changes.get("queue", job.queue))
+                bounds.check(handler, changes.get("queue", job.queue))
             if expected_version is not None and job.version != expected_version:
                 raise Conflict(f"job {job_id} was changed by others: it has version {job.version} now")
             if job.status in ("completed", "cancelled"):
@@ -160,17 +166,7 @@ class JobOperations:
         """
 
         async def write(within: Querier) -> tuple[Job | None, Job | None, ChangedJob | None]:
-            job = await jobs.get(within, job_id=job_id, tenant=self._tenant)
-            now = self._pool.clock.now()
-            if job is not None and retimes(job):
-                # Taken back first: the new plan is made from the job without its occurrence that was fired ahead.
-                await jobs.retract(within, job_id=job_id, tenant=self._tenant)
-                job = await jobs.get(within, job_id=job_id, tenant=self._tenant)
-                now = await self._plan_from(within, job_id)
-            change = None if job is None else revised(job, now)
-            if change is None:
-                return job, job, None
-            return job, await jobs.change(within, change), change
+            return await self.rewrite_within(within, job_id, revised, retimes=retimes)
 
         for _ in range(10):
             job, changed, change = await self._pool.together(write)
@@ -183,6 +179,30 @@ class JobOperations:
             # The job was changed between the read and the write: read it again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
 
+    async def rewrite_within(
+        self,
+        within: Querier,
+        job_id: UUID,
+        revised: Callable[[Job, datetime], ChangedJob | None],
+        *,
+        retimes: Callable[[Job], bool],
+    ) -> tuple[Job | None, Job | None, ChangedJob | None]:
+        """One try of `rewrite` within a transaction: the job as it was read and as it is written, and the change.
+
+        Written is None if the job was changed since it was read.
+        """
+        job = await jobs.get(within, job_id=job_id, tenant=self._tenant)
+        now = self._pool.clock.now()
+        if job is not None and retimes(job):
+            # Taken back first: the new plan is made from the job without its occurrence that was fired ahead.
+            await jobs.retract(within, job_id=job_id, tenant=self._tenant)
+            job = await jobs.get(within, job_id=job_id, tenant=self._tenant)
+            now = await self._plan_from(within, job_id)
+        change = None if job is None else revised(job, now)
+        if change is None:
+            return job, job, None
+        return job, await jobs.change(within, change), change
+
     async def _plan_from(self, store: Querier, job_id: UUID) -> datetime:
         """Now; or, if the database's clock was set back, the latest time up to which the job's occurrences are
         recorded."""
@@ -194,18 +214,28 @@ class JobOperations:
         job = await self.get(job_id)
         if job.status == "paused":
             # A job that Duly parked would resume by itself; now it stays paused.
-            return await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason) or job
+            kept = await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)
+            if kept is None and await declarations.exist(self._pool):
+                # So would one that no deploy declared, once it is declared again.
+                await declarations.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)
+                kept = await self.get(job_id)
+            return kept or job
         paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)
         if paused is None:
             raise Conflict(f"job {job_id} cannot be paused: it is {job.status} and nothing more is planned for it")
         return paused
 
     async def resume(self, job_id: str) -> Job:
-        """Fire a paused job again, from its next future occurrence on. Occurrences during the pause are not run."""
+        """Fire a paused job again, from its next future occurrence on. Occurrences during the pause are not run.
+
+        A cancelled job stays so, unless an application's code declares it: it cannot be submitted anew.
+        """
         for _ in range(10):
             job = await self.get(job_id)
             if job.status == "active":
                 return job
+            if job.status == "cancelled" and await self._restored(job):
+                return await self.get(job_id)
             if job.status != "paused":
                 raise Conflict(f"job {job_id} cannot be resumed: it is {job.status}")
             next_run_at = self._planned_resume(job, await self._plan_from(self._pool, job.job_id))
@@ -216,6 +246,26 @@ class JobOperations:
                 return resumed
             # The job was changed between the read and the write: read it again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
+
+    async def _restored(self, job: Job) -> bool:
+        """Bring back a cancelled job that an application's code declares; False if none does."""
+        if not await declarations.exist(self._pool):
+            return False
+        next_run_at = self._planned_resume(job, await self._plan_from(self._pool, job.job_id))
+        return await declarations.restore(
+            self._pool, job_id=job.job_id, tenant=self._tenant, next_run_at=next_run_at, version=job.version
+        )
+
+    async def resume_within(self, within: Querier, job: Job) -> bool:
+        """Resume a paused job within a transaction. False: it cannot be planned, or was changed since it was read."""
+        try:
+            next_run_at = self._planned_resume(job, await self._plan_from(within, job.job_id))
+        except Conflict:
+            return False
+        resumed = await jobs.resume(
+            within, job_id=job.job_id, tenant=self._tenant, next_run_at=next_run_at, version=job.version
+        )
+        return resumed is not None
 
     def _planned_resume(self, job: Job, now: datetime) -> datetime:
         try:

@@ -23,15 +23,16 @@ from typing import Any
 from duly import checks
 from duly.errors import Conflict, InvalidInput, InvalidSchedule, TooCostly
 from duly.masking import covers, shown_payload
-from duly.model import JOB_RULES, POLICY_FIELDS, POLICY_RULES, Job, JobRequest, Policy, ScheduleKind
+from duly.model import JOB_RULES, POLICY_FIELDS, POLICY_RULES, Declarer, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.core import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
+from duly.targets import check_target
 from duly.timing import Definition, Fuel, jitter_offset, plan_fire
 
 _PLAIN = ("payload", *(name for name, rule in JOB_RULES.items() if not rule.timing and name != "dedupe_key"))
 _TIMING = tuple(name for name, rule in JOB_RULES.items() if rule.timing)
 _TIMING_POLICY = tuple(name for name, rule in POLICY_RULES.items() if rule.timing)
-CHANGEABLE = frozenset({*_PLAIN, *_TIMING, *POLICY_FIELDS})
+CHANGEABLE = frozenset({"handler", *_PLAIN, *_TIMING, *POLICY_FIELDS})
 # Number of given-up occurrences that an edit has fuel to count, if counting takes a walk.
 _MAX_LOST = 2_000
 _NONE = timedelta(0)
@@ -73,16 +74,22 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
         given = {field: wanted[field] if field in changes else None for field in ("start_at", "end_at", "max_runs")}
         checks.check_bounds(timing.kind, **given)
     old = _old_values(job, wanted)
+    handler, target = _checked_handler(changes["handler"]) if "handler" in changes else (None, None)
+    if handler is not None and not _is_handler(job, handler, target):
+        old["handler"] = _shown_handler(job)
     if not old:
         return None
-    return _changed(job, wanted, timing, payload=payload, labels=labels, planned_anew=moved, old=old)
+    changed = _changed(job, wanted, timing, payload=payload, labels=labels, planned_anew=moved, old=old)
+    return changed._replace(handler=handler, target=target)
 
 
-def redefine(job: Job, request: JobRequest, row: NewJob, *, now: datetime) -> ChangedJob | None:
+def redefine(
+    job: Job, request: JobRequest, row: NewJob, *, now: datetime, by: Declarer | None = None
+) -> ChangedJob | None:
     """The row of `job` after the code's declaration; None if the declaration changes nothing.
 
     `row` is the request as a new job: every field is checked and in its stored form. Unlike an edit, a declaration may
-    plan an ended job anew, and may set max_runs to fewer runs than the job has had.
+    plan an ended job anew, and may set max_runs to fewer runs than the job has had. `by`: who declares it.
     """
     wanted = {field: getattr(request, field) for field in (*_PLAIN, *_TIMING)} | {
         "name": row.name,
@@ -103,14 +110,35 @@ def redefine(job: Job, request: JobRequest, row: NewJob, *, now: datetime) -> Ch
         if exhausted:
             timing = replace(timing, next_run_at=None)
     old = _old_values(job, wanted)
-    handler = row.handler if row.target is None else json.loads(row.target)
-    if handler != job.handler:
-        # The fields of a target may be secret: its type is enough here.
-        old["handler"] = job.handler if isinstance(job.handler, str) else job.handler.get("type")
+    if not _is_handler(job, row.handler, row.target):
+        old["handler"] = _shown_handler(job)
     if not old:
         return None
     changed = _changed(job, wanted, timing, payload=row.payload, labels=row.labels, planned_anew=planned_anew, old=old)
-    return changed._replace(what="redefined", handler=row.handler, target=row.target, fingerprint=row.fingerprint)
+    declared = {} if by is None else {"by": by.described()}
+    return changed._replace(
+        what="redefined",
+        handler=row.handler,
+        target=row.target,
+        fingerprint=row.fingerprint,
+        detail=json.dumps(json.loads(changed.detail) | declared),
+    )
+
+
+def _checked_handler(handler: Any) -> tuple[str, str | None]:
+    if isinstance(handler, Mapping):
+        kind, target, _ = check_target(handler)
+        return kind, target
+    return checks.check_text("handler", handler, longest=200), None
+
+
+def _is_handler(job: Job, handler: str, target: str | None) -> bool:
+    return job.handler == (handler if target is None else json.loads(target))
+
+
+def _shown_handler(job: Job) -> Any:
+    # The fields of a target may be secret: its type is enough here.
+    return job.handler if isinstance(job.handler, str) else job.handler.get("type")
 
 
 def _check_secrets(job: Job, changes: Mapping[str, Any], policy: Policy) -> None:
@@ -166,7 +194,7 @@ def _changed(
         planned_anew=planned_anew,
         expected=job.next_run_at,
         next_run_at=timing.next_run_at,
-        old=json.dumps(old, default=lambda value: value.isoformat()),
+        detail=json.dumps({"old": old}, default=lambda value: value.isoformat()),
         lost_first=first,
         lost_last=last,
         lost_count=count,

@@ -199,6 +199,11 @@ class SubmitOperations:
 
     # Handlers
 
+    async def check_known(self, handler: object, rights: Rights) -> None:
+        """Refuse a task that no worker has."""
+        if isinstance(handler, str):
+            await self._check_handlers([JobRequest(handler)], rights)
+
     async def _check_handlers(self, requests: Sequence[JobRequest], rights: Rights) -> None:
         """Refuse a task that no worker has, while the misspelt name is still on its author's screen.
 

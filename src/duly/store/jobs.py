@@ -262,7 +262,7 @@ class ChangedJob(NamedTuple):
     planned_anew: bool
     expected: datetime | None
     next_run_at: datetime | None
-    old: str
+    detail: str
     lost_first: datetime | None
     lost_last: datetime | None
     lost_count: int

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import UUID, uuid4
 
 from duly.config import Settings
@@ -69,6 +69,7 @@ class Worker:
         concurrency: int | None = None,
         notifier: Notifier | None = None,
         observer: Observer | None = None,
+        app: Mapping[str, Any] | None = None,
         targets: Mapping[str, Target] | None = None,
         isolated: Isolated | None = None,
     ) -> None:
@@ -82,6 +83,7 @@ class Worker:
         self._tasks = tasks
         self._concurrency = concurrency or settings.concurrency
         self._observer = observer
+        self._app = app
         self._in_flight = 0
         self._stopping = False
         self._idle = asyncio.Event()
@@ -163,6 +165,7 @@ class Worker:
                 "concurrency": self._concurrency,
                 "tasks": sorted(self._tasks),
                 "targets": sorted(self._targets),
+                **({"app": dict(self._app)} if self._app is not None else {}),
                 **({"hanging_threads": hanging, "threads": self.executor.threads.limit} if hanging else {}),
             },
         )

@@ -162,6 +162,7 @@ async def _check_store(settings: Settings) -> list[Check]:
                 _check_shards(status),
                 _check_workers(status),
                 await _check_queues(own_tenant(operations), status),
+                await _check_declared(own_tenant(operations), status),
                 _check_overdue(status, operations.now(), settings),
             ]
     except DulyError as error:
@@ -301,6 +302,38 @@ async def _check_queues(operations: Operations, status: ClusterStatus) -> Check:
             f"active jobs use {shown}, which no live worker serves; start one with --queue {unserved[0]}",
         )
     return Check("queues", "ok", "every queue that active jobs use has a worker" if used else "no job is active")
+
+
+async def _check_declared(operations: Operations, status: ClusterStatus) -> Check:
+    """Jobs that the code declares and that do not run, or that run although no code declares them."""
+    noted = await operations.declarations.noted()
+    for one in noted:
+        if one.status == "cancelled" and one.declared:
+            return Check(
+                "declared",
+                "warn",
+                f"job {one.name!r} is declared by the code but cancelled, so it does not run; to bring it back: "
+                f"duly job resume {one.job_id}",
+            )
+    for one in noted:
+        if one.undeclared_at is not None and one.status == "active" and not one.declared:
+            return Check(
+                "declared",
+                "warn",
+                f"job {one.name!r} fires, but is no longer declared since deploy {one.deploy}; to end it: "
+                f"duly job cancel {one.job_id}",
+            )
+    live = [node.info["app"] for node in status.nodes if node.alive and node.kind == "worker" and "app" in node.info]
+    deploys = {(app.get("name"), app.get("rank")): app.get("deploy") for app in live}
+    for name in sorted({name for name, _ in deploys}):
+        of_app = [deploy for (owner, _), deploy in sorted(deploys.items()) if owner == name]
+        if name and len(of_app) > 1:
+            return Check(
+                "declared",
+                "ok",
+                f"workers of app {name!r} are of {len(of_app)} deploys; {of_app[-1]} decides about its declared jobs",
+            )
+    return Check("declared", "ok", "every job that the code declares can fire, unless it is paused")
 
 
 async def _used_queues(operations: Operations) -> AsyncIterator[str]:

@@ -233,8 +233,10 @@ async def _work(
     lifeline: int | None,
 ) -> int:
     from duly.cli.runlog import RunLog
+    from duly.maintenance.orphans import pause_orphans
     from duly.node import node_name, running_worker
     from duly.operations import StoreOperations
+    from duly.operations.declare import DeclarationKeeper
     from duly.process import Signals
     from duly.store.opening import open_store
 
@@ -249,8 +251,11 @@ async def _work(
         async with cancelled_by(signals):
             store = await stack.enter_async_context(open_store(settings))
             operations = own_tenant(await StoreOperations.open(store.pool, settings, local_handlers=application.tasks))
-            for request in application.declared.values():
-                await operations.declare(request)
+            by, declaring = application.declarer(settings), operations.declarations
+            requests = list(application.declared.values())
+            for declared in await declaring.declare_all(requests, by, application.renamed_from):
+                if declared.message is not None:
+                    log.warning("%s", declared.message)
             running = await stack.enter_async_context(
                 running_worker(
                     store.pool,
@@ -260,9 +265,15 @@ async def _work(
                     tenants=tenants,
                     concurrency=concurrency,
                     observer=observer,
+                    app=by.info(declaring.tenant),
                 )
             )
             stop_now.append(running.stop_now)
+            await pause_orphans(store.pool)  # now that this worker is one of the live ones
+            if requests:
+                keeper = DeclarationKeeper(declaring, requests, by, application.renamed_from)
+                await keeper.start()
+                stack.push_async_callback(keeper.stop)
             log.info(
                 "worker %s is running: %s, queues %s%s",
                 node_name(),

@@ -2,9 +2,10 @@
 -- Used for a client's edit, and for an application whose code declares the job differently than before.
 --   $1 job_id  $2 tenant  $3 version it was read with
 --   $4 replanned?  if so: $5 next_run_at it was read with  $6 its new one
---   $7 the old values of the changed fields, as JSON
+--   $7 what is noted of the change, as JSON: the old values of the changed fields, and who declared it
 --   $8, $9, $10 first, last and count of overdue occurrences that the change gives up; count 0: there are none
---   $11 the kind of change: 'changed', or 'redefined' by code; then also $12 handler  $13 target  $14 fingerprint
+--   $11 the kind of change: 'changed', or 'redefined' by code; then also $14 fingerprint
+--   $12 handler; null: it stays  $13 its target
 --   $15 name  $16 payload  $17 payload_ref  $18 kind  $19 schedule  $20 timezone  $21 start_at  $22 end_at
 --   $23 max_runs  $24 queue  $25 priority  $26 policy  $27 labels
 -- A fire does not raise the version, so a new plan also names the next_run_at it was made from: an occurrence that
@@ -26,8 +27,8 @@ changed as (
     set name = $15, payload = $16::jsonb, payload_ref = $17, kind = $18, schedule = $19, timezone = $20,
         start_at = $21, end_at = $22, max_runs = $23, queue = $24, priority = $25, policy = $26::jsonb,
         labels = $27::jsonb,
-        handler = case when $11::text = 'redefined' then $12 else j.handler end,
-        target = case when $11::text = 'redefined' then $13::jsonb else j.target end,
+        handler = coalesce($12::text, j.handler),
+        target = case when $12::text is not null then $13::jsonb else j.target end,
         fingerprint = case when $11::text = 'redefined' then $14 else j.fingerprint end,
         next_run_at = case when $4::boolean then $6::timestamptz else j.next_run_at end,
         status = case
@@ -46,7 +47,7 @@ changed as (
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
     select changed.job_id, changed.updated_at, $11::text,
-        jsonb_build_object('old', $7::jsonb, 'next_run_at', before.next_run_at)
+        $7::jsonb || jsonb_build_object('next_run_at', before.next_run_at)
         || case when $4::boolean then jsonb_build_object('before', before.timing) else '{}' end
     from changed join before using (job_id)
 ),
