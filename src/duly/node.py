@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 from duly.cluster.coordinator import Term
 from duly.cluster.making import make_coordinator
@@ -174,10 +174,12 @@ async def running_worker(
     concurrency: int | None = None,
     observer: Observer | None = None,
     app: Mapping[str, Any] | None = None,
+    worker_id: UUID | None = None,
 ) -> AsyncIterator[Worker]:
     """A running worker. `queues` as a mapping gives each queue a weight: its share of a busy worker.
 
     `tenants`: the tenants whose runs it takes; empty: all tenants. `app`: the application and deploy that it is of.
+    `worker_id`: a new one, chosen by its supervisor.
     """
     notifier = make_notifier(pool, settings)
     worker = Worker(
@@ -194,6 +196,7 @@ async def running_worker(
         app=app,
         isolated=Children(settings.process_slots) if check_isolated(tasks) else None,
         targets=await make_targets(settings, pool, version=duly_version()),
+        worker_id=worker_id,
     )
     async with AsyncExitStack() as stack:
         if notifier is not None:

@@ -15,7 +15,7 @@ import asyncpg
 import pytest
 
 from harness.commands import PATIENCE, Ended, Process
-from harness.pids import wait_until_gone
+from harness.pids import children_of, is_alive, wait_until_gone
 
 Run = Callable[..., Ended]
 Start = Callable[..., Process]
@@ -77,6 +77,55 @@ def test_a_killed_worker_process_is_replaced_and_every_run_ends(duly: Run, start
     assert not any(Path(f"/proc/{pid}").exists() for pid in before)
     scheduler.signal(signal.SIGTERM)
     assert scheduler.end() == 0
+
+
+LONG_LEASE = {"DULY_WORKER_LEASE_SECONDS": "120", "DULY_HEARTBEAT_SECONDS": "1"}
+
+
+def test_the_runs_of_a_killed_process_start_again_at_once(duly: Run, start: Start) -> None:
+    """The supervisor saw it die and gives them back: neither the lease nor a scheduler is waited for."""
+    supervisor = start("worker", *APP, "--processes", "2", "--concurrency", "10", **LONG_LEASE)
+    for _ in range(2):
+        supervisor.wait_for("worker .* is running")
+    victim = min(children(supervisor))
+    jobs = [submit(duly, "slow", "--payload", '{"seconds": 600}') for _ in range(4)]
+    for _ in jobs:
+        supervisor.wait_for("slow began")
+    os.kill(victim, signal.SIGKILL)
+    killed_at = time.monotonic()
+    supervisor.wait_for("slow began")
+    again = time.monotonic() - killed_at
+    print(f"started again after {again:.2f} s")
+    assert again < 1.0
+
+
+@pytest.mark.parametrize("ending", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_crashed_process_gives_back_as_well(duly: Run, start: Start, ending: signal.Signals) -> None:
+    supervisor = start("worker", *APP, "--processes", "1", **LONG_LEASE)
+    supervisor.wait_for("worker .* is running")
+    submit(duly, "slow", "--payload", '{"seconds": 600}')
+    supervisor.wait_for("slow began")
+    (victim,) = children(supervisor)
+    os.kill(victim, ending)
+    supervisor.wait_for("slow began", seconds=15)
+
+
+def test_a_program_of_a_killed_worker_has_ended_before_its_run_starts_again(
+    duly: Run, start: Start, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    script = f'echo "$$" >> {log}; sleep 600'
+    supervisor = start("worker", "--processes", "2", "--allow-commands", **LONG_LEASE)
+    for _ in range(2):
+        supervisor.wait_for("worker .* is running")
+    submit(duly, "--command", "--", "/bin/sh", "-c", script)
+    until(lambda: log.exists() and len(log.read_text().split()) == 1)
+    (first,) = log.read_text().split()
+    # worker → guard → program
+    (holder,) = (pid for pid in children(supervisor) for guard in children_of(pid) if int(first) in children_of(guard))
+    os.kill(holder, signal.SIGKILL)
+    until(lambda: len(log.read_text().split()) == 2)
+    assert not is_alive(int(first))
 
 
 def test_a_single_worker_process_that_crashes_is_started_again(duly: Run, start: Start) -> None:

@@ -96,6 +96,22 @@ MUTANTS = (
         ("store/test_claims.py::TestCancelledJobs",),
     ),
     Mutant(
+        "end-everybodys-claims",
+        "the supervisor of one dead worker ends the leases of all workers",
+        "store/sql/maintenance/end_claims.sql",
+        "held.worker_id = $1 and ",
+        "",
+        ("store/test_claims.py::test_the_claims_of_a_dead_worker_end_and_no_others",),
+    ),
+    Mutant(
+        "give-back-before-the-guard-is-gone",
+        "a run starts again while the program of its first attempt still runs",
+        "cli/lost_worker.py",
+        "if not await _until(lambda: not _has_guard(pid), GUARD_SECONDS):",
+        "if False:",
+        ("cli/test_worker_processes.py::test_a_program_of_a_killed_worker_has_ended_before_its_run_starts_again",),
+    ),
+    Mutant(
         "rescue-all-together",
         "all runs of a lost claim start together again with the one that killed their worker",
         "store/sql/maintenance/rescue.sql",

@@ -246,6 +246,21 @@ async def test_a_run_that_kills_its_workers_ends_in_the_dead_letters(pool: Pool)
     assert await count(pool, "history", "status = 'dead'") == 1
 
 
+async def test_the_claims_of_a_dead_worker_end_and_no_others(pool: Pool) -> None:
+    await put_now(pool, 4)
+    dead, alive = uuid4(), uuid4()
+    lost, kept = await take(pool, worker_id=dead, limit=2), await take(pool, worker_id=alive, limit=2)
+    assert await maintenance.end_claims(pool, worker_id=dead) == 1
+    rescued = await maintenance.rescue(pool)
+    assert (rescued.claims, rescued.requeued) == (1, 2)
+    # Its last words come too late.
+    assert await runs.complete(pool, [succeeded(run) for run in lost.runs]) != len(lost.runs)
+    assert await count(pool, "history") == 0
+    await runs.complete(pool, [succeeded(run) for run in kept.runs])
+    assert await count(pool, "history") == 2
+    assert await maintenance.end_claims(pool, worker_id=dead) == 0
+
+
 async def test_rescue_does_not_put_back_a_run_whose_completion_commits_meanwhile(pool: Pool) -> None:
     """The completion keeps its claim locked; rescue must skip that claim, and see the history row afterwards."""
     await put_now(pool, 1)

@@ -226,6 +226,12 @@ class Life:
         await maintenance.expire_claims(self.pool, seen)
         await self.later(1)
         await maintenance.rescue(self.pool)
+        # A supervisor gives back the runs of a worker that it saw die.
+        await put_now(self.pool, 1, queue="killed")
+        claim = await self.claim(["killed"], lease=600)
+        rows = await self.pool.query("select worker_id from duly.claims where claim_id = $1", claim.claim_id)
+        assert await maintenance.end_claims(self.pool, worker_id=rows[0]["worker_id"]) == 1
+        await maintenance.rescue(self.pool)
 
     async def repaired(self) -> None:
         """A run is restored that no table holds, because somebody deleted its claim."""

@@ -13,12 +13,15 @@ import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+from uuid import UUID, uuid4
 
 from duly.cli.api_process import answered
+from duly.cli.lost_worker import give_back_runs
 from duly.errors import ConfigError, DulyError
 from duly.worker.account import passed_names
 from duly.worker.processes.guard import ending
@@ -29,10 +32,15 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("duly.cli")
 
+#: Gives back the runs of a dead worker, by its pid and its id.
+GiveBack = Callable[[int, UUID], Awaitable[None]]
+
 # Pause before a child that ended is restarted: doubled each time, up to the maximum, and reset once a child has lived
 # for LIVED_SECONDS.
 FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.5, 30.0
 LIVED_SECONDS = 30.0
+# A child that has lived for this long is replaced at once the first time.
+STEADY_SECONDS = 5.0
 # Time that a worker may need to end, beyond the grace of its handlers and the lease that bounds its last writes.
 STOP_MARGIN_SECONDS = 10.0
 
@@ -41,11 +49,19 @@ class WorkerProcesses:
     """`count` processes of the same `duly worker`. The supervisor itself holds no connection to the store for them."""
 
     def __init__(
-        self, count: int, arguments: Sequence[str], environment: Mapping[str, str], *, patience: float
+        self,
+        count: int,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        patience: float,
+        give_back: GiveBack,
     ) -> None:
         """`patience`: seconds that a stop may take before a process is killed."""
         names = ["the worker"] if count == 1 else [f"worker {number} of {count}" for number in range(1, count + 1)]
-        self._workers = [WorkerProcess(name, arguments, environment, patience=patience) for name in names]
+        self._workers = [
+            WorkerProcess(name, arguments, environment, patience=patience, give_back=give_back) for name in names
+        ]
         self._insisted = 0
 
     @classmethod
@@ -87,7 +103,7 @@ class WorkerProcesses:
         if quiet:
             arguments.append("--quiet")
         patience = settings.shutdown_grace_seconds + settings.worker_lease_seconds + STOP_MARGIN_SECONDS
-        return cls(count, arguments, environment, patience=patience)
+        return cls(count, arguments, environment, patience=patience, give_back=partial(give_back_runs, settings, home))
 
     async def start(self) -> None:
         for worker in self._workers:
@@ -128,6 +144,10 @@ class ChildProcess(ABC):
     def _send(self, number: signal.Signals) -> None:
         """Send a signal, if the process still runs."""
 
+    async def _lost(self, code: int) -> None:
+        """Cleans up after a process that has ended, beside the start of the next."""
+        return
+
     def _keep_alive(self) -> None:
         """Restart the process from now on whenever it ends."""
         self._task = asyncio.create_task(self._restart(), name=f"duly-child-{self._name}")
@@ -158,20 +178,28 @@ class ChildProcess(ABC):
     async def _restart(self) -> None:
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE_SECONDS
+        tasks: set[asyncio.Future[None]] = set()
         while True:
             started = loop.time()
             code = await self._ended()
+            lost = self._lost(code)
             if self._stopping.is_set():
+                await lost
                 return
-            if loop.time() - started >= LIVED_SECONDS:
+            tasks.add(giving_back := asyncio.ensure_future(lost))
+            giving_back.add_done_callback(tasks.discard)
+            lived = loop.time() - started
+            if lived >= LIVED_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
+            if lived >= STEADY_SECONDS and pause == FIRST_PAUSE_SECONDS:
+                pause = 0.0
             log.error("%s ended unexpectedly (%s); starting another in %g s", self._name, ending(code), pause)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
             if self._stopping.is_set():
                 return
-            pause = min(MAX_PAUSE_SECONDS, pause * 2)
+            pause = min(MAX_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, pause * 2))
             await self._begin()
             if self._stopping.is_set():  # a stop that came while the process was being started has not reached it
                 self._send(signal.SIGTERM)
@@ -180,11 +208,21 @@ class ChildProcess(ABC):
 class WorkerProcess(ChildProcess):
     """One `duly worker` as a child process, so that a handler that blocks or crashes cannot stop the scheduler."""
 
-    def __init__(self, name: str, arguments: Sequence[str], environment: Mapping[str, str], *, patience: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        patience: float,
+        give_back: GiveBack,
+    ) -> None:
         super().__init__(name, patience=patience)
         # -P: a user's module with the name of one of ours or of the standard library must not replace it.
         self._command = (sys.executable, "-P", "-m", "duly.cli", *arguments, "--supervised")
         self._environment = environment
+        self._give_back = give_back
+        self._worker_id = uuid4()
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
@@ -192,8 +230,11 @@ class WorkerProcess(ChildProcess):
         self._keep_alive()
 
     async def _begin(self) -> None:
+        # Chosen here, so that the supervisor knows whose runs to give back.
+        self._worker_id = uuid4()
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
+            str(self._worker_id),
             env=dict(self._environment),
             # The lifeline: see ending.py. Nothing is ever written to it.
             stdin=asyncio.subprocess.PIPE,
@@ -205,6 +246,12 @@ class WorkerProcess(ChildProcess):
     async def _ended(self) -> int:
         assert self._process is not None
         return await self._process.wait()
+
+    async def _lost(self, code: int) -> None:
+        # A worker that ends in order has given its runs back itself. One that was killed, or crashed, has not.
+        if code != 0:
+            assert self._process is not None
+            await self._give_back(self._process.pid, self._worker_id)
 
     def _send(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:

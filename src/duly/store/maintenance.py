@@ -305,5 +305,11 @@ async def expire_claims(store: Querier, seen: Mapping[UUID, datetime]) -> list[U
     return [row["claim_id"] for row in await store.fetch("maintenance/expire_claims", list(seen), list(seen.values()))]
 
 
+async def end_claims(store: Querier, *, worker_id: UUID) -> int:
+    """Ends the leases of a worker that is known to be dead. Returns how many claims it held."""
+    row = await store.row("maintenance/end_claims", worker_id)
+    return int(row["ended"]) if row else 0
+
+
 async def restore_shards(store: Querier) -> list[int]:
     return [row["shard"] for row in await store.fetch("maintenance/restore_shards")]

@@ -72,8 +72,9 @@ class Worker:
         app: Mapping[str, Any] | None = None,
         targets: Mapping[str, Target] | None = None,
         isolated: Isolated | None = None,
+        worker_id: UUID | None = None,
     ) -> None:
-        self.worker_id: UUID = uuid4()
+        self.worker_id: UUID = worker_id or uuid4()
         self._pool = pool
         self._settings = settings
         self._name = name

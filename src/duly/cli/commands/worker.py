@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Annotated
+from uuid import UUID
 
 import typer
 
@@ -82,7 +83,7 @@ def worker(
     command_user: CommandUserOption = None,
     pass_env: PassEnvOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each run that ends.")] = False,
-    supervised: Annotated[bool, typer.Option("--supervised", hidden=True)] = False,
+    supervised: Annotated[UUID | None, typer.Option("--supervised", hidden=True, metavar="ID")] = None,
 ) -> None:
     """Run a worker, which claims due runs and calls the application's tasks. Start as many as you like.
 
@@ -93,12 +94,12 @@ def worker(
     from duly.process import conceal, run
 
     conceal()
-    lifeline = take_lifeline() if supervised else None
+    lifeline = take_lifeline() if supervised is not None else None
     invocation = invocation_of(context)
     invocation.export()
     settings = invocation.settings()
     application = app_to_run(app, settings)
-    if supervised:
+    if supervised is not None:
         # The supervisor has chosen the store; all other settings are the application's.
         found = {"database_url": settings.database_url, "home": settings.home, "log_level": settings.log_level}
         settings = application.settings.model_copy(update=found)
@@ -109,7 +110,11 @@ def worker(
     if processes is not None:
         workers = _workers(settings, app, application, queues, tenants, concurrency, processes=processes, quiet=quiet)
         raise typer.Exit(run(lambda: _supervise(workers, processes)))
-    code = run(lambda: _work(settings, application, queues, tenants, concurrency, quiet=quiet, lifeline=lifeline))
+    code = run(
+        lambda: _work(
+            settings, application, queues, tenants, concurrency, quiet=quiet, lifeline=lifeline, worker_id=supervised
+        )
+    )
     _leave_threads_behind(code)
     raise typer.Exit(code)
 
@@ -231,6 +236,7 @@ async def _work(
     *,
     quiet: bool,
     lifeline: int | None,
+    worker_id: UUID | None,
 ) -> int:
     from duly.cli.runlog import RunLog
     from duly.maintenance.orphans import pause_orphans
@@ -266,6 +272,7 @@ async def _work(
                     concurrency=concurrency,
                     observer=observer,
                     app=by.info(declaring.tenant),
+                    worker_id=worker_id,
                 )
             )
             stop_now.append(running.stop_now)

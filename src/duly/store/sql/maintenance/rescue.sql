@@ -32,9 +32,9 @@ queued as (
         (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
     select job_id, scheduled_at,
         -- One of them may have killed the worker. If they came back together, they would meet it together again until
-        -- all had used up their attempts.
+        -- all had used up their attempts. The first time it was most likely not a run: they come back soon.
         clock.now + case when lost_together > 1
-            then random() * (case attempt when 1 then 2 when 2 then 8 else 30 end)::float8 * interval '1 second'
+            then random() * (case attempt when 1 then 0.5 when 2 then 8 else 30 end)::float8 * interval '1 second'
             else interval '0' end,
         fired_at, epoch, shard, priority, attempt, flags | duly.mark_of_line(job_id), 'queued', queue
     from run cross join clock
