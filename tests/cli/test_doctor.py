@@ -10,6 +10,8 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
+from duly.model import Declarer, JobRequest
+from duly.operations import Operations
 from duly.store import cluster
 from duly.store.pool import Pool
 from harness.commands import Ended, Process
@@ -106,6 +108,27 @@ async def test_status_and_doctor_tell_of_threads_that_hang(start: Start, pool: P
     doctor.end()
     assert "0 of 100, 3 hang" in status.said
     assert "stuck: 3 of 64" in doctor.said
+
+
+async def test_doctor_names_a_cancelled_job_that_is_still_declared(
+    start: Start, pool: Pool, operations: Operations
+) -> None:
+    request = JobRequest("digest", schedule="0 9 * * *", dedupe_key="declared:digest")
+    by = Declarer("shop", "1", "1", frozenset({"declared:digest"}))
+    (declared,) = await operations.declare_all([request], by)
+    await operations.jobs.cancel(str(declared.job_id))
+    doctor = start("doctor")
+    doctor.end()
+    assert "is declared by the code but cancelled" not in doctor.said  # no live worker declares it
+    info = {"queues": ["default"], "concurrency": 1, "app": by.info("default")}
+    await cluster.join(
+        pool, node_id=uuid4(), kind="worker", name="w", version="0", lease_seconds=60, info=info
+    )  # fmt: skip
+    doctor = start("doctor")
+    doctor.end()
+    said = " ".join(doctor.said.split())
+    assert "job 'digest' is declared by the code but cancelled" in said
+    assert f"duly job resume {declared.job_id}" in said
 
 
 async def test_doctor_fails_when_the_stores_clock_was_moved_or_partitions_ran_out(

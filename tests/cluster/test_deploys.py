@@ -98,7 +98,9 @@ class Load:
 async def test_no_run_is_lost_and_no_older_schedule_follows_a_newer_one(
     pool: Pool, operations: Operations, spawn: Spawn, sink: Path
 ) -> None:
-    draw = random.Random(drawn_seed())
+    seed = drawn_seed()
+    print(f"repeat with DULY_TEST_SEED={seed} DULY_TEST_RESTARTS={RESTARTS}")
+    draw = random.Random(seed)
     schedulers = [spawn("scheduler") for _ in range(2)]
     fleet = Fleet(spawn, draw)
     load = Load(pool, operations)
@@ -163,7 +165,7 @@ async def test_no_run_is_lost_and_no_older_schedule_follows_a_newer_one(
     for row in await pool.query(
         "select job_id, detail from duly.job_changes where what = 'redefined' order by change_id"
     ):
-        by = json.loads(row["detail"]).get("by", "")
+        by = json.loads(row["detail"]).get("reason", "")
         deploy = int(re.fullmatch(r"deploy (\d+) of app 'shop'", by)[1])  # type: ignore[index]
         assert deploy >= newest_of[str(row["job_id"])], f"deploy {deploy} came after {newest_of[str(row['job_id'])]}"
         newest_of[str(row["job_id"])] = deploy

@@ -113,7 +113,7 @@ class TestOlderAndNewer:
         (again,) = await code.declare(3, job(schedule="0 9 * * *"))
         assert (again.outcome, (await code.job()).schedule) == ("applied", "0 9 * * *")
         ((what, detail),) = await code.log()
-        assert (what, detail["by"], detail["old"]) == (
+        assert (what, detail["reason"], detail["old"]) == (
             "redefined",
             "deploy 3 of app 'shop'",
             {"schedule": "0 10 * * *"},

@@ -115,7 +115,7 @@ def redefine(
     if not old:
         return None
     changed = _changed(job, wanted, timing, payload=row.payload, labels=row.labels, planned_anew=planned_anew, old=old)
-    declared = {} if by is None else {"by": by.described()}
+    declared = {} if by is None else {"reason": by.described()}
     return changed._replace(
         what="redefined",
         handler=row.handler,
