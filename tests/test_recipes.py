@@ -64,6 +64,17 @@ def schema(name: str) -> str:
     return (SCHEMA / name).read_text()
 
 
+def job_columns() -> str:
+    """The schema's table of jobs, and the steps that may add columns to it."""
+    return "\n".join(
+        [schema("02_jobs.sql"), *(path.read_text() for path in (SCHEMA.parent / "migrations").glob("*.sql"))]
+    )
+
+
+def routine(name: str) -> str:
+    return (SCHEMA.parent / "routines" / name).read_text()
+
+
 def options(command: Any) -> set[str]:
     return set(inspect.signature(command).parameters)
 
@@ -82,7 +93,7 @@ def sql_rules() -> dict[str, tuple[Any, list[str] | None, float | None, float | 
             float(high) if number.match(high) else None,
             whole == "true",
         )
-        for name, default, choices, low, high, whole in row.findall(schema("10_submit_checks.sql"))
+        for name, default, choices, low, high, whole in row.findall(routine("01_submit_checks.sql"))
     }
 
 
@@ -101,7 +112,7 @@ class TestPolicyField:
     def test_duly_submit_in_sql_has_the_same_rule(self, name: str) -> None:
         rule = POLICY_RULES[name]
         found = sql_rules()
-        assert name in found, f"add {name} to duly.stored_policy in store/schema/10_submit_checks.sql"
+        assert name in found, f"add {name} to duly.stored_policy in store/routines/01_submit_checks.sql"
         default, choices, low, high, whole = found[name]
         assert default == rule.default
         assert choices == (list(rule.choices) or None)
@@ -137,12 +148,12 @@ class TestJobColumn:
         own = {field.name for field in fields(Job)}
         assert name in own, f"add {name} to Job in model/job.py"
         assert name in NewJob._fields, f"add {name} to NewJob in store/jobs.py"
-        assert re.search(rf"^    {name} ", schema("02_jobs.sql"), re.MULTILINE), (
-            f"add the column {name} to store/schema/02_jobs.sql"
+        assert re.search(rf"^    (add column )?{name} ", job_columns(), re.MULTILINE), (
+            f"add the column {name} to duly.jobs in a new file of store/migrations"
         )
-        door = schema("11_submit.sql")
+        door = routine("02_submit.sql")
         assert re.search(rf"^    {name} +\w+ default", door, re.MULTILINE), (
-            f"add the parameter {name} to store/schema/11_submit.sql"
+            f"add the parameter {name} to store/routines/02_submit.sql"
         )
         assert f"`{name}`" in (ROOT / "docs" / "sql.md").read_text(), f"add {name} to the arguments in docs/sql.md"
         if name not in ("schedule", "payload"):
@@ -193,7 +204,7 @@ class TestJobColumn:
 
         wanted = {"jsonb": copying._json, "timestamptz": copying._moment, "integer": copying._number}
         for name in copying._SHAPE_COLUMNS:
-            column = re.search(rf"^    {name} +(\w+)", schema("02_jobs.sql"), re.MULTILINE)
+            column = re.search(rf"^    (?:add column )?{name} +(\w+)", job_columns(), re.MULTILINE)
             assert column is not None
             if column[1] in wanted:
                 assert copying._ENCODERS.get(name) is wanted[column[1]], f"give {name} an encoder in store/copying.py"
@@ -263,9 +274,11 @@ class TestEndpoint:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_target_kind_is_known_everywhere(kind: str) -> None:
-    door = schema("11_submit.sql")
+    door = routine("02_submit.sql")
     listed = ", ".join(f"'{one}'" for one in KINDS)
-    assert f"not in ({listed})" in door, f"duly.submit must know the target kinds {listed} (store/schema/11_submit.sql)"
+    assert f"not in ({listed})" in door, (
+        f"duly.submit must know the target kinds {listed} (store/routines/02_submit.sql)"
+    )
     assert f"must be {' or '.join(KINDS)}" in door
     described = JobBody.model_json_schema()["properties"]["handler"]["anyOf"][1:]
     assert {rules["properties"]["type"]["const"] for rules in described} == set(KINDS), (

@@ -8,7 +8,6 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -33,6 +32,7 @@ from duly.scheduler.near_future import NearFuture
 from duly.service import Service
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
+from duly.version import VERSION
 from duly.worker.handler.task import Task
 from duly.worker.processes.children import Children, check_isolated
 from duly.worker.targets.making import make_targets
@@ -43,10 +43,7 @@ UPKEEP_SHARD = 0
 
 
 def duly_version() -> str:
-    try:
-        return version("duly")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "0"
+    return VERSION
 
 
 def node_name() -> str:

@@ -372,7 +372,7 @@ MUTANTS = (
     Mutant(
         "sql-door-open-to-all",
         "every role may call every function of the schema",
-        "store/schema/12_rights.sql",
+        "store/schema/11_rights.sql",
         "revoke execute on all functions in schema duly from public;",
         "",
         ("store/test_sessions.py::test_nobody_may_call_a_function_of_the_schema_without_being_allowed_to",),

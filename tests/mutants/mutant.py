@@ -16,8 +16,9 @@ class Unmatched(Exception):
 class Mutant:
     """`old` stands exactly once in `file`; with `new` in its place, one of `tests` fails.
 
-    `what`: the harm that the mutant does, in words. `file`: a path below src/duly, or `function x` for the schema file
-    that defines duly.x. `tests`: arguments for pytest, relative to tests; the fewest tests that should notice.
+    `what`: the harm that the mutant does, in words. `file`: a path below src/duly, or `function x` for the file of the
+    schema or the routines that defines duly.x. `tests`: arguments for pytest, relative to
+    tests; the fewest tests that should notice.
     """
 
     name: str
@@ -36,10 +37,10 @@ class Mutant:
         if not self.file.startswith("function "):
             return root / SOURCE / self.file
         head = f"function duly.{self.file.removeprefix('function ')}("
-        for path in (root / SOURCE / "store" / "schema").glob("*.sql"):
+        for path in (root / SOURCE / "store").glob("*/*.sql"):
             if head in path.read_text():
                 return path
-        raise Unmatched(f"{self.name}: no file of the schema defines a {head}")
+        raise Unmatched(f"{self.name}: no file of the schema or the routines defines a {head}")
 
     def mutated(self, root: Path) -> str:
         """The file's text with the mutant in it."""

@@ -143,6 +143,9 @@ class SimPool:
         self.owner = owner
         self._timeout = timeout
 
+    def has_step(self, number: int) -> bool:
+        return True
+
     async def fetch(self, name: str, *args: Any) -> list[Row]:
         return await self._call(name, args)
 
@@ -240,6 +243,9 @@ class Within:
     def __init__(self, pool: SimPool, transaction: Transaction) -> None:
         self._pool = pool
         self._transaction = transaction
+
+    def has_step(self, number: int) -> bool:
+        return self._pool.has_step(number)
 
     async def fetch(self, name: str, *args: Any) -> list[Row]:
         return await self._pool._call(name, args, self._transaction)

@@ -23,9 +23,10 @@ from duly.config import Settings
 from duly.errors import Conflict, LimitReached
 from duly.operations import StoreOperations
 from duly.store import pool as pools
-from duly.store.migrate import known_migrations, migrate
+from duly.store.migrate import migrate
 from duly.store.pool import Pool
 from duly.store.statements import statement
+from duly.store.steps import this_release
 from harness.living import live
 
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
@@ -41,7 +42,7 @@ TRAPS = Path(__file__).with_name("traps.sql")
 def called_functions() -> list[str]:
     """The names of all functions that a statement or the schema calls."""
     texts = [statement(name) for name in STATEMENTS]
-    texts += [migration.sql for migration in known_migrations()]
+    texts += [step.sql for step in this_release().steps] + [this_release().routines.sql]
     return sorted({name for text in texts for name in re.findall(r"([a-z_]\w*)\(", text)})
 
 

@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -16,8 +17,9 @@ from conftest import Server
 from duly.errors import ConfigError, StoreMismatch, StoreUnavailable
 from duly.store import migrate as migrations
 from duly.store import stores
-from duly.store.migrate import Migration, check_version, known_migrations, migrate, pending_migrations
+from duly.store.migrate import check_version, migrate, plan
 from duly.store.pool import Pool
+from duly.store.steps import Release, Step, this_release
 from harness.store import count
 from harness.waiting import eventually
 
@@ -34,8 +36,8 @@ async def empty_url(server: Server) -> AsyncIterator[str]:
 async def test_many_processes_at_once_migrate_an_empty_store_once(empty_url: str) -> None:
     pools = [await Pool.connect(empty_url, size=1) for _ in range(6)]
     applied = await asyncio.gather(*(migrate(pool, shards=16) for pool in pools))
-    each = sorted(migration.version for done in applied for migration in done)
-    assert each == [migration.version for migration in known_migrations()]
+    each = sorted(one.label for done in applied for one in done)
+    assert each == [step.label for step in this_release().steps]
     assert await count(pools[0], "shards") == 16
     assert (await stores.facts(pools[0])).shard_count == 16
     for pool in pools:
@@ -53,7 +55,7 @@ async def test_the_shard_count_is_fixed_when_the_store_is_made(empty_url: str) -
 
 async def test_an_empty_store_is_refused_with_what_to_do(empty_url: str) -> None:
     pool = await Pool.connect(empty_url)
-    assert len(await pending_migrations(pool)) == len(known_migrations())
+    assert len(await plan(pool)) == len(this_release().steps)
     with pytest.raises(StoreMismatch, match="duly migrate"):
         await check_version(pool)
     with pytest.raises(ConfigError, match="duly migrate"):
@@ -61,23 +63,10 @@ async def test_an_empty_store_is_refused_with_what_to_do(empty_url: str) -> None
     await pool.close()
 
 
-async def test_a_newer_store_is_refused_and_not_touched(pool: Pool) -> None:
-    await pool.query("insert into duly.migrations (version, name, checksum) values (9999, 'future', '')")
-    with pytest.raises(StoreMismatch, match="newer"):
-        await check_version(pool)
-    with pytest.raises(StoreMismatch, match="newer"):
-        await migrate(pool)
-
-
-async def test_an_older_store_is_refused_with_what_is_missing(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    one_more(monkeypatch, "select 1")
-    with pytest.raises(StoreMismatch, match=r"older.*9000_more"):
-        await check_version(pool)
-
-
 def test_the_schema_defines_each_object_once_and_in_its_final_form() -> None:
     """A reader finds each object in one place. Later migrations may change it; the schema itself never does."""
-    schema = known_migrations()[0].sql
+    schema = "\n".join([this_release().steps[0].sql, *this_release().routines.texts])
+    schema = schema.replace("create or replace function", "create function")
     made = re.findall(
         r"^create (?:unlogged |unique )?(?:table|view|index|function) (?:duly\.)?(\w+)", schema, re.MULTILINE
     )
@@ -89,10 +78,10 @@ def test_the_schema_defines_each_object_once_and_in_its_final_form() -> None:
 
 
 def test_migrations_are_numbered_in_order_from_the_baseline_on() -> None:
-    known = known_migrations()
-    versions = [migration.version for migration in known]
-    assert versions == sorted(set(versions))
-    assert versions[0] == 1
+    known = this_release().steps
+    numbers = [step.number for step in known]
+    assert numbers == sorted(set(numbers))
+    assert numbers[0] == 1
     assert known[0].name == "baseline"
 
 
@@ -130,11 +119,14 @@ async def test_a_password_is_never_shown() -> None:
     assert "secret" not in str(caught.value)
 
 
-def one_more(monkeypatch: pytest.MonkeyPatch, sql: str) -> None:
-    """Lets this Duly know one more migration, 9000_more."""
-    known = [*known_migrations(), Migration(9000, "more", sql)]
-    monkeypatch.setattr(migrations, "known_migrations", lambda: known)
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(migrations, "PAUSE_SECONDS", 0.3)
+
+
+def one_more(sql: str) -> Release:
+    """This Duly, with one more step: 9000_more."""
+    return replace(this_release(), steps=(*this_release().steps, Step(9000, "more", sql)))
 
 
 @asynccontextmanager
@@ -169,14 +161,13 @@ class TestALock:
         ):
             assert await migrate(pool) == []
 
-    async def test_a_migration_waits_for_its_lock_without_making_others_wait(
-        self, pool: Pool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        one_more(monkeypatch, "alter table duly.jobs add column note text")
+    @pytest.mark.usefixtures("short_pauses")
+    async def test_a_migration_waits_for_its_lock_without_making_others_wait(self, pool: Pool) -> None:
+        more = one_more("alter table duly.jobs add column note text")
         told: list[str] = []
         longest = 0.0
         async with holding(pool.url, "select from duly.jobs"):
-            migrating = asyncio.create_task(migrate(pool, tell=told.append))
+            migrating = asyncio.create_task(migrate(pool, tell=told.append, release=more))
             while len(told) < 2:
                 began = time.monotonic()
                 await pool.query("select count(*) from duly.jobs")
@@ -185,26 +176,26 @@ class TestALock:
         assert longest < 2.5
         assert "monthly report" in told[0]
         assert "jobs" in told[0]
-        assert [migration.name for migration in await migrating] == ["more"]
+        assert [one.label for one in await migrating] == ["9000_more"]
 
     async def test_one_that_gives_up_leaves_nothing_standing_in_line(
         self, pool: Pool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        one_more(monkeypatch, "alter table duly.jobs add column note text")
+        more = one_more("alter table duly.jobs add column note text")
         monkeypatch.setattr(migrations, "PATIENCE_SECONDS", 0.0)
         async with holding(pool.url, "select from duly.jobs"):
             with pytest.raises(StoreUnavailable, match=r"monthly report.*duly migrate"):
-                await migrate(pool)
+                await migrate(pool, release=more)
             assert await standing_in_line(pool) == 0
-        assert (await pending_migrations(pool))[0].name == "more"
+        assert [one.what for one in await plan(pool, release=more)] == [more.steps[-1]]
 
     async def test_one_that_is_interrupted_leaves_nothing_standing_in_line(
         self, pool: Pool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(migrations, "LOCK_WAIT", "60s")
-        one_more(monkeypatch, "alter table duly.jobs add column note text")
+        more = one_more("alter table duly.jobs add column note text")
         async with holding(pool.url, "select from duly.jobs"):
-            migrating = asyncio.create_task(migrate(pool))
+            migrating = asyncio.create_task(migrate(pool, release=more))
 
             async def waits() -> bool:
                 return await standing_in_line(pool) == 1
@@ -215,12 +206,10 @@ class TestALock:
             assert migrating.cancelled()
             assert await standing_in_line(pool) == 0
 
-    async def test_a_migration_may_take_longer_than_any_other_statement(
-        self, database_url: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        one_more(monkeypatch, "select pg_sleep(1.5)")
+    async def test_a_migration_may_take_longer_than_any_other_statement(self, database_url: str) -> None:
+        more = one_more("select pg_sleep(1.5)")
         pool = await Pool.connect(database_url, command_timeout=1)
-        assert [migration.name for migration in await migrate(pool)] == ["more"]
+        assert [one.label for one in await migrate(pool, release=more)] == ["9000_more"]
         await pool.close()
 
     async def test_partitions_that_cannot_be_made_now_do_not_matter(self, pool: Pool) -> None:

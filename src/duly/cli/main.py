@@ -30,6 +30,7 @@ from duly.errors import (
     StoreUnavailable,
     Unauthorized,
 )
+from duly.version import VERSION
 
 log = logging.getLogger("duly.cli")
 
@@ -73,12 +74,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            say(f"duly {version('duly')}")
-        except PackageNotFoundError:
-            say("duly, from a source tree that was never installed")
+        say(f"duly {VERSION}")
         raise typer.Exit
 
 

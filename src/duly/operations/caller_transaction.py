@@ -20,8 +20,8 @@ from duly.operations.core import Core
 from duly.operations.submits import SubmitOperations
 from duly.store import stores
 from duly.store.foreign import Joined, at_once, lacks_rights, recognise
-from duly.store.migrate import check_newest
 from duly.store.pool import Pool
+from duly.store.steps import check_min_version, this_release
 from duly.store.tenants import UNKNOWN
 
 
@@ -47,7 +47,8 @@ class CallerTransaction:
     ) -> list[SubmittedId]:
         joined = Joined(recognise(connection))
         facts = await self._facts(joined)
-        check_newest(facts.version)
+        check_min_version(facts.min_version, this_release())
+        joined.steps = facts.steps
         joined.clock = ManualClock(facts.now)
         # Of its pool, a submit asks nothing but statements and the time.
         core = Core(

@@ -67,9 +67,14 @@ class Joined:
     """A `Querier` on the caller's connection. Its clock shows the database's time when that was last asked."""
 
     clock: Clock
+    #: The steps that the store has.
+    steps: frozenset[int] = frozenset()
 
     def __init__(self, foreign: Foreign) -> None:
         self._foreign = foreign
+
+    def has_step(self, number: int) -> bool:
+        return number in self.steps
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
         return await self._foreign.run(name, args)

@@ -1,35 +1,54 @@
-"""The schema and the numbered SQL migrations after it, applied in order under a lock.
+"""Brings a store to this Duly's version: the steps in order, each once, under a lock, while others work.
 
-Every migration runs in one transaction together with the row that records it. The lock is a transaction-level advisory
-lock, so it also holds behind a transaction-mode pooler and ends with a process that dies.
+A step runs in one transaction together with the row that records it. The lock is a transaction-level advisory lock, so
+it also holds behind a transaction-mode pooler and ends with a process that dies.
 
-A migration may take as long as it needs, but it must not wait long for a table: a session that waits for an exclusive
-lock makes all others wait behind it, for as long as some report takes. So each wait ends after a second, the
-transaction is rolled back, and it is retried after a pause for the others. A store that is up to date is only read.
+A step may take as long as it needs, but it must not wait long for a table: a session that waits for an exclusive lock
+makes all others wait behind it, for as long as some report takes. So each wait ends after a second, the transaction is
+rolled back, and it is retried after a pause for the others. A store that is up to date is only read.
+
+A step that says `-- concurrently` builds indexes beside all writers, which no transaction can do. Its statements run
+one by one, each may be repeated, and the index that a dead attempt has left unfinished is dropped first.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
 import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from functools import cache
-from importlib import resources
+from typing import TYPE_CHECKING
 
 import asyncpg
 
-from duly.errors import DulyError, StoreMismatch, StoreUnavailable
+from duly.errors import DulyError, StoreMismatch, StoreUnavailable, StoreUnusable
 from duly.store import maintenance
 from duly.store.pool import Pool, connection_options, translated_errors
 from duly.store.statements import statement
+from duly.store.steps import (
+    BASELINE,
+    FENCE,
+    MIN_VERSION,
+    ROUTINES,
+    Phase,
+    Recorded,
+    Release,
+    Routines,
+    Step,
+    check,
+    check_min_version,
+    this_release,
+)
+from duly.version import parsed
 
 log = logging.getLogger("duly.store")
+
+if TYPE_CHECKING:
+    Connection = asyncpg.Connection[asyncpg.Record]
+Tell = Callable[[str], None]
 
 # Key of the advisory lock. Any number does, as long as it never changes: "duly" in ASCII.
 _LOCK = 0x64756C79
@@ -45,67 +64,79 @@ _CLOSE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Migration:
-    version: int
-    name: str
-    sql: str
+class Planned:
+    """A step or the routines that `migrate` would apply. `waits_for`: live nodes that are too old for it."""
 
-    @property
-    def checksum(self) -> str:
-        return hashlib.sha256(self.sql.encode()).hexdigest()
+    what: Step | Routines
+    waits_for: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    version: int
-    name: str
-    applied_at: datetime
-
-
-def known_migrations() -> list[Migration]:
-    """The migrations of this Duly, in order: the schema as one baseline, then `migrations/0002_….sql` and so on."""
-    files = _sql_files("schema", r"(\d\d)_(\w+)\.sql")
-    baseline = Migration(1, "baseline", "\n".join(text for _, text in files))
-    later = [
-        Migration(int(match[1]), match[2], text) for match, text in _sql_files("migrations", r"(\d{4})_(\w+)\.sql")
-    ]
-    return [baseline, *later]
-
-
-def _sql_files(folder: str, pattern: str) -> list[tuple[re.Match[str], str]]:
-    """Names and texts of a folder's files, by number; empty where the folder does not exist."""
-    files = resources.files("duly.store").joinpath(folder)
-    matches = (
-        [match for entry in files.iterdir() if (match := re.fullmatch(pattern, entry.name))] if files.is_dir() else []
-    )
-    return [
-        (match, files.joinpath(match[0]).read_text(encoding="utf-8")) for match in sorted(matches, key=lambda m: m[0])
-    ]
-
-
-async def applied_migrations(pool: Pool) -> list[Applied]:
+async def recorded(pool: Pool) -> Recorded:
+    """What the store has."""
     there = await pool.query("select pg_catalog.to_regclass('duly.migrations') is not null as there")
-    if not there[0]["there"]:
-        return []
-    rows = await pool.query("select version, name, applied_at from duly.migrations order by version")
-    return [Applied(row["version"], row["name"], row["applied_at"]) for row in rows]
+    return Recorded.of(await pool.fetch("stores/migrations")) if there[0]["there"] else Recorded()
 
 
-async def pending_migrations(pool: Pool) -> list[Migration]:
-    """The migrations that `migrate` would apply."""
-    done = {applied.version for applied in await applied_migrations(pool)}
-    return [migration for migration in known_migrations() if migration.version not in done]
+async def plan(
+    pool: Pool, *, release: Release | None = None, phase: Phase | None = None, target: int | None = None
+) -> list[Planned]:
+    """What `migrate` would apply, in order. The last ones may have to wait until older nodes have ended."""
+    release = release or this_release()
+    now = await recorded(pool)
+    check_min_version(now.min_version, release)
+    chosen = [Planned(one) for one in _chosen(now, release, phase, target)]
+    if BASELINE not in now.steps:
+        return chosen
+    return [
+        Planned(one.what, await _too_old(pool, one.what))
+        if isinstance(one.what, Step) and one.what.phase == "after"
+        else one
+        for one in chosen
+    ]
+
+
+def _chosen(now: Recorded, release: Release, phase: Phase | None, target: int | None) -> list[Step | Routines]:
+    """What is to be applied, in order: additive steps, the routines that use them, destructive steps."""
+    pending = [step for step in now.pending(release) if target is None or step.number <= target]
+    chosen: list[Step | Routines] = []
+    if phase != "after":
+        chosen += [step for step in pending if step.phase == "before"]
+        left_out = [step for step in now.pending(release) if step.phase == "before" and step not in chosen]
+        # Routines use the tables of all steps. The baseline brings them with it.
+        if not left_out and BASELINE in now.steps and now.wants(release.routines):
+            chosen.append(release.routines)
+    if phase != "before":
+        chosen += [step for step in pending if step.phase == "after"]
+    return chosen
 
 
 async def migrate(
-    pool: Pool, *, shards: int = DEFAULT_SHARDS, tell: Callable[[str], None] = log.info
-) -> list[Migration]:
+    pool: Pool,
+    *,
+    shards: int = DEFAULT_SHARDS,
+    tell: Tell = log.info,
+    release: Release | None = None,
+    phase: Phase | None = None,
+    target: int | None = None,
+    create_schema: bool = True,
+) -> list[Step | Routines]:
     """Brings the store up to this Duly's version. Safe to call from many processes at once, and while others work.
 
-    `tell` gets messages about slow steps. Partitions that cannot be made now are left to the schedulers.
+    `tell` gets messages about slow steps and about those that wait for older nodes. Partitions that cannot be made now
+    are left to the schedulers.
     """
+    release = release or this_release()
     await _check_server(pool)
-    applied = [] if await _is_up_to_date(pool) else await _bring_up(pool, shards, tell)
+    applied: list[Step | Routines] = []
+    now = await recorded(pool)
+    check_min_version(now.min_version, release)
+    chosen = _chosen(now, release, phase, target)
+    if chosen or not await _is_made(pool):
+        runner = _Runner(pool, release, shards, tell, create_schema=create_schema)
+        applied = await runner.apply(chosen)
+    await pool.read_steps()
+    if BASELINE not in (await recorded(pool)).steps:
+        return applied  # a phase or a target that leaves out the baseline
     try:
         done = await maintenance.ensure_partitions(pool)
     except (DulyError, asyncpg.PostgresError) as error:
@@ -116,28 +147,190 @@ async def migrate(
     return applied
 
 
-async def _is_up_to_date(pool: Pool) -> bool:
-    """Whether there is nothing to do; found out without a lock that could make others wait."""
-    done = {applied.version for applied in await applied_migrations(pool)}
-    _refuse_newer(done)
-    if any(migration.version not in done for migration in known_migrations()):
+async def _is_made(pool: Pool) -> bool:
+    rows = await pool.query("select pg_catalog.to_regclass('duly.store') is not null as there")
+    if not rows[0]["there"]:
         return False
     rows = await pool.query("select exists (select from duly.store) as made")
     return bool(rows[0]["made"])
 
 
-async def _bring_up(pool: Pool, shards: int, tell: Callable[[str], None]) -> list[Migration]:
-    with translated_errors(pool.url):
-        async with _connection(pool) as connection:
-            return [
-                migration
-                for migration in known_migrations()
-                if await _patiently(pool, connection, migration, shards, tell)
-            ]
+async def _too_old(pool: Pool, step: Step) -> tuple[str, ...]:
+    """The live nodes that a destructive step would break."""
+    rows = await pool.fetch("cluster/live_versions")
+    return _older(rows, step)
+
+
+def _older(rows: list[asyncpg.Record], step: Step) -> tuple[str, ...]:
+    least = parsed(step.min_version or "")
+    return tuple(f"{row['kind']} {row['name']} ({row['version']})" for row in rows if parsed(row["version"]) < least)
+
+
+class _Waits(Exception):
+    """A destructive step that must not be applied yet."""
+
+    def __init__(self, nodes: tuple[str, ...]) -> None:
+        super().__init__(", ".join(nodes))
+
+
+class _Runner:
+    """Applies steps over a connection of its own."""
+
+    def __init__(self, pool: Pool, release: Release, shards: int, tell: Tell, *, create_schema: bool) -> None:
+        self._pool = pool
+        self._release = release
+        self._shards = shards
+        self._tell = tell
+        self._create_schema = create_schema
+
+    async def apply(self, chosen: list[Step | Routines]) -> list[Step | Routines]:
+        applied: list[Step | Routines] = []
+        with translated_errors(self._pool.url):
+            async with _connection(self._pool) as connection:
+                for one in chosen or [self._release.steps[0]]:
+                    try:
+                        if await self._patiently(connection, one):
+                            applied.append(one)
+                    except _Waits as waits:
+                        # Steps after it may rely on it.
+                        self._tell(f"{one.label} waits until these older nodes have ended: {waits}")
+                        break
+        return applied
+
+    async def _patiently(self, connection: Connection, one: Step | Routines) -> bool:
+        """Applies one step, retrying while a lock is in the way. False: it was applied already."""
+        began = time.monotonic()
+        while True:
+            try:
+                if isinstance(one, Step) and one.concurrently:
+                    return await self._concurrently(connection, one)
+                async with connection.transaction(isolation="read_committed"):
+                    return await self._in_transaction(connection, one)
+            except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+                holders = await _holders(self._pool)
+                if time.monotonic() - began > PATIENCE_SECONDS:
+                    raise StoreUnavailable(
+                        f"{one.label} could not be applied: {holders}; "
+                        "end those sessions or wait for them, then run: duly migrate"
+                    ) from error
+                self._tell(f"{one.label} waits for a lock, and is tried again: {holders}")
+            await asyncio.sleep(PAUSE_SECONDS)
+
+    async def _in_transaction(self, connection: Connection, one: Step | Routines) -> bool:
+        now = await self._locked(connection)
+        began = time.monotonic()
+        if isinstance(one, Routines):
+            new = now.wants(one)
+            if new:
+                await self._put_routines(connection, one)
+        else:
+            new = one.number not in now.steps
+            if new:
+                await self._refuse_older(connection, one)
+                await connection.execute(one.sql)
+                await self._record(connection, one)
+                if one.number == BASELINE:
+                    # Version 0.1.0 takes a store that has the baseline for a whole one.
+                    await self._put_routines(connection, self._release.routines)
+            if one.number == BASELINE and not await connection.fetchval("select exists (select from duly.store)"):
+                await connection.execute("insert into duly.store (shard_count) values ($1)", self._shards)
+                await connection.execute(
+                    "insert into duly.shards (shard) select generate_series(0, $1::int - 1)", self._shards
+                )
+        if (took := time.monotonic() - began) > 1:
+            self._tell(f"{one.label} took {took:.0f} s")
+        return new
+
+    async def _locked(self, connection: Connection) -> Recorded:
+        """Takes the lock until the transaction ends, and reads what the store has."""
+        # Behind a pooler the role sets the path, and views stay bound to what they referred to when they were created.
+        await connection.execute("set local search_path = pg_catalog, pg_temp")
+        await connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")
+        await connection.execute("set local statement_timeout = 0")
+        await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+        # `if not exists` would ask for the right to create before it looks.
+        if not await connection.fetchval("select exists (select from pg_namespace where nspname = 'duly')"):
+            if not self._create_schema:
+                raise StoreUnusable("there is no schema duly in this database; let its owner run: create schema duly")
+            await connection.execute("create schema duly")
+        if await connection.fetchval("select to_regclass('duly.migrations') is null"):
+            await connection.execute(
+                "create table duly.migrations (version integer primary key, name text not null, "
+                "checksum text not null, applied_at timestamptz not null default clock_timestamp())"
+            )
+        now = Recorded.of(await connection.fetch(statement("stores/migrations")))
+        check_min_version(now.min_version, self._release)
+        return now
+
+    async def _put_routines(self, connection: Connection, routines: Routines) -> None:
+        await connection.execute(routines.sql)
+        await connection.execute(*_record(ROUTINES, routines.version, routines.checksum))
+
+    async def _refuse_older(self, connection: Connection, step: Step) -> None:
+        if step.phase == "after" and (
+            nodes := _older(await connection.fetch(statement("cluster/live_versions")), step)
+        ):
+            raise _Waits(nodes)
+
+    async def _record(self, connection: Connection, step: Step) -> None:
+        number = BASELINE if step.number == BASELINE else -step.number
+        await connection.execute(*_record(number, step.name, step.checksum))
+        least = step.min_version
+        if least is None:
+            return
+        before = await connection.fetchval("select name from duly.migrations where version = $1", MIN_VERSION)
+        if before is None or parsed(before) < parsed(least):
+            await connection.execute(*_record(MIN_VERSION, least, ""))
+        if parsed(least) > parsed("0.1.0"):
+            await connection.execute(*_record(FENCE, "not for 0.1.0", ""))
+
+    async def _concurrently(self, connection: Connection, step: Step) -> bool:
+        # The lock is held by a transaction elsewhere, which has no snapshot: building an index waits for snapshots.
+        async with _connection(self._pool) as guard, guard.transaction(isolation="read_committed"):
+            await guard.execute("set local idle_in_transaction_session_timeout = 0")
+            now = await self._locked(guard)
+            if step.number in now.steps:
+                return False
+            await self._refuse_older(guard, step)
+            # The driver leaves its last portal open, with a snapshot, for which the index would wait for ever. A
+            # statement without arguments closes it.
+            await guard.execute("select 1")
+            for one in statements_of(step.sql):
+                if (made := _INDEX.match(one)) is not None:
+                    valid = await connection.fetchval(_VALID, made["name"])
+                    if valid:
+                        continue
+                    if valid is not None:
+                        await connection.execute(f"drop index concurrently if exists duly.{made['name']}")
+                await connection.execute(one)
+            await self._record(guard, step)
+        return True
+
+
+_INDEX = re.compile(r"create (?:unique )?index concurrently (?:if not exists )?(?P<name>\w+)")
+_VALID = """\
+select i.indisvalid from pg_catalog.pg_index i join pg_catalog.pg_class c on c.oid = i.indexrelid
+where c.relname = $1 and c.relnamespace = 'duly'::pg_catalog.regnamespace"""
+
+
+def statements_of(sql: str) -> list[str]:
+    """The statements of a step that runs outside a transaction: each ends with a semicolon at the end of a line."""
+    code = "\n".join(line for line in sql.splitlines() if not line.lstrip().startswith("--"))
+    return [one.strip() for one in re.split(r";\s*(?:\n|$)", code) if one.strip()]
+
+
+def _record(number: int, name: str, checksum: str) -> tuple[str, int, str, str]:
+    return _RECORD, number, name, checksum
+
+
+_RECORD = """\
+insert into duly.migrations (version, name, checksum) values ($1, $2, $3)
+on conflict (version) do update
+set name = excluded.name, checksum = excluded.checksum, applied_at = excluded.applied_at"""
 
 
 @asynccontextmanager
-async def _connection(pool: Pool) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+async def _connection(pool: Pool) -> AsyncIterator[Connection]:
     """A connection without a timeout: the pool's give up after a minute."""
     connection = await asyncpg.connect(pool.url, timeout=10, **connection_options(pool.url, pgbouncer=pool.pooled))
     try:
@@ -148,67 +341,6 @@ async def _connection(pool: Pool) -> AsyncIterator[asyncpg.Connection[asyncpg.Re
             await connection.close(timeout=_CLOSE_SECONDS)
         except (TimeoutError, OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             connection.terminate()
-
-
-async def _patiently(
-    pool: Pool,
-    connection: asyncpg.Connection[asyncpg.Record],
-    migration: Migration,
-    shards: int,
-    tell: Callable[[str], None],
-) -> bool:
-    """Applies one migration, retrying while a lock is in the way. False: it was applied already."""
-    began = time.monotonic()
-    while True:
-        try:
-            async with connection.transaction(isolation="read_committed"):
-                return await _apply(connection, migration, shards, tell)
-        except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
-            holders = await _holders(pool)
-            if time.monotonic() - began > PATIENCE_SECONDS:
-                raise StoreUnavailable(
-                    f"{migration.version:04d}_{migration.name} could not be applied: {holders}; "
-                    "end those sessions or wait for them, then run: duly migrate"
-                ) from error
-            tell(f"{migration.version:04d}_{migration.name} waits for a lock, and is tried again: {holders}")
-        await asyncio.sleep(PAUSE_SECONDS)
-
-
-async def _apply(
-    connection: asyncpg.Connection[asyncpg.Record],
-    migration: Migration,
-    shards: int,
-    tell: Callable[[str], None],
-) -> bool:
-    # Behind a pooler the role sets the path, and views stay bound to what they referred to when they were created.
-    await connection.execute("set local search_path = pg_catalog, pg_temp")
-    await connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")
-    await connection.execute("set local statement_timeout = 0")
-    await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
-    await connection.execute("create schema if not exists duly")
-    await connection.execute(
-        "create table if not exists duly.migrations (version integer primary key, name text not null, "
-        "checksum text not null, applied_at timestamptz not null default clock_timestamp())"
-    )
-    rows = await connection.fetch("select version from duly.migrations")
-    done = {row["version"] for row in rows}
-    _refuse_newer(done)
-    new = migration.version not in done
-    if new:
-        began = time.monotonic()
-        await connection.execute(migration.sql)
-        await connection.execute(
-            "insert into duly.migrations (version, name, checksum) values ($1, $2, $3)",
-            migration.version,
-            migration.name,
-            migration.checksum,
-        )
-        if (took := time.monotonic() - began) > 1:
-            tell(f"{migration.version:04d}_{migration.name} took {took:.0f} s")
-    if migration == known_migrations()[-1] and not await connection.fetchval("select exists (select from duly.store)"):
-        await connection.execute("insert into duly.store (shard_count) values ($1)", shards)
-        await connection.execute("insert into duly.shards (shard) select generate_series(0, $1::int - 1)", shards)
-    return new
 
 
 async def _holders(pool: Pool) -> str:
@@ -222,33 +354,11 @@ async def _holders(pool: Pool) -> str:
     )
 
 
-async def check_version(pool: Pool) -> None:
-    """Raises if the store is of a newer or older version, so that a node does not touch it."""
+async def check_version(pool: Pool, *, release: Release | None = None) -> None:
+    """Raises if this Duly must not work on the store, so that a node does not touch it."""
     await _check_server(pool)
-    done = {applied.version for applied in await applied_migrations(pool)}
-    if not done:
-        raise StoreMismatch("the store is empty; run: duly migrate")
-    _refuse_newer(done)
-    if missing := [migration for migration in known_migrations() if migration.version not in done]:
-        names = ", ".join(f"{migration.version:04d}_{migration.name}" for migration in missing)
-        raise StoreMismatch(f"the store is older than this Duly (missing {names}); run: duly migrate")
-
-
-@cache
-def check_newest(version: int) -> None:
-    """As `check_version`, given only the newest migration of the store."""
-    _refuse_newer({version})
-    if version < known_migrations()[-1].version:
-        raise StoreMismatch(f"the store is older than this Duly (it has migration {version:04d}); run: duly migrate")
-
-
-def _refuse_newer(done: set[int]) -> None:
-    newest = max((migration.version for migration in known_migrations()), default=0)
-    if ahead := sorted(version for version in done if version > newest):
-        raise StoreMismatch(
-            f"the store is newer than this Duly (it has migration {ahead[-1]:04d}, this version knows {newest:04d}); "
-            "upgrade Duly on this machine"
-        )
+    check(await recorded(pool), release or this_release())
+    await pool.read_steps()
 
 
 async def _check_server(pool: Pool) -> None:

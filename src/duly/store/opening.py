@@ -35,7 +35,7 @@ class OpenStore:
 async def open_store(
     settings: Settings, *, size: int | None = None, migrating: bool = False, checked: bool = True
 ) -> AsyncIterator[OpenStore]:
-    """Connects, and makes sure that the store is of this version.
+    """Connects, and makes sure that this version works on the store.
 
     The embedded store is always migrated, because no one else maintains it; the user's own only if `migrating`.
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -21,6 +22,7 @@ from duly.addresses import check_postgres, known_options, shown_postgres
 from duly.clock import DatabaseClock
 from duly.errors import ConfigError, DataRefused, DulyError, StoreBusy, StoreUnavailable, StoreUnusable
 from duly.store.statements import statement, with_own_functions
+from duly.store.steps import steps_of
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -47,6 +49,8 @@ _PROMPT = ("runs/", "fires/", "cluster/", "jobs/put_in_order")
 PROMPT_SECONDS = 12.0
 # Seconds after its own process gave it up that the server ends a statement by itself, if it could not be told to.
 _ORPHAN_SECONDS = 5.0
+# Seconds between two questions for a step that the store did not have.
+STEPS_SECONDS = 5.0
 # From this many elements on, planning a statement for its arguments pays.
 LARGE = 100
 
@@ -112,6 +116,10 @@ class Querier(Protocol):
 
     async def copy(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
         """Copies rows in PostgreSQL's binary format into one of Duly's tables. Only inside `together`."""
+        ...
+
+    def has_step(self, number: int) -> bool:
+        """Whether the store has this step of the migrations (`store/steps.py`). Without it, its feature is off."""
         ...
 
 
@@ -206,10 +214,19 @@ class InTransaction:
 
     can_copy = True
 
-    def __init__(self, connection: Connection, prompt_seconds: float | None = None) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        prompt_seconds: float | None = None,
+        has_step: Callable[[int], bool] = lambda number: False,
+    ) -> None:
         """`prompt_seconds`: the timeout of statements that normally take milliseconds."""
         self.connection = connection
         self._prompt_seconds = prompt_seconds
+        self._has_step = has_step
+
+    def has_step(self, number: int) -> bool:
+        return self._has_step(number)
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         return await self.connection.fetch(statement(name), *args, timeout=self._timeout(name))
@@ -259,6 +276,9 @@ class Pool:
         # Per tenant that is reading, the number of further connections its reads may use.
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self.clock = DatabaseClock()
+        self._steps: frozenset[int] = frozenset()
+        self._steps_read_at = -math.inf
+        self._reading_steps: asyncio.Task[None] | None = None
 
     @property
     def connections(self) -> asyncpg.Pool[asyncpg.Record]:
@@ -305,6 +325,8 @@ class Pool:
                 try:
                     for _ in range(3):
                         await self.measure_clock()
+                    if not for_handlers:
+                        await self.read_steps()
                 except BaseException:
                     pool.terminate()
                     raise
@@ -313,6 +335,8 @@ class Pool:
         return self
 
     async def close(self) -> None:
+        if self._reading_steps is not None:
+            self._reading_steps.cancel()
         busy = [_cancel_key(connection) for connection in _in_use(self._pool)]
         try:
             async with asyncio.timeout(5):
@@ -480,13 +504,13 @@ class Pool:
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[InTransaction]:
         async with self._begun() as connection:
-            yield InTransaction(connection, self._prompt_seconds)
+            yield InTransaction(connection, self._prompt_seconds, self.has_step)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[InTransaction]:
         """A transaction for a user's statements: their errors reach the user unchanged."""
         async with self._begun() as connection:
-            yield InTransaction(connection)
+            yield InTransaction(connection, has_step=self.has_step)
 
     @asynccontextmanager
     async def _begun(self) -> AsyncIterator[Connection]:
@@ -518,6 +542,36 @@ class Pool:
         rows = await self.query("select duly.now() as now") if await self._has_clock() else []
         if rows:
             self.clock.observe(rows[0]["now"], sent, time.monotonic())
+
+    def has_step(self, number: int) -> bool:
+        """As the `Querier`'s. Of a step that was not there, the store is asked again now and then, in the background:
+        it may be migrated while this process runs. A step that is there is never asked for."""
+        if number in self._steps:
+            return True
+        now = time.monotonic()
+        if now - self._steps_read_at >= STEPS_SECONDS and self._reading_steps is None:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:
+                return False
+            self._steps_read_at = now
+            self._reading_steps = loop.create_task(self._read_steps_again(), name="duly-steps")
+        return False
+
+    async def _read_steps_again(self) -> None:
+        try:
+            await self.read_steps()
+        except (DulyError, asyncpg.PostgresError, *_NO_LINK) as error:
+            log.debug("the store's steps could not be read, and are read later: %s", error)
+        finally:
+            self._reading_steps = None
+
+    async def read_steps(self) -> None:
+        """Reads which steps the store has; none if it is empty."""
+        if await self._has_clock():
+            rows = await self.fetch("stores/migrations")
+            self._steps = steps_of(row["version"] for row in rows)
+            self._steps_read_at = time.monotonic()
 
     _clock_known = False
 

@@ -11,6 +11,7 @@ from uuid import UUID
 from duly.errors import StoreMismatch
 from duly.model import Counts, from_micros
 from duly.store.pool import Querier
+from duly.store.steps import steps_of
 from duly.store.tenants import KnownTenant, to_known
 
 
@@ -50,7 +51,8 @@ class TransactionFacts:
     store_id: UUID
     shard_count: int
     now: datetime
-    version: int
+    steps: frozenset[int]
+    min_version: str | None
     tenants: dict[str, KnownTenant]
 
 
@@ -70,8 +72,9 @@ async def transaction_facts(store: Querier, *, tenants: Collection[str]) -> Tran
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
     known = {one["tenant"]: to_known(one) for one in json.loads(row["tenants"])}
+    steps = steps_of(int(number) for number in row["applied"].split(","))
     return TransactionFacts(
-        UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), row["version"], known
+        UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), steps, row["min_version"], known
     )
 
 

@@ -21,6 +21,7 @@ class SingleConnection(Pool):
     def __init__(self, pool: Pool, connection: asyncpg.Connection[asyncpg.Record]) -> None:
         super().__init__(pool.connections, pool.url)
         self.clock = pool.clock
+        self._steps = pool._steps
         self._connection = connection
         self._lock = asyncio.Lock()
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from duly.config import Settings
     from duly.model import ClusterStatus
     from duly.operations import Operations
+    from duly.store.migrate import Planned
     from duly.store.pool import Pool
     from duly.store.stores import Facts, OldTransaction
 
@@ -148,9 +149,9 @@ async def _check_store(settings: Settings) -> list[Check]:
             except DulyError as error:
                 return [*checks, Check("schema", "fail", str(error))]
             facts = await stores.facts(store.pool)
-            applied = await migrate.applied_migrations(store.pool)
+            pending = await migrate.plan(store.pool)
             checks.append(Check("server", "ok", f"PostgreSQL {facts.server_version}"))
-            checks.append(Check("schema", "ok", f"version {applied[-1].version:04d}, as this Duly needs it"))
+            checks.append(_check_schema(pending))
             checks.append(_check_clock(store.pool, facts))
             checks.append(_check_partitions(facts, store.pool.clock.now()))
             checks.append(_check_vacuum(await stores.oldest_transaction(store.pool)))
@@ -168,6 +169,16 @@ async def _check_store(settings: Settings) -> list[Check]:
     except DulyError as error:
         checks.append(Check("database", "fail", str(error)))
     return checks
+
+
+def _check_schema(pending: list[Planned]) -> Check:
+    if not pending:
+        return Check("schema", "ok", "up to date with this Duly")
+    if waiting := [one for one in pending if one.waits_for]:
+        nodes = ", ".join(waiting[0].waits_for)
+        return Check("schema", "ok", f"{waiting[0].what.label} waits until these older nodes have ended: {nodes}")
+    names = ", ".join(one.what.label for one in pending)
+    return Check("schema", "warn", f"this Duly has more to bring: {names}; run: duly migrate")
 
 
 def _check_clock(pool: Pool, facts: Facts) -> Check:

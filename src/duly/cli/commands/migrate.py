@@ -11,7 +11,6 @@ from duly.cli.output import say
 
 if TYPE_CHECKING:
     from duly.config import Settings
-    from duly.store.migrate import Migration
 
 
 def register(app: typer.Typer) -> None:
@@ -36,20 +35,18 @@ def migrate(
     if not done:
         say("nothing to do: the store is up to date")
         return
-    for migration in done:
-        say(f"{'would apply' if dry_run else 'applied'} {migration.version:04d}_{migration.name}")
+    for label in done:
+        say(f"{'would apply' if dry_run else 'applied'} {label}")
 
 
-async def _migrate(settings: Settings, *, dry_run: bool) -> list[Migration]:
+async def _migrate(settings: Settings, *, dry_run: bool) -> list[str]:
     from duly.store import migrate as migrations
     from duly.store.opening import open_store
 
     async with open_store(settings, checked=False) as store:
-        if not dry_run:
-            return await migrations.migrate(
-                store.pool, shards=settings.shards, tell=lambda message: say(message, err=True)
-            )
-        pending = await migrations.pending_migrations(store.pool)
-        if not pending:
-            await migrations.check_version(store.pool)  # refuses a store that is newer
-        return pending
+        if dry_run:
+            return [one.what.label for one in await migrations.plan(store.pool)]
+        applied = await migrations.migrate(
+            store.pool, shards=settings.shards, tell=lambda message: say(message, err=True)
+        )
+        return [one.label for one in applied]

@@ -2,7 +2,8 @@
 -- in what they make of other types.   $1 tenants of the jobs
 select s.store_id::text as store_id, s.shard_count::int as shard_count,
     (extract(epoch from duly.now()) operator(pg_catalog.*) 1000000.0)::bigint as now_us,
-    (select max(version) from duly.migrations) as version,
+    (select string_agg(version::text, ',') from duly.migrations) as applied,
+    (select name from duly.migrations where version operator(pg_catalog.=) 0) as min_version,
     (
         select coalesce(json_agg(json_build_object('tenant', t.tenant, 'counted', t.max_jobs is not null, 'tasks', t.tasks,
             'queues', t.queues, 'commands', t.commands)), '[]')::text
