@@ -12,6 +12,7 @@ ALONE = (
     "api/test_speed.py",
     "bench/test_drain_ratio.py",
     "cli/test_siege.py",
+    "cluster/test_upgrade.py",
     "scheduler/test_planner_speed.py",
     "store/test_analytics.py",
     "store/test_claim_depth.py",

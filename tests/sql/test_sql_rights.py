@@ -72,7 +72,9 @@ async def attempts(admin: asyncpg.Connection[asyncpg.Record]) -> dict[str, str]:
     found = {}
     relations = await admin.fetch(
         "select format('%I.%I', 'duly', c.relname) as name, c.relkind::text as kind, (select quote_ident(a.attname) "
-        "from pg_attribute a where a.attrelid = c.oid and a.attnum = 1) as first "
+        # A view's computed column cannot be updated by anybody, which says nothing about rights.
+        "from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 "
+        "order by pg_column_is_updatable(c.oid, a.attnum, false) desc, a.attnum limit 1) as first "
         "from pg_class c where c.relnamespace = 'duly'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'S', 'f')"
     )
     for name, kind, first in relations:
