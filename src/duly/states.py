@@ -19,12 +19,13 @@
                  retrying
 
   queued, waiting, retrying, running ── cancel ──▶ cancelled
+  running ── expire: its start_within_seconds are over, and no handler has been called ──▶ missed
   fire ──▶ skipped (overlap policy) or missed (missed policy)
 ```
 
 A run's state is where its row lies: `queued`, `retrying` and `waiting` rows are in `duly.runs`, `running` ones inside
-a row of `duly.claims`, ended ones in `duly.history`. `skipped` and `missed` runs begin ended: they record an occurrence
-that the overlap or missed policy kept from running.
+a row of `duly.claims`, ended ones in `duly.history`. `skipped` runs begin ended, and so do most `missed` ones: they
+record an occurrence that the overlap or missed policy kept from running.
 
 A run that was fired ahead of its time and is retracted before it (`jobs/retract.sql`) is the one exception: its row is
 deleted and the occurrence counts as never fired. If a change of the job drops that occurrence, it is born as `missed`.
@@ -62,6 +63,9 @@ class RunFlag(IntFlag):
     """Fired by hand, outside the schedule."""
     CANCELLED = 32
     """Never stored. A claim sets it on a run whose job was cancelled meanwhile: the worker ends the run unbegun."""
+    BEGUN = 64
+    """A worker has started the run before, although its attempts may say otherwise (a snooze, a return, a redrive): its
+    job's `start_within_seconds` no longer applies. A run with more than one attempt needs no such flag."""
 
 
 #: The states that a run may begin in.
@@ -72,7 +76,14 @@ LEGAL_MOVES: dict[RunState, frozenset[RunState]] = {
     RunState.RETRYING: frozenset({RunState.RUNNING, RunState.CANCELLED}),
     RunState.WAITING: frozenset({RunState.QUEUED, RunState.CANCELLED}),
     RunState.RUNNING: frozenset(
-        {RunState.SUCCEEDED, RunState.RETRYING, RunState.QUEUED, RunState.DEAD, RunState.CANCELLED}
+        {
+            RunState.SUCCEEDED,
+            RunState.RETRYING,
+            RunState.QUEUED,
+            RunState.DEAD,
+            RunState.CANCELLED,
+            RunState.MISSED,
+        }
     ),
     RunState.SUCCEEDED: frozenset(),
     RunState.DEAD: frozenset({RunState.QUEUED, RunState.WAITING}),

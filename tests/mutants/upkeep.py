@@ -203,8 +203,8 @@ MUTANTS = (
         "requeued-unmarked",
         "a run that is requeued while others wait is overlooked in their line",
         "store/sql/runs/requeue.sql",
-        "run.flags | duly.mark_of_line(run.job_id)",
-        "run.flags",
+        "run.flags | run.added | duly.mark_of_line(run.job_id)",
+        "run.flags | run.added",
         ("store/test_overlap.py::test_one_in_the_middle_of_a_line_is_not_overlooked",),
     ),
     Mutant(

@@ -254,7 +254,7 @@ class Model:
 
     # Locks.
 
-    _NAMES_CLAIMS = frozenset({"runs/complete", "runs/requeue", "runs/bury"})
+    _NAMES_CLAIMS = frozenset({"runs/complete", "runs/requeue", "runs/bury", "runs/expire"})
 
     def _locked_jobs(self) -> set[UUID]:
         return set().union(*(one.jobs for one in self.transactions))
@@ -682,6 +682,7 @@ class Model:
     def runs_requeue(
         self, claims: Sequence[UUID], positions: Sequence[int], ordinals: Sequence[int], states: Sequence[str],
         delays: Sequence[float], refunds: Sequence[int], _errors: Any, _started: Any, _finished: Any,
+        flags: Sequence[int],
     ) -> list[Row]:  # fmt: skip
         now, requeued = self._now(), 0
         for number, claim, ordinal, one in list(self._named(claims, positions, ordinals)):
@@ -696,7 +697,7 @@ class Model:
                     one.fired_at,
                     one.epoch,
                     one.attempt - refunds[number],
-                    one.flags | self._mark_of_line(one.job_id),
+                    one.flags | flags[number] | self._mark_of_line(one.job_id),
                     states[number],
                 ),
                 was=claim.claim_id,
@@ -717,6 +718,18 @@ class Model:
         recorded, serial = 0, set()
         for number, claim, _, one in self._named(claims, positions, ordinals):
             ended = Ended(statuses[number], claim.claim_id, one.attempt, one.flags)
+            if self._record((one.job_id, one.scheduled_at), ended):
+                recorded += 1
+                if ended.flags & SERIAL:
+                    serial.add(one.job_id)
+        return [Row(accepted=recorded, serial=sorted(serial) or None)]
+
+    def runs_expire(
+        self, claims: Sequence[UUID], positions: Sequence[int], ordinals: Sequence[int], _finished: Any, _seconds: Any
+    ) -> list[Row]:
+        recorded, serial = 0, set()
+        for _, claim, _, one in self._named(claims, positions, ordinals):
+            ended = Ended("missed", claim.claim_id, one.attempt - 1, one.flags)
             if self._record((one.job_id, one.scheduled_at), ended):
                 recorded += 1
                 if ended.flags & SERIAL:

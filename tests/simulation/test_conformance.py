@@ -10,7 +10,8 @@ from uuid import UUID
 
 import pytest
 
-from duly.model import DEFAULT_POLICY, Buried, ClaimedRun, Policy, Requeued, Succeeded
+from duly.model import DEFAULT_POLICY, Buried, ClaimedRun, Expired, Policy, Requeued, Succeeded
+from duly.states import RunFlag
 from duly.store import cluster, fires, jobs, maintenance, runs
 from duly.store.fires import Fires, Release, SimpleFires
 from duly.store.jobs import NewJob
@@ -272,12 +273,16 @@ class Pair:
         def make() -> Any:
             state, delay = self.dice.choice([("queued", 0.0), ("retrying", 3.0)])
             refund = self.dice.choice([0, 1])
-            return lambda run: Requeued(run, state, delay, 1, 2, ERROR, refund)
+            flags = self.dice.choice([0, int(RunFlag.BEGUN)])
+            return lambda run: Requeued(run, state, delay, 1, 2, ERROR, refund, flags)
 
         await self._end(runs.requeue, make)
 
     async def bury(self) -> None:
         await self._end(runs.bury, lambda: lambda run: Buried(run, 1, 2, ERROR))
+
+    async def expire(self) -> None:
+        await self._end(runs.expire, lambda: lambda run: Expired(run, 2, 60))
 
     async def settled(self) -> None:
         some = self._some_runs()
@@ -378,7 +383,7 @@ def _entries(page: fires.SlicePage) -> list[tuple[int, bytes]]:
 CALLS = (
     ["join"] * 2 + ["beat"] * 4 + ["acquire"] * 4 + ["hand_over", "leave", "load", "settled", "free_waiting"]
     + ["fire"] * 5 + ["on_time"] * 5 + ["release"] * 2 + ["claim"] * 5 + ["complete"] * 5 + ["requeue"] * 2
-    + ["bury", "heartbeat", "heartbeat", "rescue", "rescue"]
+    + ["bury", "expire", "heartbeat", "heartbeat", "rescue", "rescue"]
 )  # fmt: skip
 
 
@@ -393,7 +398,7 @@ async def test_the_model_answers_and_holds_what_postgresql_does(pool: Pool, seed
     for step in range(STEPS):
         await pair.tick(pair.dice.choice([0.001, 0.1, 1, 3]))
         name = pair.dice.choice(CALLS)
-        if not pair.claims and name in ("complete", "requeue", "bury", "settled", "heartbeat"):
+        if not pair.claims and name in ("complete", "requeue", "bury", "expire", "settled", "heartbeat"):
             name = "claim"
         try:
             await getattr(pair, name)()

@@ -56,7 +56,7 @@ STATEMENTS = {
     ],
     "worker": [
         "runs/claim", "runs/claim", "runs/claim", "runs/complete", "runs/complete", "runs/requeue", "runs/bury",
-        "runs/heartbeat", "runs/heartbeat", "jobs/lock_available", "jobs/put_in_order", "commit",
+        "runs/expire", "runs/heartbeat", "runs/heartbeat", "jobs/lock_available", "jobs/put_in_order", "commit",
     ],
 }  # fmt: skip
 

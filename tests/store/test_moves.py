@@ -17,7 +17,7 @@ import pytest
 
 import duly.store
 from duly.config import Settings
-from duly.model import DEFAULT_TENANT, Buried, Claim, ClaimedRun, DeadLetterFilter, Requeued
+from duly.model import DEFAULT_TENANT, Buried, Claim, ClaimedRun, DeadLetterFilter, Expired, Requeued
 from duly.operations import Operations, StoreOperations
 from duly.states import BORN, LEGAL_MOVES, RunFlag
 from duly.store import dead_letters, maintenance, runs
@@ -129,6 +129,11 @@ class Life:
         await self.bury(await self.take(job))
         await self.redrive(job)
         await self.end(await self.take(job))
+
+    async def expired(self) -> None:
+        """A run is claimed too late to be started."""
+        job = (await put_now(self.pool, 1, queue="expired"))[0]
+        assert await runs.expire(self.pool, [Expired(await self.take(job), 2, 60)]) == 1
 
     async def claims_of_every_kind(self) -> None:
         await put_now(self.pool, 3, queue="kinds")
@@ -257,8 +262,8 @@ async def test_statements_make_the_legal_moves_and_no_others(
     life = Life(pool, store_operations.for_tenant(DEFAULT_TENANT), injector)
     await life.scheduler.at(START)
     for turn in (
-        life.attempts, life.claims_of_every_kind, life.cancelled, life.lines, life.late, life.changed, life.rescued,
-        life.repaired,
+        life.attempts, life.expired, life.claims_of_every_kind, life.cancelled, life.lines, life.late, life.changed,
+        life.rescued, life.repaired,
     ):  # fmt: skip
         await turn()
         await life.later(60)

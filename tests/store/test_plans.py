@@ -186,11 +186,12 @@ async def test_a_claim_planned_on_an_empty_queue_does_not_read_the_whole_queue_w
         assert "Tid Scan" in [node["Node Type"] for node in nodes_of(plan)]
 
 
-@pytest.mark.parametrize("name", ["runs/requeue", "runs/bury", "runs/complete"])
+@pytest.mark.parametrize("name", ["runs/requeue", "runs/bury", "runs/expire", "runs/complete"])
 async def test_outcomes_planned_on_an_empty_store_go_by_key(pool: Pool, name: str) -> None:
     columns = {
         "runs/complete": ([1], [1], [1], [2], [None], [0], []),
-        "runs/requeue": ([1], [1], ["queued"], [0.0], [0], [None], [None], [None]),
+        "runs/requeue": ([1], [1], ["queued"], [0.0], [0], [None], [None], [None], [0]),
+        "runs/expire": ([1], [1], [2], [60]),
         "runs/bury": ([1], [1], ["{}"], [1], [2], ["dead"]),
     }
     for plan in await plans_of(pool, name, [uuid4()], *columns[name]):

@@ -51,6 +51,7 @@ BLAMING = (
     "runs/complete",
     "runs/requeue",
     "runs/bury",
+    "runs/expire",
     "ledger/",
     "progress/",
     "copy",

@@ -105,6 +105,8 @@ def note_text(run: Run) -> str:
     if run.status == "missed" and (count := note.get("count") or 1) > 1:
         first, last = (datetime.fromisoformat(note[name]) for name in ("first", "last"))
         return f"{count} occurrences from {moment(first)} to {moment(last)}: {reason}"
+    if run.status == "missed" and reason == "expired":
+        return f"expired: no worker started it within {note.get('start_within_seconds')} s"
     if run.status == "skipped" and note.get("unfinished"):
         earlier = datetime.fromisoformat(note["unfinished"])
         return f"{reason} {note.get('overlap')}: the run of {moment(earlier)} was unfinished"

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from duly.cli.output import coloured, one_line, say
 from duly.formats import rough_span
-from duly.model import Buried, ClaimedRun, Requeued, Succeeded, to_micros
+from duly.model import Buried, ClaimedRun, Expired, Requeued, Succeeded, to_micros
 from duly.worker.executor import Outcome
 
 # Nobody reads more lines per second, and writing them would slow the runs down: further runs are only counted.
@@ -87,6 +87,8 @@ def _status(outcome: Outcome | None) -> tuple[str, str]:
             return "succeeded", ""
         case Buried():
             return outcome.status, ""
+        case Expired():
+            return "missed", f"(not started within {rough_span(outcome.start_within_seconds)})"
         case Requeued(state="retrying"):
             return "retrying", f"in {rough_span(outcome.delay)}"
         case Requeued() if outcome.delay > 0:

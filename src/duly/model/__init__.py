@@ -17,7 +17,7 @@ Read in this order:
 `duly.checks` validates what a client sends; `duly.states` has the moves between run states.
 """
 
-from duly.model.claim import Buried, Claim, ClaimedRun, Recorded, Requeued, Succeeded
+from duly.model.claim import Buried, Claim, ClaimedRun, Expired, Recorded, Requeued, Succeeded
 from duly.model.cluster import Cluster, ClusterStatus, Counts, NodeStatus, ShardStatus
 from duly.model.dead_letter import DeadLetter, DeadLetterFilter, Swept
 from duly.model.deploys import Declarer
@@ -83,6 +83,7 @@ __all__ = [
     "DstGap",
     "ErrorInfo",
     "Expected",
+    "Expired",
     "Explanation",
     "Forecast",
     "Job",

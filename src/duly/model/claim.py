@@ -92,6 +92,8 @@ class Requeued:
     finished_us: int | None
     error: str | None = None
     refund: int = 0
+    flags: int = 0
+    """Flags to add to the run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,3 +105,20 @@ class Buried:
     finished_us: int
     error: str
     status: str = "dead"
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """No worker started the run in time, as its job's `start_within_seconds` demands: it ends as `missed`."""
+
+    run: ClaimedRun
+    finished_us: int
+    start_within_seconds: int
+
+    @property
+    def started_us(self) -> None:
+        return None
+
+    @property
+    def error(self) -> None:
+        return None

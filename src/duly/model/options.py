@@ -25,6 +25,7 @@ class PolicyOptions(TypedDict, total=False):
     retry_delay_seconds: float
     retry_max_delay_seconds: float
     timeout_seconds: float
+    start_within_seconds: int | None
     jitter_seconds: int
     dst_gap: DstGap
     dst_fold: DstFold

@@ -41,6 +41,12 @@ class Policy:
     retry_delay_seconds: float = described(30, "Delay before the first retry", 0, MAX_DELAY_SECONDS)
     retry_max_delay_seconds: float = described(1800, "Maximum delay before a retry", 0, MAX_DELAY_SECONDS)
     timeout_seconds: float = described(300, "Maximum duration of one attempt", 0.001, MAX_DELAY_SECONDS)
+    start_within_seconds: int | None = described(
+        None,
+        "Maximum age of a run that no worker has started yet; an older one ends as missed. Without it, any age",
+        1,
+        MAX_DELAY_SECONDS,
+    )
     jitter_seconds: int = described(
         0, "Maximum offset of the job's occurrences; each job has one stable offset", 0, 86_400, timing=True
     )

@@ -7,7 +7,7 @@ decides only if there is no record. So every expected occurrence has exactly one
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
@@ -190,6 +190,8 @@ class Judge:
     def _of_missed(self, occurrence: Occurrence, run: Run) -> Explanation:
         note = run.note or {}
         reason = str(note.get("reason"))
+        if reason == "expired":
+            return self._of_expired(occurrence, run, note)
         first, last = _range(run)
         count = int(note.get("count", 1))
         facts: dict[str, Any] = {
@@ -201,6 +203,16 @@ class Judge:
         when = f" at {utc_text(run.finished_at)}" if run.finished_at is not None else ""
         sentence = f"Missed and not run: {noticed}{when} ({among}); {_RULES.get(reason, reason)}."
         return self._say(occurrence, _UNDONE.get(reason, Verdict.MISSED), sentence, facts)
+
+    def _of_expired(self, occurrence: Occurrence, run: Run, note: Mapping[str, Any]) -> Explanation:
+        seconds = note.get("start_within_seconds")
+        facts: dict[str, Any] = {
+            "rule": "expired", "start_within_seconds": seconds, "fired_at": run.fired_at, "found_at": run.finished_at,
+            "epoch": run.epoch, "run_id": run.run_id,
+        }  # fmt: skip
+        when = f" (found at {utc_text(run.finished_at)})" if run.finished_at is not None else ""
+        sentence = f"Fired and not run: it expired, because no worker started it within {seconds} s{when}."
+        return self._say(occurrence, Verdict.MISSED, sentence, facts, run=run)
 
     def _of_catch_up(self, occurrence: Occurrence, catch_up: Deferred) -> Explanation:
         facts: dict[str, Any] = {"first": catch_up.first_at, "last": catch_up.last_at, "count": catch_up.count}

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from duly.model import Attempt, DeadLetter, DeadLetterFilter, ErrorInfo
+from duly.states import RunFlag
 from duly.store import jobs
 from duly.store.pool import Querier
 from duly.store.reading import Reading
@@ -94,7 +95,7 @@ async def redrive(store: Querier, wanted: DeadLetterFilter, batch: Batch, *, ten
             job_ids = [job_id for _, job_id, _ in able]
             moments = [moment for _, _, moment in able]
             await within.fetch("dead_letters/let_go", job_ids, moments)
-            await within.fetch("dead_letters/redrive", job_ids, moments)
+            await within.fetch("dead_letters/redrive", job_ids, moments, int(RunFlag.BEGUN))
             await jobs.put_in_order(within, job_ids=sorted(set(job_ids)))
         return Worked(len(able), len(picked) - len(able), picked[-1] if len(picked) == batch.limit else None)
 

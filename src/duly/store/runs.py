@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from duly.model import Buried, Claim, ClaimedRun, Requeued, Succeeded
+from duly.model import Buried, Claim, ClaimedRun, Expired, Requeued, Succeeded
 from duly.store import jobs, ledger
 from duly.store.pool import Querier
 
@@ -116,6 +116,7 @@ async def requeue(store: Querier, ended: Sequence[Requeued]) -> int:
         [end.error for end in ended],
         [end.started_us for end in ended],
         [end.finished_us for end in ended],
+        [end.flags for end in ended],
     )  # fmt: skip
 
 
@@ -130,8 +131,17 @@ async def bury(store: Querier, ended: Sequence[Buried]) -> int:
     )  # fmt: skip
 
 
+async def expire(store: Querier, ended: Sequence[Expired]) -> int:
+    """Records runs that no worker started in time as missed. Returns how many were accepted."""
+    return await _write(
+        store, "runs/expire", ended,
+        [end.finished_us for end in ended],
+        [end.start_within_seconds for end in ended],
+    )  # fmt: skip
+
+
 async def _write(
-    store: Querier, statement: str, ended: Sequence[Succeeded | Requeued | Buried], *columns: list[Any]
+    store: Querier, statement: str, ended: Sequence[Succeeded | Requeued | Buried | Expired], *columns: list[Any]
 ) -> int:
     """Sends outcomes, each named by its claim and ordinal, with the other columns of the statement."""
     claims: dict[UUID, int] = {}

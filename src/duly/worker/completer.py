@@ -14,7 +14,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from duly.errors import DataRefused, DulyError
-from duly.model import Buried, ClaimedRun, Requeued, Succeeded, make_run_id
+from duly.model import Buried, ClaimedRun, Expired, Requeued, Succeeded, make_run_id
 from duly.service import Service
 from duly.store import runs
 from duly.store.pool import Pool
@@ -32,7 +32,7 @@ MAX_GATHER_SECONDS = 0.02
 FLUSH_AT = 200
 # Up to this many outcomes that are set apart do not count against the worker's concurrency.
 MAX_APART = 1_000
-End = TypeVar("End", Succeeded, Requeued, Buried)
+End = TypeVar("End", Succeeded, Requeued, Buried, Expired)
 
 
 class Completer(Service):
@@ -168,6 +168,8 @@ class Completer(Service):
             await self._write(runs.requeue, [one for one in outcomes if type(one) is Requeued])
         elif outcomes and type(outcomes[0]) is Buried:
             await self._write(runs.bury, [one for one in outcomes if type(one) is Buried])
+        elif outcomes and type(outcomes[0]) is Expired:
+            await self._write(runs.expire, [one for one in outcomes if type(one) is Expired])
         else:
             # A `Recorded` success was written by the handler's own transaction; it only leaves its claim.
             succeeded = [one for one in outcomes if type(one) is Succeeded]
@@ -239,14 +241,14 @@ class Completer(Service):
     ) -> int:
         """Writes an outcome whose result or error the database refuses: keeps the outcome, drops its text."""
         log.error("an outcome could not be stored as it was", exc_info=error)
-        end: Succeeded | Requeued | Buried = ends[0]
+        end: Outcome = ends[0]
         cause = type(error.__cause__ or error).__name__
         plain = error_text("Unstorable", f"the handler's result or error could not be stored: {cause}")
         if isinstance(end, Succeeded):
             end = Succeeded(end.run, end.started_us, end.finished_us, plain, end.flags, end.key)
         elif isinstance(end, Requeued):
-            end = Requeued(end.run, end.state, end.delay, end.started_us, end.finished_us, plain, end.refund)
-        else:
+            end = Requeued(end.run, end.state, end.delay, end.started_us, end.finished_us, plain, end.refund, end.flags)
+        elif isinstance(end, Buried):
             end = Buried(end.run, end.started_us, end.finished_us, plain, end.status)
         try:
             return await write(self._pool, [end])
@@ -278,7 +280,9 @@ def _by_kind(batch: Sequence[Outcome]) -> list[Sequence[Outcome]]:
         return [batch]
     requeued: list[Outcome] = []
     buried: list[Outcome] = []
+    expired: list[Outcome] = []
     succeeded: list[Outcome] = []
+    kinds: dict[type, list[Outcome]] = {Requeued: requeued, Buried: buried, Expired: expired}
     for outcome in batch:
-        (requeued if type(outcome) is Requeued else buried if type(outcome) is Buried else succeeded).append(outcome)
-    return [kind for kind in (requeued, buried, succeeded) if kind]
+        kinds.get(type(outcome), succeeded).append(outcome)
+    return [kind for kind in (requeued, buried, expired, succeeded) if kind]

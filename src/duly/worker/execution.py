@@ -6,6 +6,7 @@ Handlers never see it. They get a `Context` (`handler/context.py`), which offers
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -22,6 +23,10 @@ NO_DEADLINE = float("inf")
 
 class NotHeld(Exception):
     """The lease ended before the handler was called, so the handler is not called."""
+
+
+class TooLate(Exception):
+    """The job's `start_within_seconds` were over before the handler was called, so the handler is not called."""
 
 
 class StopReason(Enum):
@@ -48,7 +53,10 @@ class Host(Protocol):
 class Execution:
     """A run being executed. Made for every run, hence the slots and the few methods."""
 
-    __slots__ = ("abandoned", "deadline", "host", "ledger_key", "mask", "recorded", "run", "started_us", "stop", "task")
+    __slots__ = (
+        "abandoned", "deadline", "host", "is_late", "ledger_key", "mask", "recorded", "run", "started_us", "stop",
+        "task",
+    )  # fmt: skip
 
     def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
         self.run = run
@@ -62,6 +70,8 @@ class Execution:
         self.abandoned = False
         #: The handler's own transaction (`ctx.transaction()`) has recorded the success.
         self.recorded = False
+        #: Whether it is too late to start the run. None: it may start at any time.
+        self.is_late: Callable[[], bool] | None = None
         #: The idempotency key, if the job has a template of its own. History's primary key covers the default key.
         self.ledger_key: str | None = None
         #: Hides the job's secrets in results, errors, outputs and progress notes.
@@ -79,7 +89,12 @@ class Execution:
             timezone=run.timezone,
         )
 
-    def ensure_held(self) -> None:
-        """Raises `NotHeld` if the lease has ended. Called right before the handler is, and again after any wait."""
+    def ensure_startable(self) -> None:
+        """Raises `NotHeld` if the lease has ended, `TooLate` if the run has expired.
+
+        Called right before the handler is, and again after any wait.
+        """
         if self.host is not None and not self.host.holds(self.run):
             raise NotHeld
+        if self.is_late is not None and self.is_late():
+            raise TooLate

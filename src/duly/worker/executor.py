@@ -19,6 +19,7 @@ from duly.model import (
     DEFAULT_POLICY,
     Buried,
     ClaimedRun,
+    Expired,
     Recorded,
     Requeued,
     Succeeded,
@@ -28,7 +29,7 @@ from duly.model import (
 from duly.states import RunFlag
 from duly.worker.blocking import Blocking
 from duly.worker.drivers import Drivers
-from duly.worker.execution import NO_DEADLINE, Execution, Host, NotHeld, StopReason
+from duly.worker.execution import NO_DEADLINE, Execution, Host, NotHeld, StopReason, TooLate
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import Elsewhere, error_text, exception_text, isinstance_of, message_of, result_text
 from duly.worker.handler.ledger import Ledger
@@ -40,7 +41,7 @@ from duly.worker.threads import Threads
 
 log = logging.getLogger("duly.worker")
 
-Outcome = Succeeded | Requeued | Buried
+Outcome = Succeeded | Requeued | Buried | Expired
 Report = Callable[[ClaimedRun, Outcome | None], None]
 
 # Pause between checks for timeouts. One timer serves all running handlers; one per run would cost more than many
@@ -53,6 +54,7 @@ _MIN_UNABLE_SECONDS = 1.0
 _MAX_UNABLE_SECONDS = 60.0
 # Delay of a run that another worker can execute.
 _ELSEWHERE_SECONDS = 0.5
+_BEGUN = int(RunFlag.BEGUN)
 
 
 class Executor:
@@ -174,6 +176,10 @@ class Executor:
             return self._stopped(execution, error)
         if isinstance_of(error, NotHeld):
             return None
+        if isinstance_of(error, TooLate) and execution.is_late is not None:
+            seconds = execution.run.policy.start_within_seconds
+            assert seconds is not None
+            return Expired(execution.run, self._clock.now_us(), seconds)
         if isinstance_of(error, Snooze):
             return self._snoozed(execution, error)
         if isinstance_of(error, Unable):
@@ -196,6 +202,9 @@ class Executor:
 
     async def _call(self, execution: Execution) -> Any:
         run = execution.run
+        if run.policy_text is not None:
+            # Before the task is looked up: a run that expired ends here, whoever could have executed it.
+            self._heed_expiry(execution)
         task = target = None
         if run.target is None:
             task = self._tasks.get(run.handler)
@@ -214,7 +223,7 @@ class Executor:
         execution.deadline = self._time() + _timeout(run)
         if self._ledger is not None and execution.ledger_key is not None:
             await self._check_ledger(run, execution.ledger_key)
-        execution.ensure_held()
+        execution.ensure_startable()
         if target is not None:
             called = json.loads(run.target or "{}")
             execution.mask = make_mask(chain(target_secrets(called), _payload_secrets(run)))
@@ -235,6 +244,15 @@ class Executor:
             task.name, lambda: self._begin(execution), lambda: _call_in_thread(task, execution, arguments)
         )
 
+    def _heed_expiry(self, execution: Execution) -> None:
+        """Raises `TooLate` for a run that no worker has started within its job's `start_within_seconds`."""
+        run = execution.run
+        seconds = run.policy.start_within_seconds
+        if seconds is not None and run.attempt == 1 and not run.flags & _BEGUN:
+            last_us = to_micros(run.scheduled_at) + seconds * 1_000_000
+            execution.is_late = lambda: self._clock.now_us() > last_us
+            execution.ensure_startable()
+
     def _begin(self, execution: Execution) -> None:
         """Starts the attempt's clock, once its handler has a thread."""
         execution.started_us = self._clock.now_us()
@@ -254,7 +272,7 @@ class Executor:
             delay = _waitable(signal.seconds)
         except BaseException as broken:  # noqa: BLE001 - a kind of the user's own may have lost its seconds
             return self._failed(execution, broken)
-        return Requeued(execution.run, "queued", delay, None, None, refund=1)
+        return Requeued(execution.run, "queued", delay, None, None, refund=1, flags=_begun(execution))
 
     def _unable(self, execution: Execution, error: Unable) -> Outcome:
         run = execution.run
@@ -296,7 +314,9 @@ class Executor:
             case StopReason.LEASE_LOST:
                 return None
             case StopReason.SHUTDOWN:
-                return Requeued(run, "queued", 0.0, None, None, refund=1)
+                # Without a deadline, its handler was still waiting for a thread.
+                flags = 0 if execution.deadline == NO_DEADLINE else _begun(execution)
+                return Requeued(run, "queued", 0.0, None, None, refund=1, flags=flags)
             case StopReason.CANCELLED:
                 text = error_text("Cancelled", "the run was cancelled while it was running")
                 return self._cancelled(execution, text)
@@ -324,8 +344,13 @@ def _call_function(task: Task, execution: Execution, arguments: Mapping[str, Any
 
 
 def _call_in_thread(task: Task, execution: Execution, arguments: Mapping[str, Any]) -> Any:
-    execution.ensure_held()  # the run may have waited for the thread
+    execution.ensure_startable()  # the run may have waited for the thread
     return _call_function(task, execution, arguments)
+
+
+def _begun(execution: Execution) -> int:
+    """The flag of a run whose handler has been called, if that matters to it: it no longer expires."""
+    return 0 if execution.is_late is None else _BEGUN
 
 
 def _payload_secrets(run: ClaimedRun) -> Iterator[str]:

@@ -105,6 +105,7 @@ begin
             ('retry_delay_seconds', '30', null, 0, 315360000, false),
             ('retry_max_delay_seconds', '1800', null, 0, 315360000, false),
             ('timeout_seconds', '300', null, 0.001, 315360000, false),
+            ('start_within_seconds', 'null', null, 1, 315360000, true),
             ('idempotency_key_template', '"{{job_id}}:{{scheduled_at_unix}}"', null, null, null, false)
         ) as known (name, standard, choices, low, high, whole)
         where known.name = field.name;

@@ -172,7 +172,7 @@ class _Child(asyncio.Protocol):
         answer = self._answer = asyncio.get_running_loop().create_future()
         self._context = Context(execution)
         try:
-            execution.ensure_held()  # the run may have waited for a child
+            execution.ensure_startable()  # the run may have waited for a child
             self._calls += 1
             self._send({"call": request, "number": self._calls})
             try:

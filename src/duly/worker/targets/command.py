@@ -80,7 +80,7 @@ class CommandTarget:
     ) -> Program:
         with ExitStack() as stack:
             stdout, stderr = [stack.enter_context(await output.open()) for output in outputs]
-            execution.ensure_held()
+            execution.ensure_startable()
             try:
                 return await self._guard.start(
                     target["argv"],

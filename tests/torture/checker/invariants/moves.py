@@ -17,7 +17,8 @@ LEGAL: dict[str | None, frozenset[str]] = {
     "retrying": frozenset({"running", "cancelled"}),
     "waiting": frozenset({"queued", "cancelled"}),
     # Rescue, snooze and shutdown return the run to the queue.
-    "running": frozenset({"succeeded", "retrying", "queued", "dead", "cancelled"}),
+    # A worker that finds it too old to start (start_within_seconds) records it as missed.
+    "running": frozenset({"succeeded", "retrying", "queued", "dead", "cancelled", "missed"}),
     # A redrive; the run waits if its job has an unfinished run.
     "dead": frozenset({"queued", "waiting"}),
     "succeeded": frozenset(),

@@ -1,7 +1,7 @@
 -- Queues dead letters again: their attempts start from zero, their idempotency key stays, because it follows from the
 -- job and the occurrence. The outcome `dead` is removed from history; the failed attempts stay in duly.attempts.
 --   $1 job_ids  $2 scheduled_ats: locked by dead_letters/pick.sql, released by dead_letters/let_go.sql;
---   their jobs are locked by jobs/lock.sql
+--   their jobs are locked by jobs/lock.sql  $3 flags to add
 -- Unless the job's runs may overlap, the runs start as waiting; jobs/put_in_order.sql comes next in this transaction.
 with clock as materialized (
     select duly.now() as now
@@ -23,13 +23,14 @@ live as (
         (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
     select letter.job_id, letter.scheduled_at, case when serial.yes then 'infinity' else clock.now end,
         coalesce(ended.fired_at, clock.now), ended.epoch, j.shard, j.priority, 0,
-        case when serial.yes then duly.as_serial(coalesce(ended.flags, 0::smallint)) else coalesce(ended.flags, 0::smallint) end,
+        case when serial.yes then duly.as_serial(kept.flags) else kept.flags end,
         case when serial.yes then 'waiting' else 'queued' end, j.queue
     from letter
     cross join clock
     join duly.jobs j on j.job_id = letter.job_id
     cross join lateral (select duly.overlap(j.policy) <> 'parallel' as yes) serial
     left join ended on ended.job_id = letter.job_id and ended.scheduled_at = letter.scheduled_at
+    cross join lateral (select coalesce(ended.flags, 0::smallint) | $3::smallint as flags) kept
     on conflict do nothing
     returning job_id, scheduled_at, queue, state
 ),

@@ -2,6 +2,7 @@
 --   $1 claims named by this call  $2, $3 the runs: position in $1 and ordinal in that claim
 --   $4 new state  $5 delay in seconds  $6 attempts to give back (1 where this one should not count)
 --   $7 error as JSON, null where the attempt did not fail  $8, $9 started and finished, microseconds since 1970
+--   $10 flags to add
 -- The claim keeps the ordinals it has released, so that a later rescue of the same claim skips them and sending this
 -- statement twice has no further effect. A run that was cancelled meanwhile, by itself or with its job, does not come
 -- back; `serial`: jobs whose next run may go now because of that (see runs/complete.sql).
@@ -18,12 +19,13 @@ held as materialized (
 ),
 run as materialized (
     select held.position, held.claim_id, held.worker_id, one.*, ended.state, ended.delay, ended.refund, ended.error,
-        ended.started, ended.finished, one.ordinal = any (held.cancelled) as stopped
+        ended.started, ended.finished, ended.added, one.ordinal = any (held.cancelled) as stopped
     from held
     cross join unnest(held.job_ids, held.scheduled_ats, held.fired_ats, held.epochs, held.attempts, held.flags)
         with ordinality as one (job_id, scheduled_at, fired_at, epoch, attempt, flags, ordinal)
-    join unnest($2::int[], $3::int[], $4::text[], $5::float8[], $6::smallint[], $7::text[], $8::bigint[], $9::bigint[])
-        as ended (position, ordinal, state, delay, refund, error, started, finished)
+    join unnest($2::int[], $3::int[], $4::text[], $5::float8[], $6::smallint[], $7::text[], $8::bigint[], $9::bigint[],
+            $10::smallint[])
+        as ended (position, ordinal, state, delay, refund, error, started, finished, added)
         on ended.position = held.position and ended.ordinal = one.ordinal
     where not (one.ordinal = any (held.released)) and not duly.has_ended(one.job_id, one.scheduled_at)
 ),
@@ -45,7 +47,7 @@ queued as (
     insert into duly.runs
         (job_id, scheduled_at, run_at, fired_at, epoch, shard, priority, attempt, flags, state, queue)
     select run.job_id, run.scheduled_at, clock.now + make_interval(secs => run.delay), run.fired_at, run.epoch,
-        j.shard, j.priority, run.attempt - run.refund, run.flags | duly.mark_of_line(run.job_id), run.state, j.queue
+        j.shard, j.priority, run.attempt - run.refund, run.flags | run.added | duly.mark_of_line(run.job_id), run.state, j.queue
     from run
     cross join clock
     join duly.jobs j on j.job_id = run.job_id
