@@ -12,7 +12,7 @@ from the tables, so a mutant of a statement cannot hide what it did.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from random import Random
@@ -43,6 +43,9 @@ class Row:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.values.values())
+
+    def keys(self) -> Iterable[str]:
+        return self.values.keys()
 
 
 class Job(NamedTuple):
@@ -116,6 +119,9 @@ class CatchUp(NamedTuple):
 class Node(NamedTuple):
     kind: str
     lease_until: datetime
+    name: str
+    joined_at: datetime
+    info: Mapping[str, Any]
 
 
 class Shard(NamedTuple):
@@ -299,9 +305,23 @@ class Model:
 
     # Nodes and shards.
 
-    def cluster_join(self, node_id: UUID, kind: str, _name: str, _version: str, lease: float, _info: str) -> list[Row]:
-        self.nodes[node_id] = Node(kind, self._now() + timedelta(seconds=lease))
+    def cluster_join(self, node_id: UUID, kind: str, name: str, _version: str, lease: float, info: str) -> list[Row]:
+        now = self._now()
+        joined_at = self.nodes[node_id].joined_at if node_id in self.nodes else now
+        self.nodes[node_id] = Node(kind, now + timedelta(seconds=lease), name, joined_at, json.loads(info))
         return []
+
+    def cluster_other_schedulers(self, node_id: UUID) -> list[Row]:
+        now = self._now()
+        others = sorted(
+            (node.joined_at, one)
+            for one, node in self.nodes.items()
+            if one != node_id and node.kind == "scheduler" and node.lease_until > now and "coordinator" in node.info
+        )
+        return [
+            Row(name=node.name, coordinator=node.info["coordinator"], registry_path=node.info.get("registry_path"))
+            for node in (self.nodes[one] for _, one in others)
+        ]
 
     def cluster_offer_handlers(self, _names: Sequence[str]) -> list[Row]:
         return []

@@ -117,8 +117,11 @@ class Pair:
     async def join(self) -> None:
         await self.both(
             cluster.join, node_id=self.dice.choice(self.nodes), kind="scheduler", name="n", version="0",
-            lease_seconds=self.dice.choice([5, 20]), info={},
+            lease_seconds=self.dice.choice([5, 20]), info=self.dice.choice([{}, {"coordinator": "postgres"}]),
         )  # fmt: skip
+
+    async def other_schedulers(self) -> None:
+        await self.both(cluster.other_schedulers, node_id=self.dice.choice(self.nodes))
 
     async def beat(self) -> None:
         view = await self.both(cluster.beat, node_id=self.dice.choice(self.nodes), lease_seconds=10)
@@ -381,7 +384,7 @@ def _entries(page: fires.SlicePage) -> list[tuple[int, bytes]]:
 
 
 CALLS = (
-    ["join"] * 2 + ["beat"] * 4 + ["acquire"] * 4 + ["hand_over", "leave", "load", "settled", "free_waiting"]
+    ["join"] * 2 + ["other_schedulers"] + ["beat"] * 4 + ["acquire"] * 4 + ["hand_over", "leave", "load", "settled", "free_waiting"]
     + ["fire"] * 5 + ["on_time"] * 5 + ["release"] * 2 + ["claim"] * 5 + ["complete"] * 5 + ["requeue"] * 2
     + ["bury", "expire", "heartbeat", "heartbeat", "rescue", "rescue"]
 )  # fmt: skip
