@@ -6,11 +6,12 @@ import difflib
 import logging
 import os
 import re
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     EnvSettingsSource,
@@ -21,6 +22,7 @@ from pydantic_settings import (
 
 from duly.addresses import ServerAddress
 from duly.errors import ConfigError
+from duly.schema_name import DEFAULT_SCHEMA, check_schema
 
 # By scheme: the default port, and the options after a question mark.
 _COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -46,7 +48,29 @@ _SERVICE_VARIABLES = re.compile(rf"{_PREFIX}(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*
 log = logging.getLogger("duly.config")
 
 
-class Settings(BaseSettings):
+with warnings.catch_warnings():
+    # Every pydantic model has a method of that name, deprecated in favour of `model_json_schema`.
+    warnings.filterwarnings("ignore", 'Field name "schema"')
+
+    class _Store(BaseSettings):
+        """The settings that say which store it is."""
+
+        database_url: str | None = Field(
+            None, repr=False, description="address of the PostgreSQL database; unset: an embedded PostgreSQL in home"
+        )
+        schema: str = Field(  # type: ignore[assignment]
+            DEFAULT_SCHEMA,
+            description="schema of the database in which Duly's tables and functions lie; several Duly in one database "
+            "have one each",
+        )
+
+        @field_validator("schema")
+        @classmethod
+        def _check_schema(cls, name: str) -> str:
+            return check_schema(name)
+
+
+class Settings(_Store):
     """Every setting, with its default and what it is for."""
 
     model_config = SettingsConfigDict(
@@ -60,9 +84,6 @@ class Settings(BaseSettings):
         hide_input_in_errors=True,
     )
 
-    database_url: str | None = Field(
-        None, repr=False, description="address of the PostgreSQL database; unset: an embedded PostgreSQL in home"
-    )
     home: Path | None = Field(None, description="folder of the embedded PostgreSQL; unset: one per user")
     pgbouncer: bool = Field(False, description="database_url is a pooler in transaction mode")
     direct_url: str | None = Field(

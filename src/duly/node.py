@@ -56,7 +56,9 @@ def make_notifier(pool: Pool, settings: Settings) -> Notifier | None:
     if not settings.notifications or (settings.pgbouncer and settings.direct_url is None):
         return None
     # A node must notice a dead connection before an announced occurrence counts as missed.
-    return Notifier(settings.direct_url or pool.url, interval=min(Notifier.interval, silent_seconds(settings)))
+    return Notifier(
+        settings.direct_url or pool.url, interval=min(Notifier.interval, silent_seconds(settings)), schema=pool.schema
+    )
 
 
 def silent_seconds(settings: Settings) -> float:

@@ -138,6 +138,7 @@ class SimPool:
         self.timeline = loop.timeline
         self.server = server
         self.url = "simulation"
+        self.schema = "duly"
         self.clock = DatabaseClock()
         self.last_of: dict[int, Request] = {}
         self.owner = owner

@@ -124,20 +124,20 @@ async def test_what_is_asked_over_a_callers_connection_is_named_above(pool: Pool
     from duly.store import foreign
 
     asked: set[str] = set()
-    run = foreign._Asyncpg.run
+    fetch = foreign.Joined.fetch
 
-    async def noted(self: Any, name: str, args: Any) -> list[Any]:
+    async def noted(self: Any, name: str, *args: Any) -> list[Any]:
         asked.add(name)
-        return await run(self, name, args)
+        return await fetch(self, name, *args)
 
     store_operations = await StoreOperations.open(pool, settings)
     app = Duly(settings=settings)
     connection = await asyncpg.connect(pool.url)
-    foreign._Asyncpg.run = noted  # type: ignore[method-assign]
+    foreign.Joined.fetch = noted  # type: ignore[method-assign]
     try:
         await submit_over(app, store_operations, connection)
     finally:
-        foreign._Asyncpg.run = run  # type: ignore[method-assign]
+        foreign.Joined.fetch = fetch  # type: ignore[method-assign]
         await connection.close()
         await app.close()
     assert asked == set(OVER_ANOTHERS)

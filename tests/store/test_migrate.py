@@ -15,11 +15,13 @@ import pytest
 
 from conftest import Server
 from duly.errors import ConfigError, StoreMismatch, StoreUnavailable
+from duly.schema_name import DEFAULT_SCHEMA
 from duly.store import migrate as migrations
 from duly.store import stores
 from duly.store.migrate import check_version, migrate, plan
 from duly.store.pool import Pool
 from duly.store.steps import Release, Step, this_release
+from duly.store.translation import lock_key
 from harness.store import count
 from harness.waiting import eventually
 
@@ -155,7 +157,7 @@ class TestALock:
             asyncio.timeout(10),
             holding(
                 pool.url,
-                f"select pg_advisory_xact_lock({migrations._LOCK})",
+                f"select pg_advisory_xact_lock({lock_key(DEFAULT_SCHEMA)})",
                 "lock table duly.migrations, duly.jobs, duly.history, duly.shards in share row exclusive mode",
             ),
         ):

@@ -52,8 +52,8 @@ async def keeper(lost: list[UUID]) -> LeaseKeeper:
         pass
 
     return LeaseKeeper(
-        "", worker_id=uuid4(), lease_seconds=LEASE, interval=LEASE / 3, pgbouncer=False, join=join, lost=lost.append,
-        cancelled=lambda *_: None,
+        "", worker_id=uuid4(), lease_seconds=LEASE, interval=LEASE / 3, pgbouncer=False, schema="duly", join=join,
+        lost=lost.append, cancelled=lambda *_: None,
     )  # fmt: skip
 
 

@@ -35,17 +35,24 @@ class Invocation:
     home: Path | None = None
     log_level: str | None = None
     url: str | None = field(default=None, repr=False)
+    schema: str | None = None
 
     @property
     def remote_url(self) -> str | None:
         """The address of the API to use; None for a store. A flag that names a store wins over DULY_URL."""
         if self.url is not None:
-            if self.database_url is not None or self.home is not None:
-                raise ConfigError("--url names an API, and --database-url or --home a store: give one of them")
+            if self._names_a_store:
+                raise ConfigError(
+                    "--url names an API, and --database-url, --home or --schema a store: omit --url or the others"
+                )
             return self.url
-        if self.database_url is not None or self.home is not None:
+        if self._names_a_store:
             return None
         return os.environ.get("DULY_URL") or None
+
+    @property
+    def _names_a_store(self) -> bool:
+        return any(given is not None for given in (self.database_url, self.home, self.schema))
 
     def set_up_logging(self) -> None:
         """Set up logging; also for commands that need no store."""
@@ -71,7 +78,9 @@ class Invocation:
             raise ConfigError(
                 "--home is for the embedded PostgreSQL and --database-url names another: give one of them"
             )
-        settings = load_settings(database_url=self.database_url, home=self.home, log_level=self.log_level)
+        settings = load_settings(
+            database_url=self.database_url, home=self.home, schema=self.schema, log_level=self.log_level
+        )
         if self.home is not None:
             # --home means the PostgreSQL in that folder, even if the environment names another.
             settings = settings.model_copy(update={"database_url": None})
@@ -83,10 +92,13 @@ class Invocation:
         settings = self.settings()
         if application is None or self.database_url is not None or self.home is not None:
             return settings
-        return application.settings.model_copy(update={"log_level": settings.log_level})
+        given = {"log_level": settings.log_level} | ({} if self.schema is None else {"schema": self.schema})
+        return application.settings.model_copy(update=given)
 
     def export(self) -> None:
         """Put the chosen store into the environment, so that the user's application uses the same one."""
+        if self.schema is not None:
+            os.environ["DULY_SCHEMA"] = self.schema
         if self.home is not None:
             os.environ.pop("DULY_DATABASE_URL", None)
             os.environ["DULY_HOME"] = str(self.home)

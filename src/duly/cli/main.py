@@ -88,6 +88,9 @@ def _global_options(
     home: Annotated[
         Path | None, typer.Option(help="Folder of the embedded PostgreSQL (DULY_HOME).", metavar="FOLDER")
     ] = None,
+    schema: Annotated[
+        str | None, typer.Option(help="Schema of the store (DULY_SCHEMA). Default: duly.", metavar="NAME")
+    ] = None,
     url: Annotated[
         str | None,
         typer.Option(
@@ -102,7 +105,7 @@ def _global_options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    context.obj = Invocation(database_url, home, log_level, url)
+    context.obj = Invocation(database_url, home, log_level, url, schema)
 
 
 # In the order in which the help shows them. Each is the module of its name in `commands/`.
@@ -154,7 +157,7 @@ def _explain_usage(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         return USAGE  # the help has been shown
     path = context.command_path if context is not None else "duly"
-    for option in ("--database-url", "--home", "--log-level", "--url"):
+    for option in ("--database-url", "--home", "--schema", "--log-level", "--url"):
         if path != "duly" and option in message:
             if (path, option) == ("duly submit", "--url"):
                 return _fail(

@@ -79,6 +79,7 @@ class WorkerProcesses:
     ) -> WorkerProcesses:
         """`home`: the folder of the embedded PostgreSQL, if that is the store."""
         environment = dict(os.environ)
+        environment["DULY_SCHEMA"] = settings.schema
         arguments = ["--log-level", settings.log_level]
         if home is not None:
             # By its home, not by its address: a worker then counts as a user of the embedded PostgreSQL and, if it

@@ -53,7 +53,7 @@ class AdvisoryCoordinator(MemberCoordinator):
 
     async def _join(self) -> None:
         self._hang_up()
-        session = await DirectSession.open(self._url, lost=self._lost, timeout=self._lease)
+        session = await DirectSession.open(self._url, lost=self._lost, timeout=self._lease, schema=self._pool.schema)
         try:
             # The row names the lock, so that the others know which node holds it.
             self._info["presence"] = await rows.be_present(session)

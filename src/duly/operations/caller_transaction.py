@@ -45,7 +45,7 @@ class CallerTransaction:
     async def submit_many(
         self, connection: object, requests: Sequence[JobRequest], *, allow_unknown_handler: bool
     ) -> list[SubmittedId]:
-        joined = Joined(recognise(connection))
+        joined = Joined(recognise(connection), self._settings.schema)
         facts = await self._facts(joined)
         check_min_version(facts.min_version, this_release())
         joined.steps = facts.steps

@@ -25,7 +25,7 @@ class SubmitterOperations:
         try:
             await submitters.allow(self._pool, role=role, tenant=tenant, commands=commands)
         except DataRefused as error:
-            raise InvalidInput("role", str(error).removeprefix("duly.allow_submit: role: ")) from error
+            raise InvalidInput("role", str(error).removeprefix(f"{self._pool.schema}.allow_submit: role: ")) from error
 
     async def remove(self, role: str) -> None:
         _check_role(role)

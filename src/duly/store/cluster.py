@@ -15,12 +15,9 @@ import asyncpg
 from duly.model import NodeStatus, ShardStatus
 from duly.store.pool import Querier
 from duly.store.session import DirectSession
+from duly.store.translation import lock_key
 
 NOBODY = UUID(int=0)
-
-# First key of the advisory locks that say "this node is alive": "duly" in ASCII. Locks with two keys are of another
-# kind than those with one, so they never clash with the migrations' lock.
-PRESENCE = 0x64756C79
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +70,20 @@ async def beat(store: Querier, *, node_id: UUID, lease_seconds: float) -> View |
 async def be_present(session: DirectSession) -> int:
     """Takes a lock that says that this session's node is alive, and returns its key.
 
-    The key is drawn for every session: a lock that an earlier session of the same node still holds proves nothing.
+    The key is drawn for every session: a lock that an earlier session of the same node still holds proves nothing. The
+    first key is the schema's. Locks with two keys are of another kind than those with one, so they never clash with the
+    migrations' lock.
     """
     while True:
         key = random.randrange(1, 2**31)  # noqa: S311
-        row = await session.row("cluster/be_present", PRESENCE, key)
+        row = await session.row("cluster/be_present", lock_key(session.schema), key)
         if row is not None and row["held"]:
             return key
 
 
 async def beat_present(session: DirectSession, *, node_id: UUID, lease_seconds: float) -> View | None:
     """As `beat`, but only nodes that hold their presence lock are alive."""
-    row = await session.row("cluster/beat_present", node_id, lease_seconds, PRESENCE)
+    row = await session.row("cluster/beat_present", node_id, lease_seconds, lock_key(session.schema))
     return None if row is None else _view(row)
 
 

@@ -30,6 +30,7 @@ from weakref import WeakSet
 
 from duly.clock import Clock
 from duly.errors import InvalidInput
+from duly.schema_name import DEFAULT_SCHEMA
 from duly.store.pool import InTransaction, Querier
 from duly.store.statements import statement
 
@@ -47,7 +48,7 @@ class Foreign(Protocol):
 
     asynchronous: bool
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]: ...
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]: ...
 
 
 def recognise(connection: object) -> Foreign:
@@ -70,14 +71,15 @@ class Joined:
     #: The steps that the store has.
     steps: frozenset[int] = frozenset()
 
-    def __init__(self, foreign: Foreign) -> None:
+    def __init__(self, foreign: Foreign, schema: str = DEFAULT_SCHEMA) -> None:
         self._foreign = foreign
+        self.schema = schema
 
     def has_step(self, number: int) -> bool:
         return number in self.steps
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        return await self._foreign.run(name, args)
+        return await self._foreign.run(statement(name, self.schema), args)
 
     async def row(self, name: str, *args: Any) -> Any:
         rows = await self.fetch(name, *args)
@@ -100,7 +102,7 @@ class Joined:
 
     async def copy(self, table: str, columns: Sequence[str], pieces: Iterable[bytes]) -> None:
         assert isinstance(self._foreign, _Asyncpg)
-        await InTransaction(self._foreign.connection).copy(table, columns, pieces)
+        await InTransaction(self._foreign.connection, schema=self.schema).copy(table, columns, pieces)
 
 
 # The asyncpg connections that know the array types.
@@ -153,9 +155,10 @@ class _Asyncpg:
     connection: Any
     asynchronous = True
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
         await _know_types(self.connection)
-        return await InTransaction(self.connection).fetch(name, *args)
+        rows: list[Any] = await self.connection.fetch(sql, *args)
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +166,10 @@ class _Psycopg:
     connection: Any
     asynchronous = False
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
         # Rows as tuples, whatever the connection's own row factory is.
         with self.connection.cursor(row_factory=_plain_rows) as cursor:
-            cursor.execute(_percent(name), _texts(args))
+            cursor.execute(_percent(sql), _texts(args))
             return _records(cursor.description, cursor.fetchall())
 
 
@@ -175,9 +178,9 @@ class _AsyncPsycopg:
     connection: Any
     asynchronous = True
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
         async with self.connection.cursor(row_factory=_plain_rows) as cursor:
-            await cursor.execute(_percent(name), _texts(args))
+            await cursor.execute(_percent(sql), _texts(args))
             return _records(cursor.description, await cursor.fetchall())
 
 
@@ -186,10 +189,10 @@ class _Psycopg2:
     connection: Any
     asynchronous = False
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
         # The plain cursor, whatever the connection's default class is.
         with self.connection.cursor(cursor_factory=_plain_cursor()) as cursor:
-            cursor.execute(_percent(name), _texts(args))
+            cursor.execute(_percent(sql), _texts(args))
             return _records(cursor.description, cursor.fetchall())
 
 
@@ -198,9 +201,9 @@ class _Django:
     connection: Any
     asynchronous = False
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
         with self.connection.cursor() as cursor:
-            cursor.execute(_percent(name), _texts(args))
+            cursor.execute(_percent(sql), _texts(args))
             return _records(cursor.description, cursor.fetchall())
 
 
@@ -209,8 +212,8 @@ class _SQLAlchemy:
     connection: Any
     asynchronous = False
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
-        return _fetch_all(self.connection.exec_driver_sql(*_for_dialect(self.connection.dialect, name, args)))
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
+        return _fetch_all(self.connection.exec_driver_sql(*_for_dialect(self.connection.dialect, sql, args)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +221,8 @@ class _SQLAlchemySession:
     session: Any
     asynchronous = False
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
-        return await _SQLAlchemy(self.session.connection()).run(name, args)
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
+        return await _SQLAlchemy(self.session.connection()).run(sql, args)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,11 +230,11 @@ class _AsyncSQLAlchemy:
     connection: Any
     asynchronous = True
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
-        sql, given = _for_dialect(self.connection.dialect, name, args)
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
+        text, given = _for_dialect(self.connection.dialect, sql, args)
         if self.connection.dialect.driver == "asyncpg":
             await _know_types((await self.connection.get_raw_connection()).driver_connection)
-        return _fetch_all(await self.connection.exec_driver_sql(sql, given))
+        return _fetch_all(await self.connection.exec_driver_sql(text, given))
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +242,8 @@ class _AsyncSQLAlchemySession:
     session: Any
     asynchronous = True
 
-    async def run(self, name: str, args: Sequence[Any]) -> list[Any]:
-        return await _AsyncSQLAlchemy(await self.session.connection()).run(name, args)
+    async def run(self, sql: str, args: Sequence[Any]) -> list[Any]:
+        return await _AsyncSQLAlchemy(await self.session.connection()).run(sql, args)
 
 
 def _of_django(connection: Any) -> Foreign:
@@ -266,11 +269,11 @@ _ADAPTERS: dict[tuple[str, str], Callable[[Any], Foreign]] = {
 }
 
 
-def _for_dialect(dialect: Any, name: str, args: Sequence[Any]) -> tuple[str, Any]:
+def _for_dialect(dialect: Any, sql: str, args: Sequence[Any]) -> tuple[str, Any]:
     if dialect.name == "postgresql" and dialect.driver == "asyncpg":
-        return statement(name), tuple(args)
+        return sql, tuple(args)
     if dialect.name == "postgresql" and dialect.driver.startswith("psycopg"):
-        return _percent(name), _texts(args)
+        return _percent(sql), _texts(args)
     raise InvalidInput(
         "connection",
         f"is SQLAlchemy's over {dialect.name}+{dialect.driver}: give one over psycopg, psycopg2 or asyncpg",
@@ -278,13 +281,13 @@ def _for_dialect(dialect: Any, name: str, args: Sequence[Any]) -> tuple[str, Any
 
 
 @cache
-def _percent(name: str) -> str:
+def _percent(sql: str) -> str:
     """A statement for drivers that take `%(p1)s`.
 
     Comments are removed: some drivers insert values into the string themselves, and would do so in comments too, where
     a line break in a value ends the comment.
     """
-    bare = re.sub(r"--[^\n]*", "", statement(name))
+    bare = re.sub(r"--[^\n]*", "", sql)
     return re.sub(r"\$(\d+)", r"%(p\1)s", bare.replace("%", "%%"))
 
 

@@ -20,7 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import asyncpg
 
@@ -42,16 +42,13 @@ from duly.store.steps import (
     check_min_version,
     this_release,
 )
+from duly.store.translation import in_schema, lock_key
 from duly.version import parsed
 
 log = logging.getLogger("duly.store")
 
-if TYPE_CHECKING:
-    Connection = asyncpg.Connection[asyncpg.Record]
 Tell = Callable[[str], None]
 
-# Key of the advisory lock. Any number does, as long as it never changes: "duly" in ASCII.
-_LOCK = 0x64756C79
 DEFAULT_SHARDS = 64
 MINIMUM_SERVER = 140000
 # Wait for a lock, during which all other sessions wait too, and the pause for them before the next try.
@@ -247,11 +244,14 @@ class _Runner:
         await connection.execute("set local search_path = pg_catalog, pg_temp")
         await connection.execute(f"set local lock_timeout = '{LOCK_WAIT}'")
         await connection.execute("set local statement_timeout = 0")
-        await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+        await connection.execute("select pg_advisory_xact_lock($1)", lock_key(connection.schema))
         # `if not exists` would ask for the right to create before it looks.
         if not await connection.fetchval("select exists (select from pg_namespace where nspname = 'duly')"):
             if not self._create_schema:
-                raise StoreUnusable("there is no schema duly in this database; let its owner run: create schema duly")
+                raise StoreUnusable(
+                    f"there is no schema {connection.schema} in this database; let its owner run: "
+                    f"create schema {connection.schema}"
+                )
             await connection.execute("create schema duly")
         if await connection.fetchval("select to_regclass('duly.migrations') is null"):
             await connection.execute(
@@ -329,12 +329,30 @@ on conflict (version) do update
 set name = excluded.name, checksum = excluded.checksum, applied_at = excluded.applied_at"""
 
 
+class Connection:
+    """A connection of its own. Its texts say `duly.`, as all texts do, and mean this store's schema."""
+
+    def __init__(self, connection: asyncpg.Connection[asyncpg.Record], schema: str) -> None:
+        self._connection = connection
+        self.schema = schema
+        self.transaction = connection.transaction
+
+    async def execute(self, sql: str, *args: Any) -> None:
+        await self._connection.execute(in_schema(sql, self.schema), *args)
+
+    async def fetch(self, sql: str, *args: Any) -> list[asyncpg.Record]:
+        return await self._connection.fetch(in_schema(sql, self.schema), *args)
+
+    async def fetchval(self, sql: str, *args: Any) -> Any:
+        return await self._connection.fetchval(in_schema(sql, self.schema), *args)
+
+
 @asynccontextmanager
 async def _connection(pool: Pool) -> AsyncIterator[Connection]:
     """A connection without a timeout: the pool's give up after a minute."""
     connection = await asyncpg.connect(pool.url, timeout=10, **connection_options(pool.url, pgbouncer=pool.pooled))
     try:
-        yield connection
+        yield Connection(connection, pool.schema)
     finally:
         # Waits until the server has cancelled the statement: a client that just goes leaves it waiting for its lock.
         try:

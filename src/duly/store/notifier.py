@@ -17,9 +17,11 @@ from typing import Any
 
 import asyncpg
 
+from duly.schema_name import DEFAULT_SCHEMA
 from duly.service import Service
 from duly.store.pool import connection_options, translated_errors
 from duly.store.statements import statement
+from duly.store.translation import in_schema
 
 log = logging.getLogger("duly.store")
 
@@ -34,12 +36,13 @@ class Notifier(Service):
 
     interval = 5.0
 
-    def __init__(self, url: str, *, interval: float | None = None) -> None:
+    def __init__(self, url: str, *, interval: float | None = None, schema: str = DEFAULT_SCHEMA) -> None:
         """`interval`: seconds between two questions whether the connection still listens."""
         super().__init__()
         if interval is not None:
             self.interval = interval
         self._url = url
+        self._schema = schema
         self._listeners: dict[str, list[Listener]] = {}
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
 
@@ -49,8 +52,8 @@ class Notifier(Service):
         return self._connection is not None and not self._connection.is_closed()
 
     def listen(self, channel: str, listener: Listener) -> None:
-        """Registers a listener. Only before start."""
-        self._listeners.setdefault(channel, []).append(listener)
+        """Registers a listener of a channel, which statements call by the same name. Only before start."""
+        self._listeners.setdefault(in_schema(channel, self._schema), []).append(listener)
 
     async def run_once(self) -> float | None:
         if self._connection is not None and not await self._listens(self._connection):

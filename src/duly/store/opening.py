@@ -47,7 +47,9 @@ async def open_store(
         url = server.url
         watch = asyncio.create_task(_keep_up(server), name="duly-embedded")
     try:
-        pool = await Pool.connect(url, size=size or settings.pool_size, pgbouncer=settings.pgbouncer)
+        pool = await Pool.connect(
+            url, size=size or settings.pool_size, pgbouncer=settings.pgbouncer, schema=settings.schema
+        )
         try:
             if server is not None or migrating:
                 await migrate(pool, shards=settings.shards)

@@ -21,8 +21,10 @@ from asyncpg import connect_utils
 from duly.addresses import check_postgres, known_options, shown_postgres
 from duly.clock import DatabaseClock
 from duly.errors import ConfigError, DataRefused, DulyError, StoreBusy, StoreUnavailable, StoreUnusable
+from duly.schema_name import DEFAULT_SCHEMA
 from duly.store.statements import statement, with_own_functions
 from duly.store.steps import steps_of
+from duly.store.translation import in_schema
 
 if TYPE_CHECKING:
     from asyncpg.pool import PoolConnectionProxy
@@ -219,9 +221,11 @@ class InTransaction:
         connection: Connection,
         prompt_seconds: float | None = None,
         has_step: Callable[[int], bool] = lambda number: False,
+        schema: str = DEFAULT_SCHEMA,
     ) -> None:
         """`prompt_seconds`: the timeout of statements that normally take milliseconds."""
         self.connection = connection
+        self.schema = schema
         self._prompt_seconds = prompt_seconds
         self._has_step = has_step
 
@@ -229,14 +233,14 @@ class InTransaction:
         return self._has_step(number)
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        return await self.connection.fetch(statement(name), *args, timeout=self._timeout(name))
+        return await self.connection.fetch(statement(name, self.schema), *args, timeout=self._timeout(name))
 
     async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
-        return await self.connection.fetchrow(statement(name), *args, timeout=self._timeout(name))
+        return await self.connection.fetchrow(statement(name, self.schema), *args, timeout=self._timeout(name))
 
     async def fetch_planned(self, name: str, *args: Any) -> list[asyncpg.Record]:
         timeout = self._timeout(name)
-        prepared = await self.connection.prepare(statement(name), timeout=timeout)
+        prepared = await self.connection.prepare(statement(name, self.schema), timeout=timeout)
         return await prepared.fetch(*args, timeout=timeout)
 
     def _timeout(self, name: str) -> float | None:
@@ -251,7 +255,7 @@ class InTransaction:
                 yield piece
 
         await self.connection.copy_to_table(
-            table, schema_name="duly", columns=columns, source=one_by_one(), format="binary"
+            table, schema_name=self.schema, columns=columns, source=one_by_one(), format="binary"
         )
 
 
@@ -261,12 +265,19 @@ class Pool:
     can_copy = True
 
     def __init__(
-        self, pool: asyncpg.Pool[asyncpg.Record], url: str, command_timeout: float = 60, *, pooled: bool = False
+        self,
+        pool: asyncpg.Pool[asyncpg.Record],
+        url: str,
+        command_timeout: float = 60,
+        *,
+        pooled: bool = False,
+        schema: str = DEFAULT_SCHEMA,
     ) -> None:
-        """`pooled`: there is a pooler in transaction mode behind the address."""
+        """`pooled`: there is a pooler in transaction mode behind the address. `schema`: the store's."""
         self._pool = pool
         self.pooled = pooled
         self.url = url
+        self.schema = schema
         self._cancel_seconds = min(_CANCEL_SECONDS, command_timeout)
         self._prompt_seconds = min(PROMPT_SECONDS, command_timeout)
         self._cancelling: set[asyncio.Task[None]] = set()
@@ -295,6 +306,7 @@ class Pool:
         connect_timeout: float = 10,
         command_timeout: float = 60,
         for_handlers: bool = False,
+        schema: str = DEFAULT_SCHEMA,
     ) -> Pool:
         """`for_handlers`: for users' own statements, with PostgreSQL's own settings and without a timeout."""
 
@@ -321,7 +333,7 @@ class Pool:
                         statement_seconds=command_timeout + _ORPHAN_SECONDS,
                     ),
                 )
-                self = cls(pool, url, command_timeout, pooled=pgbouncer)
+                self = cls(pool, url, command_timeout, pooled=pgbouncer, schema=schema)
                 try:
                     for _ in range(3):
                         await self.measure_clock()
@@ -357,7 +369,7 @@ class Pool:
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         timeout = self._prompt_seconds if name.startswith(_PROMPT) else None
-        return await self._surely(lambda: self._fetch(statement(name), args, timeout))
+        return await self._surely(lambda: self._fetch(statement(name, self.schema), args, timeout))
 
     async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
         rows = await self.fetch(name, *args)
@@ -381,8 +393,8 @@ class Pool:
         raise AssertionError("a copy is part of a transaction")
 
     async def query(self, sql: str, *args: Any) -> list[asyncpg.Record]:
-        """Runs one statement as its own transaction."""
-        return await self._surely(lambda: self._fetch(sql, args))
+        """Runs one statement as its own transaction. Its text says `duly.`, and means this store's schema."""
+        return await self._surely(lambda: self._fetch(in_schema(sql, self.schema), args))
 
     async def _fetch(self, sql: str, args: Sequence[Any], timeout: float | None = None) -> list[asyncpg.Record]:
         seconds, reader = self._read_seconds, _reader.get()
@@ -504,13 +516,13 @@ class Pool:
     @asynccontextmanager
     async def _transaction(self) -> AsyncIterator[InTransaction]:
         async with self._begun() as connection:
-            yield InTransaction(connection, self._prompt_seconds, self.has_step)
+            yield InTransaction(connection, self._prompt_seconds, self.has_step, self.schema)
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[InTransaction]:
         """A transaction for a user's statements: their errors reach the user unchanged."""
         async with self._begun() as connection:
-            yield InTransaction(connection, has_step=self.has_step)
+            yield InTransaction(connection, has_step=self.has_step, schema=self.schema)
 
     @asynccontextmanager
     async def _begun(self) -> AsyncIterator[Connection]:

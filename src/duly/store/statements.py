@@ -6,6 +6,9 @@ import re
 from functools import cache
 from importlib import resources
 
+from duly.schema_name import DEFAULT_SCHEMA
+from duly.store.translation import in_schema
+
 # A call has no space before its parenthesis, a list of names has one. These look like calls and are keywords.
 _LANGUAGE = "array|coalesce|extract|greatest|least|nullif|operator|position|substring|trim"
 _CALL = re.compile(rf"(?<![\w.])(?!(?:{_LANGUAGE})\()([a-z_]\w*)\(")
@@ -17,8 +20,8 @@ _MEMBER = re.compile(r"(->>?|\?) ('[^']*')(?!::)")
 
 
 @cache
-def statement(name: str) -> str:
-    """The text of `sql/<name>.sql`, with `pg_catalog.` before every function and type of PostgreSQL.
+def statement(name: str, schema: str = DEFAULT_SCHEMA) -> str:
+    """The text of `sql/<name>.sql` for a schema, with `pg_catalog.` before every function and type of PostgreSQL.
 
     Behind a pooler, and on callers' connections, Duly cannot set the search_path. A function there that fits the
     arguments better than PostgreSQL's own (`unnest(anyarray)` fits nothing exactly) would be called instead, with the
@@ -28,7 +31,7 @@ def statement(name: str) -> str:
     `tests/store/test_hijacking.py` checks every statement.
     """
     text = read_statement("duly.store", name)
-    return _CALL.sub(_named, _CAST.sub(r"\1pg_catalog.\2", _MEMBER.sub(r"\1 \2::text", text)))
+    return in_schema(_CALL.sub(_named, _CAST.sub(r"\1pg_catalog.\2", _MEMBER.sub(r"\1 \2::text", text))), schema)
 
 
 def read_statement(package: str, name: str) -> str:

@@ -122,14 +122,14 @@ class Routines:
 
 # The functions of these names, before and after. A function that was replaced lies elsewhere in its table.
 _KEEP = """\
-select set_config('duly.former_routines', coalesce(json_object_agg(p.oid, p.ctid::text), '{{}}')::text, true)
+select set_config('duly_steps.former_routines', coalesce(json_object_agg(p.oid, p.ctid::text), '{{}}')::text, true)
 from pg_proc p
 where p.pronamespace = 'duly'::regnamespace and p.proname::text in ({names});
 """
 _HAND_ON = """\
 do $hand_on$
 declare
-    former jsonb := current_setting('duly.former_routines')::jsonb;
+    former jsonb := current_setting('duly_steps.former_routines')::jsonb;
     fresh record;
     old record;
     given record;

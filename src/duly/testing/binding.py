@@ -47,7 +47,7 @@ class Binding:
             yield await StoreOperations.open(self._pool, self._settings, local_handlers=app.tasks.keys())
             return
         self._others.add(loop)
-        pool = await Pool.connect(self._pool.url, size=2)
+        pool = await Pool.connect(self._pool.url, size=2, schema=self._pool.schema)
         pool.clock = self._pool.clock
         try:
             yield await StoreOperations.open(pool, self._settings, local_handlers=app.tasks.keys())

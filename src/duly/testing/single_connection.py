@@ -19,7 +19,7 @@ class SingleConnection(Pool):
     """
 
     def __init__(self, pool: Pool, connection: asyncpg.Connection[asyncpg.Record]) -> None:
-        super().__init__(pool.connections, pool.url)
+        super().__init__(pool.connections, pool.url, schema=pool.schema)
         self.clock = pool.clock
         self._steps = pool._steps
         self._connection = connection

@@ -39,6 +39,7 @@ class LeaseKeeper:
         lease_seconds: float,
         interval: float,
         pgbouncer: bool,
+        schema: str,
         join: Callable[[Pool], Awaitable[None]],
         lost: Callable[[UUID], None],
         cancelled: Callable[[UUID, int], None],
@@ -50,6 +51,7 @@ class LeaseKeeper:
         self._lease = lease_seconds
         self._interval = interval
         self._pgbouncer = pgbouncer
+        self._schema = schema
         self._join = join
         self._lost = lost
         self._cancelled = cancelled
@@ -129,6 +131,7 @@ class LeaseKeeper:
                     if pool is None:
                         pool = await Pool.connect(
                             self._url, size=1, pgbouncer=self._pgbouncer, connect_timeout=self._interval,
+                            schema=self._schema,
                             # A connection that hangs is given up early enough to try another before trust ends.
                             command_timeout=self._interval / 2,
                         )  # fmt: skip

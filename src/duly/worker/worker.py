@@ -96,6 +96,7 @@ class Worker:
             pool.clock,
             size=settings.handler_pool_size,
             pgbouncer=settings.pgbouncer and settings.direct_url is None,
+            schema=pool.schema,
         )
         self._progress = ProgressWriter(pool)
         self._offers = Offers(pool, missing_seconds=settings.missing_task_seconds)
@@ -141,6 +142,7 @@ class Worker:
             # A heartbeat also brings cancelled runs; without a notifier it must come often enough for that.
             interval=settings.heartbeat_interval if notifier else min(settings.heartbeat_interval, CANCEL_SECONDS),
             pgbouncer=settings.pgbouncer,
+            schema=pool.schema,
             join=self._join,
             lost=lambda claim_id: self.executor.stop_claim(claim_id, StopReason.LEASE_LOST),
             cancelled=lambda claim_id, ordinal: self.executor.stop_run(claim_id, ordinal, StopReason.CANCELLED),

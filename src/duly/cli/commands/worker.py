@@ -101,7 +101,8 @@ def worker(
     application = app_to_run(app, settings)
     if supervised is not None:
         # The supervisor has chosen the store; all other settings are the application's.
-        found = {"database_url": settings.database_url, "home": settings.home, "log_level": settings.log_level}
+        chosen = ("database_url", "home", "schema", "log_level")
+        found = {name: getattr(settings, name) for name in chosen}
         settings = application.settings.model_copy(update=found)
     else:
         settings = invocation.settings_with(application)

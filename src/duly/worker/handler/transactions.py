@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 class Transactions:
     """A connection pool for handlers: they may hold a connection for long, and claims and outcomes must not wait."""
 
-    def __init__(self, url: str, clock: Clock, *, size: int, pgbouncer: bool) -> None:
+    def __init__(self, url: str, clock: Clock, *, size: int, pgbouncer: bool, schema: str) -> None:
         self._url = url
         self._clock = clock
         self._size = size
         self._pgbouncer = pgbouncer
+        self._schema = schema
         self._pool: Pool | None = None
         self._opening = asyncio.Lock()
 
@@ -62,6 +63,6 @@ class Transactions:
         async with self._opening:
             if self._pool is None:
                 self._pool = await Pool.connect(
-                    self._url, size=self._size, pgbouncer=self._pgbouncer, for_handlers=True
+                    self._url, size=self._size, pgbouncer=self._pgbouncer, for_handlers=True, schema=self._schema
                 )  # fmt: skip
         return self._pool
