@@ -135,7 +135,7 @@ async def empty_url(server: Server) -> AsyncIterator[str]:
 
 async def test_postgresql_takes_every_text_for_names_of_any_kind(empty_url: str) -> None:
     """Each name has a store of its own in one database, and every statement can be prepared there."""
-    connection = await asyncpg.connect(empty_url, statement_cache_size=0, **_settings(empty_url))
+    connection = await asyncpg.connect(empty_url, statement_cache_size=0, server_settings=_settings(empty_url))
     for name in _NAMES:
         pool = await Pool.connect(empty_url, size=1, schema=check_schema(name))
         await migrate(pool, shards=2)
@@ -146,8 +146,9 @@ async def test_postgresql_takes_every_text_for_names_of_any_kind(empty_url: str)
     await connection.close()
 
 
-def _settings(url: str) -> dict[str, dict[str, str]]:
-    return {"server_settings": connection_options(url)["server_settings"]}
+def _settings(url: str) -> dict[str, str]:
+    settings: dict[str, str] = connection_options(url)["server_settings"]
+    return settings
 
 
 async def test_no_name_that_postgresql_reads_as_a_word_is_allowed(empty_url: str) -> None:
