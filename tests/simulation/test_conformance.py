@@ -384,7 +384,8 @@ def _entries(page: fires.SlicePage) -> list[tuple[int, bytes]]:
 
 
 CALLS = (
-    ["join"] * 2 + ["other_schedulers"] + ["beat"] * 4 + ["acquire"] * 4 + ["hand_over", "leave", "load", "settled", "free_waiting"]
+    ["join"] * 2 + ["other_schedulers"] + ["beat"] * 4 + ["acquire"] * 4
+    + ["hand_over", "leave", "load", "settled", "free_waiting"]
     + ["fire"] * 5 + ["on_time"] * 5 + ["release"] * 2 + ["claim"] * 5 + ["complete"] * 5 + ["requeue"] * 2
     + ["bury", "expire", "heartbeat", "heartbeat", "rescue", "rescue"]
 )  # fmt: skip

@@ -50,8 +50,8 @@ SETTLED_WITHIN = 240.0
 
 STATEMENTS = {
     "scheduler": [
-        "cluster/other_schedulers", "cluster/join", "cluster/beat", "cluster/beat", "cluster/acquire", "cluster/acquire",
-        "cluster/hand_over",
+        "cluster/other_schedulers", "cluster/join", "cluster/beat", "cluster/beat", "cluster/acquire",
+        "cluster/acquire", "cluster/hand_over",
         "fires/load", "fires/due", "fires/on_time", "fires/on_time", "fires/fire", "fires/fire", "fires/release",
         "maintenance/lock_expired", "maintenance/rescue", "jobs/lock_available", "jobs/put_in_order", "commit",
     ],
