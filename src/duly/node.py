@@ -20,6 +20,7 @@ from duly.maintenance.orphans import Orphans
 from duly.maintenance.partitions import Partitions
 from duly.maintenance.rescuer import Rescuer
 from duly.maintenance.sql_submits import SqlSubmits
+from duly.maintenance.survey import Survey
 from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
 from duly.maintenance.zone_keeper import ZoneKeeper
@@ -109,6 +110,7 @@ class SchedulerNode:
             Orphans(pool),
             Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
             Guardian(pool),
+            Survey(pool),
             sql_submits,
             zone_keeper := ZoneKeeper(pool),
         ]

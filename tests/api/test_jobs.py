@@ -66,6 +66,7 @@ async def test_a_job_document_has_every_field_of_the_spec_with_its_default(clien
         "retry_delay_seconds": 30,
         "retry_max_delay_seconds": 1800,
         "timeout_seconds": 300,
+        "start_within_seconds": None,
         "jitter_seconds": 0,
         "dst_gap": "shift",
         "dst_fold": "first",
@@ -326,7 +327,7 @@ async def test_live_shows_active_jobs_with_their_next_occurrences(
     job = await operations.jobs.get(str(submitted.job_id))
     await operations.jobs.pause(str((await operations.submit(JobRequest("tick", schedule="every 10s"))).job_id))
     live = (await client.get("/live")).json()
-    assert live.keys() == {"now", "jobs", "runs", "status"}
+    assert live.keys() == {"now", "jobs", "runs", "status", "notices", "more_notices"}
     assert [shown["name"] for shown in live["jobs"]] == ["Tick"]
     moments = [datetime.fromisoformat(text) for text in live["jobs"][0]["upcoming"]]
     assert job.next_run_at is not None

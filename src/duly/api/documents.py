@@ -3,7 +3,7 @@ specification. `schemas` describes them."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any, get_type_hints
 
@@ -147,8 +147,12 @@ def forecast_document(forecast: Forecast) -> dict[str, Any]:
     }
 
 
+# Entries of a list of jobs that no live worker can run.
+MAX_UNRUNNABLE = 100
+
+
 def cluster_document(status: ClusterStatus, *, tenant: str | None = None) -> dict[str, Any]:
-    """`tenant`: of the tenants that workers serve, only this one is named; None: all."""
+    """`tenant`: only this tenant is named, and only its jobs; None: all."""
     return {
         "nodes": [
             {**_node_document(node), "shards": node.shards, "coordinator": node.info.get("coordinator")}
@@ -179,6 +183,12 @@ def cluster_document(status: ClusterStatus, *, tenant: str | None = None) -> dic
             if node.kind == "worker"
         ],
         "lag_seconds": status.lag_seconds,
+        "unrunnable": [
+            {**asdict(one), "job_id": str(one.job_id)}
+            for one in status.unrunnable
+            if tenant is None or one.tenant == tenant
+        ][:MAX_UNRUNNABLE],
+        "surveyed_at": time_text(status.surveyed_at),
     }
 
 

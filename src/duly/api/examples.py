@@ -196,6 +196,23 @@ EXAMPLES: dict[str, Example] = {
                 {**_NODE, "held": 7, "queues": ["default"], "tenants": None, "concurrency": 100, "hanging_threads": 0}
             ],
             "lag_seconds": 0.0,
+            "unrunnable": [
+                {
+                    "tenant": "default",
+                    "queue": "default",
+                    "kind": "task",
+                    "handler": "send_report",
+                    "jobs": 12,
+                    "runs": 3,
+                    "at_least": False,
+                    "job_id": _JOB_ID,
+                    "job_name": "weekly report",
+                    "message": "12 active jobs and 3 waiting runs of queue 'default' (such as 'weekly report', "
+                    f"{_JOB_ID}) cannot run: no live worker has the task 'send_report'",
+                    "next_step": "start one whose app has it: duly worker --app module:app",
+                }
+            ],
+            "surveyed_at": "2026-03-06T10:14:00Z",
         }
     ),
     "get_stats": Example(

@@ -20,13 +20,18 @@ from duly.api.responses import json_response
 from duly.errors import DulyError, StoreUnavailable
 from duly.formats import time_text
 from duly.model import ClusterStatus, Job, Run
-from duly.operations import Principal, StoreOperations
+from duly.operations import Operations, Principal, StoreOperations
+from duly.operations.notices import Notice, declared_notices, notices_of
 from duly.operations.upcoming import upcoming
 from duly.timing import Fuel
 
 MAX_SHOWN = 50
 UPCOMING = 3
 _MAX_ERROR = 500
+# Notices that the page shows; it says how many more there are.
+MAX_NOTICES = 10
+# Seconds for which the notices about declared jobs are reused.
+_NOTED_SECONDS = 5.0
 # Seconds for which an answer is reused: however many pages are open, the store is asked about once per second, which is
 # how often pages poll.
 _FRESH_SECONDS = 0.8
@@ -107,6 +112,8 @@ class Live:
         self._looking: dict[tuple[str, bool], asyncio.Task[dict[str, Any]]] = {}
         # Each answer with the monotonic time until which it is fresh.
         self._looks: dict[tuple[str, bool], tuple[float, dict[str, Any]]] = {}
+        # By tenant: the notices about declared jobs, which change with deploys.
+        self._noted: dict[str, tuple[float, list[Notice]]] = {}
 
     async def document(self, who: Principal) -> dict[str, Any]:
         kind = who.tenant, who.role == "admin"
@@ -134,11 +141,14 @@ class Live:
 
     async def _look(self, tenant: str, whole_store: bool) -> dict[str, Any]:
         operations = self._operations.for_tenant(tenant)
-        page, runs, status = await asyncio.gather(
+        page, runs, status, noted = await asyncio.gather(
             operations.jobs.page(status="active", limit=MAX_SHOWN, payload=False),
             operations.runs.recent(limit=MAX_SHOWN),
             operations.cluster.status(),
+            self._declared(operations),
         )
+        # Other tenants' jobs are nobody's business here, an admin's neither: the page is about one tenant.
+        notices = notices_of(one for one in status.unrunnable if one.tenant == tenant) + noted
         if not whole_store:
             status = replace(status, counts=await operations.counts())
         # One amount of fuel for the whole page: jobs that it does not reach show their next occurrence alone.
@@ -147,7 +157,28 @@ class Live:
             "jobs": [_job(job, fuel) for job in page.items],
             "runs": [_run(run) for run in runs],
             "status": _status(status),
+            "notices": [_notice(one) for one in notices[:MAX_NOTICES]],
+            "more_notices": max(0, len(notices) - MAX_NOTICES),
         }
+
+    async def _declared(self, operations: Operations) -> list[Notice]:
+        now, tenant = time.monotonic(), operations.tenant
+        fresh_until, notices = self._noted.get(tenant, (0.0, []))
+        if now >= fresh_until:
+            notices = declared_notices(await operations.declarations.noted())
+            self._noted = {other: noted for other, noted in self._noted.items() if now < noted[0]}
+            self._noted[tenant] = now + _NOTED_SECONDS, notices
+        return notices
+
+
+def _notice(notice: Notice) -> dict[str, Any]:
+    return {
+        "kind": notice.kind,
+        "job_id": str(notice.job_id),
+        "message": notice.message,
+        "next_step": notice.next_step,
+        "wrong": notice.wrong,
+    }
 
 
 def _job(job: Job, fuel: Fuel) -> dict[str, Any]:

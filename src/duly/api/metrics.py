@@ -2,7 +2,7 @@
 
 The gauges come from one bounded statement; the process's own figures are added. However many clients ask, the store is
 asked once per second. The values of labels are bounded: the deepest queues (and one value for the others), live
-schedulers and shards.
+schedulers and shards, and the kinds of handlers (not their names, which are users').
 
 The figures and the names of queues are of the whole store: where there are keys, the role `monitor` is needed, as for
 the whole store's figures of `GET /stats`. A key of that role can do nothing else.
@@ -91,6 +91,18 @@ class Metrics(Collector):
         yield _gauge("duly_shards_owned", "Shards that a live scheduler leads", "node", figures.shards_owned)
         yield GaugeMetricFamily(
             "duly_shards_unowned", "Shards that no live scheduler leads", value=figures.shards_unowned
+        )
+        yield _gauge(
+            "duly_unrunnable_jobs",
+            "Active jobs that no live worker can run, as far as they have been looked at",
+            "kind",
+            figures.unrunnable_jobs,
+        )
+        yield _gauge(
+            "duly_unrunnable_runs",
+            "Waiting runs that no live worker can run, among the first of each queue",
+            "kind",
+            figures.unrunnable_runs,
         )
 
 

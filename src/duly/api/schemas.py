@@ -581,11 +581,33 @@ class ShardDocument(_Document):
     since: datetime
 
 
+class UnrunnableDocument(_Document):
+    """Jobs of one queue and handler that no live worker can run."""
+
+    tenant: str
+    queue: str
+    kind: str = Field(description="`task`, `http` or `command`")
+    handler: str = Field(description="the task's name, or the command's program; empty for an endpoint")
+    jobs: int = Field(description="number of active jobs")
+    runs: int = Field(description="number of waiting runs that were seen")
+    at_least: bool = Field(description="true if there may be more active jobs")
+    job_id: str = Field(description="one of the jobs")
+    job_name: str | None
+    message: str
+    next_step: str
+
+
 class ClusterDocument(_Document):
     nodes: list[SchedulerDocument]
     shards: list[ShardDocument]
     workers: list[WorkerDocument]
     lag_seconds: float = Field(description="lateness of the oldest due job that has not fired; 0 if there is none")
+    unrunnable: list[UnrunnableDocument] = Field(
+        description="jobs that no live worker can run, of the key's tenant; for the role `admin`, of all tenants"
+    )
+    surveyed_at: datetime | None = Field(
+        description="every job that was active then has been looked at for `unrunnable`; null: only a part of the jobs"
+    )
 
 
 class StatsDocument(_Document):

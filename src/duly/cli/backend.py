@@ -246,4 +246,11 @@ class _RemoteCluster:
         from duly.model import ClusterStatus
 
         cluster = await self._client.cluster()
-        return ClusterStatus(cluster.nodes, cluster.shards, cluster.lag_seconds, await self._client.stats())
+        return ClusterStatus(
+            cluster.nodes,
+            cluster.shards,
+            cluster.lag_seconds,
+            await self._client.stats(),
+            unrunnable=cluster.unrunnable,
+            surveyed_at=cluster.surveyed_at,
+        )

@@ -38,6 +38,7 @@ from duly.model import (
     Run,
     ScheduleKind,
     ShardStatus,
+    Unrunnable,
     Verdict,
     parse_run_id,
 )
@@ -190,7 +191,19 @@ def read_forecast(document: Document) -> Forecast:
 def read_cluster(document: Document) -> Cluster:
     nodes = [_node(one, "scheduler") for one in document["nodes"]]
     nodes += [_node(one, "worker") for one in document["workers"]]
-    return Cluster(nodes, [_shard(one) for one in document["shards"]], document["lag_seconds"])
+    return Cluster(
+        nodes,
+        [_shard(one) for one in document["shards"]],
+        document["lag_seconds"],
+        # A server of 0.1.0 does not look for such jobs.
+        unrunnable=tuple(_unrunnable(one) for one in document.get("unrunnable", ())),
+        surveyed_at=read_time(document.get("surveyed_at")),
+    )
+
+
+def _unrunnable(document: Document) -> Unrunnable:
+    known = {field.name: document[field.name] for field in fields(Unrunnable)}
+    return Unrunnable(**known | {"job_id": UUID(document["job_id"])})
 
 
 def _node(document: Document, kind: str) -> NodeStatus:

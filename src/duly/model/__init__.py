@@ -18,7 +18,7 @@ Read in this order:
 """
 
 from duly.model.claim import Buried, Claim, ClaimedRun, Expired, Recorded, Requeued, Succeeded
-from duly.model.cluster import Cluster, ClusterStatus, Counts, NodeStatus, ShardStatus
+from duly.model.cluster import Cluster, ClusterStatus, Counts, NodeStatus, ShardStatus, Unrunnable
 from duly.model.dead_letter import DeadLetter, DeadLetterFilter, Swept
 from duly.model.deploys import Declarer
 from duly.model.explanation import Explanation, Verdict
@@ -111,6 +111,7 @@ __all__ = [
     "SubmittedId",
     "Succeeded",
     "Swept",
+    "Unrunnable",
     "Verdict",
     "each_request",
     "from_micros",

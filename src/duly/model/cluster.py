@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -58,13 +58,37 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
+class Unrunnable:
+    """Jobs of one tenant, queue and handler that no live worker can run.
+
+    `kind` is `task`, `http` or `command`; `handler` is the task's name or the command's program. `jobs` counts active
+    jobs (`at_least`: there may be more), `runs` the runs that were seen waiting. `job_id` is one of the jobs.
+    """
+
+    tenant: str
+    queue: str
+    kind: str
+    handler: str
+    jobs: int
+    runs: int
+    at_least: bool
+    job_id: UUID
+    job_name: str | None
+    message: str
+    next_step: str
+
+
+@dataclass(frozen=True, slots=True)
 class Cluster:
-    """Schedulers and workers, and which scheduler leads which shard."""
+    """Schedulers and workers, which scheduler leads which shard, and the jobs that no live worker can run."""
 
     nodes: list[NodeStatus]
     shards: list[ShardStatus]
     lag_seconds: float
     """Lateness of the oldest job that is due and has not fired; 0 if there is none."""
+    unrunnable: tuple[Unrunnable, ...] = field(default=(), kw_only=True)
+    surveyed_at: datetime | None = field(default=None, kw_only=True)
+    """Every job that was active then was looked at for `unrunnable`, beside the latest jobs; None: only a part."""
 
 
 @dataclass(frozen=True, slots=True)

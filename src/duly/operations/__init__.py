@@ -54,7 +54,7 @@ class Operations:
 
     def __init__(self, core: Core, tenant: str, cluster: ClusterOperations) -> None:
         self._core = core
-        self._tenant = tenant
+        self._tenant = self.tenant = tenant
         self.runs = RunOperations(core, tenant)
         self.jobs = JobOperations(core, tenant, self.runs)
         self.dead_letters = DeadLetterOperations(core, tenant)

@@ -110,7 +110,7 @@ class DeclareOperations:
         ]
 
     async def noted(self) -> list[Noted]:
-        """Declared jobs that are cancelled, and jobs that are active although no live deploy declares them."""
+        """Declared jobs that are cancelled, and jobs that no live deploy declares, active or paused for that reason."""
         if not await declarations.exist(self._pool):
             return []
         return await declarations.list_noted(self._pool, tenant=self._tenant, limit=_MAX_NOTED)

@@ -17,13 +17,16 @@ from duly.store.tenants import KnownTenant, to_known
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Figures for a monitoring system: startable runs by queue, due jobs, led shards."""
+    """Figures for a monitoring system: startable runs by queue, due jobs, led shards; and by the kind of their handler,
+    jobs that no live worker can run, and their waiting runs."""
 
     queue_depth: dict[str, int] = field(default_factory=dict)
     dead_letters: int = 0
     shards_owned: dict[str, int] = field(default_factory=dict)
     shards_unowned: int = 0
     due_jobs: dict[str, int] = field(default_factory=dict)
+    unrunnable_jobs: dict[str, int] = field(default_factory=dict)
+    unrunnable_runs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,25 @@ function fill(name, items) {
   byId(`${name}-empty`).hidden = items.length > 0;
 }
 
+// Said in words, and not by a colour alone. Kept in place while nothing changes, so that a selection survives.
+function showNotices({ notices, more_notices: more }) {
+  const list = byId("notices");
+  notices.forEach((notice, index) => {
+    while (list.children.length <= index) list.append(document.createElement("li"));
+    const item = list.children[index];
+    write(part(item, 0, "strong"), notice.wrong ? "Look:" : "Note:");
+    write(part(item, 1, "span"), `${notice.message}.`);
+    write(part(item, 2, "span"), `Next step: ${notice.next_step}`, "soft");
+    if (item.className !== (notice.wrong ? "wrong" : "")) item.className = notice.wrong ? "wrong" : "";
+  });
+  while (list.children.length > notices.length) list.lastElementChild.remove();
+  write(byId("notices-more"), more ? `and ${more} more: duly doctor` : "", "soft");
+  byId("notices-more").hidden = !more;
+  byId("notices-section").hidden = notices.length === 0;
+}
+
 function render() {
+  showNotices(latest);
   fill("jobs", latest.jobs);
   fill("runs", latest.runs);
   const { at_least, counts, nodes } = latest.status;

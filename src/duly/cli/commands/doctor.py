@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -33,8 +32,8 @@ _CLOCK_SECONDS = 1.0
 _TRANSACTION_SECONDS = 600.0
 # Time in which a server of the coordinator must accept a connection.
 _CONNECT_SECONDS = 2.0
-# Number of the newest jobs that are read to find queues without a worker.
-_MAX_JOBS_READ = 2_000
+# Maximum number of sentences about jobs that no live worker can run.
+_MAX_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,7 @@ async def _check_store(settings: Settings) -> list[Check]:
                 await _check_coordinator(status, settings),
                 _check_shards(status),
                 _check_workers(status),
-                await _check_queues(own_tenant(operations), status),
+                _check_runnable(own_tenant(operations).tenant, status),
                 await _check_declared(own_tenant(operations), status),
                 _check_overdue(status, operations.now(), settings),
             ]
@@ -300,40 +299,38 @@ def _check_workers(status: ClusterStatus) -> Check:
     return Check("workers", "ok", f"{len(workers)} alive")
 
 
-async def _check_queues(operations: Operations, status: ClusterStatus) -> Check:
-    served = {
-        queue for node in status.nodes if node.alive and node.kind == "worker" for queue in node.info.get("queues", ())
-    }
-    used = {queue async for queue in _used_queues(operations)}
-    if unserved := sorted(used - served):
-        shown = ", ".join(unserved[:5]) + (", …" if len(unserved) > 5 else "")
+def _check_runnable(tenant: str, status: ClusterStatus) -> Check:
+    """Whether each active job and each waiting run has a live worker that can run it."""
+    from duly.operations.notices import notices_of
+
+    found = notices_of(one for one in status.unrunnable if one.tenant == tenant)
+    others = len(status.unrunnable) - len(found)
+    if found:
+        lines = [f"{one.message}; {one.next_step}" for one in found[:_MAX_SHOWN]]
+        if more := len(found) - len(lines):
+            lines.append(f"and {more} more queues and handlers; duly status --json lists them")
+        return Check("runnable", "warn", "\n".join(lines))
+    if others:
         return Check(
-            "queues",
+            "runnable",
             "warn",
-            f"active jobs use {shown}, which no live worker serves; start one with --queue {unserved[0]}",
+            f"jobs of other tenants cannot run ({others} queues and handlers); see: duly status --json",
         )
-    return Check("queues", "ok", "every queue that active jobs use has a worker" if used else "no job is active")
+    if status.surveyed_at is None:
+        return Check(
+            "runnable", "ok", "each job that was looked at has a worker; a scheduler has not looked at all jobs yet"
+        )
+    return Check("runnable", "ok", "each active job has a live worker that can run it")
 
 
 async def _check_declared(operations: Operations, status: ClusterStatus) -> Check:
     """Jobs that the code declares and that do not run, or that run although no code declares them."""
-    noted = await operations.declarations.noted()
-    for one in noted:
-        if one.status == "cancelled" and one.declared:
-            return Check(
-                "declared",
-                "warn",
-                f"job {one.name!r} is declared by the code but cancelled, so it does not run; to bring it back: "
-                f"duly job resume {one.job_id}",
-            )
-    for one in noted:
-        if one.undeclared_at is not None and one.status == "active" and not one.declared:
-            return Check(
-                "declared",
-                "warn",
-                f"job {one.name!r} fires, but is no longer declared since deploy {one.deploy}; to end it: "
-                f"duly job cancel {one.job_id}",
-            )
+    from duly.operations.notices import declared_notices
+
+    notices = declared_notices(await operations.declarations.noted())
+    for one in notices:
+        if one.wrong:
+            return Check("declared", "warn", f"{one.message}; {one.next_step}")
     live = [node.info["app"] for node in status.nodes if node.alive and node.kind == "worker" and "app" in node.info]
     deploys = {(app.get("name"), app.get("rank")): app.get("deploy") for app in live}
     for name in sorted({name for name, _ in deploys}):
@@ -344,19 +341,9 @@ async def _check_declared(operations: Operations, status: ClusterStatus) -> Chec
                 "ok",
                 f"workers of app {name!r} are of {len(of_app)} deploys; {of_app[-1]} decides about its declared jobs",
             )
+    if notices:
+        return Check("declared", "ok", f"{notices[0].message}; {notices[0].next_step}")
     return Check("declared", "ok", "every job that the code declares can fire, unless it is paused")
-
-
-async def _used_queues(operations: Operations) -> AsyncIterator[str]:
-    cursor, jobs_read = None, 0
-    while jobs_read < _MAX_JOBS_READ:
-        page = await operations.jobs.page(status="active", cursor=cursor, limit=1000, payload=False)
-        for job in page.items:
-            yield job.queue
-        jobs_read += len(page.items)
-        cursor = page.next_cursor
-        if cursor is None:
-            return
 
 
 def _check_overdue(status: ClusterStatus, now: datetime, settings: Settings) -> Check:

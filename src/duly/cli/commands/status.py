@@ -93,14 +93,22 @@ def status(
     oldest = f", the oldest by {rough_span(found.lag_seconds)}" if counts.oldest_overdue_at else ""
     about = "about " if counts.jobs_estimated else ""
     say(f"jobs     {about}{shown('jobs')}, {shown('overdue')} overdue{oldest}")
+    if found.unrunnable:
+        first, more = found.unrunnable[0], len(found.unrunnable) - 1
+        others = f" ({more} more like this: duly doctor)" if more else ""
+        say(f"stuck    {first.message}; {first.next_step}{others}")
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:
+    from duly.formats import time_text
+
     return {
         "nodes": [_plain(asdict(node)) for node in status.nodes],
         "shards": [_plain(asdict(shard)) for shard in status.shards],
         "counts": _plain(asdict(status.counts)),
         "lag_seconds": status.lag_seconds,
+        "unrunnable": [_plain(asdict(one)) for one in status.unrunnable],
+        "surveyed_at": time_text(status.surveyed_at),
     }
 
 
