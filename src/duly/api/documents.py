@@ -151,8 +151,9 @@ def forecast_document(forecast: Forecast) -> dict[str, Any]:
 MAX_UNRUNNABLE = 100
 
 
-def cluster_document(status: ClusterStatus, *, tenant: str | None = None) -> dict[str, Any]:
-    """`tenant`: only this tenant is named, and only its jobs; None: all."""
+def cluster_document(status: ClusterStatus, *, tenant: str | None = None, jobs_of: str | None = None) -> dict[str, Any]:
+    """`tenant`: of the tenants that workers serve, only this one is named; None: all. `jobs_of`: the tenant whose jobs
+    are named: an admin's key does not reach the jobs of others either."""
     return {
         "nodes": [
             {**_node_document(node), "shards": node.shards, "coordinator": node.info.get("coordinator")}
@@ -184,9 +185,7 @@ def cluster_document(status: ClusterStatus, *, tenant: str | None = None) -> dic
         ],
         "lag_seconds": status.lag_seconds,
         "unrunnable": [
-            {**asdict(one), "job_id": str(one.job_id)}
-            for one in status.unrunnable
-            if tenant is None or one.tenant == tenant
+            {**asdict(one), "job_id": str(one.job_id)} for one in status.unrunnable if one.tenant == jobs_of
         ][:MAX_UNRUNNABLE],
         "surveyed_at": time_text(status.surveyed_at),
     }

@@ -602,9 +602,7 @@ class ClusterDocument(_Document):
     shards: list[ShardDocument]
     workers: list[WorkerDocument]
     lag_seconds: float = Field(description="lateness of the oldest due job that has not fired; 0 if there is none")
-    unrunnable: list[UnrunnableDocument] = Field(
-        description="jobs that no live worker can run, of the key's tenant; for the role `admin`, of all tenants"
-    )
+    unrunnable: list[UnrunnableDocument] = Field(description="jobs of the key's tenant that no live worker can run")
     surveyed_at: datetime | None = Field(
         description="every job that was active then has been looked at for `unrunnable`; null: only a part of the jobs"
     )

@@ -73,7 +73,7 @@ async def preview_schedule(request: Request, operations: Operations = OPERATIONS
 async def get_cluster(who: Principal = CALLER, operations: Operations = OPERATIONS) -> Response:
     # Other tenants are named to admins only.
     named = None if who.rights.whole_store else who.tenant
-    return json_response(cluster_document(await operations.cluster.status(), tenant=named))
+    return json_response(cluster_document(await operations.cluster.status(), tenant=named, jobs_of=who.tenant))
 
 
 @router.get(
