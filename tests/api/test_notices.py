@@ -18,12 +18,13 @@ from duly.api.server import create_app
 from duly.maintenance.orphans import Orphans
 from duly.model import Cluster, Declarer, JobRequest
 from duly.operations import StoreOperations
+from duly.operations.rights import Role
 from duly.store import cluster
 from duly.store.pool import Pool
 from harness.store import due_job, put, put_now
 
 
-async def client_of(store_operations: StoreOperations, tenant: str, role: str) -> httpx.AsyncClient:
+async def client_of(store_operations: StoreOperations, tenant: str, role: Role) -> httpx.AsyncClient:
     key = (await store_operations.keys.create(tenant=tenant, role=role)).text
     transport = httpx.ASGITransport(app=create_app(store_operations))
     return httpx.AsyncClient(
@@ -50,7 +51,7 @@ async def put_stuck(pool: Pool) -> None:
 
 @pytest.mark.parametrize("role", ["read", "admin"])
 async def test_a_tenant_sees_its_own_jobs_that_nobody_can_run_and_nothing_of_others(
-    pool: Pool, store_operations: StoreOperations, role: str
+    pool: Pool, store_operations: StoreOperations, role: Role
 ) -> None:
     await put_stuck(pool)
     await work(pool, tenants=["ours", "their-friend"])

@@ -395,3 +395,18 @@ async def test_changing_and_unparking_touch_the_jobs_they_name(full_pool: Pool) 
     jobs = await ids(full_pool, 1000)
     for plan in await plans_of(full_pool, "maintenance/unpark", jobs, [1] * 1000, [NOW] * 1000, []):
         assert_index_only_access(plan)
+
+
+async def test_a_page_of_the_survey_is_a_range_of_the_primary_key(full_pool: Pool) -> None:
+    for plan in await plans_of(full_pool, "demands/survey", 20_000, 10_000):
+        scans = [node for node in nodes_of(plan) if node.get("Relation Name") == "jobs"]
+        assert [(scan["Node Type"], scan["Index Name"]) for scan in scans] == [("Index Scan", "jobs_pkey")]
+        assert "job_id >" in scans[0]["Index Cond"]
+
+
+async def test_the_latest_demands_are_read_along_indexes(full_pool: Pool) -> None:
+    for plan in await plans_of(full_pool, "demands/latest", 200, 50, 8, 1000):
+        scans = [node for node in nodes_of(plan) if node.get("Relation Name") in BIG]
+        assert {scan["Node Type"] for scan in scans} <= {"Index Scan", "Index Only Scan"}
+        used = {scan["Index Name"] for scan in scans}
+        assert used == {"jobs_pkey", "jobs_due", "runs_lane"}
