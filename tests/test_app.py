@@ -8,11 +8,13 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from duly import Conflict, Context, Duly, InvalidInput, UnknownHandler
 from duly.client.calls import request_of
 from duly.config import Settings
+from duly.errors import ConfigError
 from duly.model import JobRequest, Policy, each_request
 from duly.operations import Operations, StoreOperations
 from duly.store import cluster
@@ -279,3 +281,43 @@ class TestChanges:
         ):
             with pytest.raises(NotFound):
                 await call(job_id)
+
+
+async def test_an_application_is_of_the_tenant_of_its_code_else_of_the_settings(
+    settings: Settings, store_operations: StoreOperations, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DULY_TENANT", "by-environment")
+    apps = [
+        Duly(database_url, tenant="by-code"),
+        Duly(database_url),
+        Duly(settings=settings.changed(tenant="by-settings"), tenant=None),
+        Duly(settings=settings.changed(tenant="other"), tenant="over-settings"),
+    ]
+    connection = await asyncpg.connect(database_url)
+    try:
+        for app in apps:
+
+            @app.cron("every 1h", name="declared")
+            async def declared() -> None: ...
+
+            await app.submit("declared", name="submitted")
+            await asyncio.to_thread(app.submit_sync, "declared", name="without a loop")
+            await app.submit("declared", name="joined", connection=connection)
+            await app.declare()
+    finally:
+        await connection.close()
+        for app in apps:
+            await asyncio.to_thread(app.close_sync)
+            await app.close()
+    for tenant in ("by-code", "by-environment", "by-settings", "over-settings"):
+        page = await store_operations.for_tenant(tenant).jobs.page()
+        assert sorted(job.name for job in page.items) == ["declared", "joined", "submitted", "without a loop"], tenant
+    assert (await store_operations.for_tenant("default").jobs.page()).items == []
+
+
+@pytest.mark.parametrize("name", ["", "x" * 101, "a\nb"])
+async def test_a_tenant_that_is_none_is_refused(settings: Settings, name: str) -> None:
+    with pytest.raises(ConfigError, match="tenant"):
+        Duly(settings=settings, tenant=name)
+    with pytest.raises(ConfigError, match="tenant"):
+        _ = Duly(tenant=name).tenant

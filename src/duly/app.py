@@ -20,7 +20,6 @@ from duly.model import (
     DEFAULT_POLICY,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
-    DEFAULT_TENANT,
     POLICY_FIELDS,
     CronOptions,
     Declarer,
@@ -45,8 +44,6 @@ Result = TypeVar("Result")
 Callee = str | Callable[..., Any] | Mapping[str, Any]
 #: Opens an app's store. The context is closed with the connections of the event loop that needed it.
 Opening = Callable[["Duly"], AbstractAsyncContextManager["StoreOperations"]]
-# The SDK is for the tenant of those who open the store themselves; other tenants use the API.
-_TENANT = DEFAULT_TENANT
 
 
 class Duly:
@@ -57,14 +54,23 @@ class Duly:
     """
 
     def __init__(
-        self, database_url: str | None = None, *, name: str | None = None, settings: Settings | None = None
+        self,
+        database_url: str | None = None,
+        *,
+        name: str | None = None,
+        tenant: str | None = None,
+        settings: Settings | None = None,
     ) -> None:
-        """`name`: the owner of the jobs that the code declares. One name for all processes and deploys of one app."""
+        """`name`: the owner of the jobs that the code declares. One name for all processes and deploys of one app.
+
+        `tenant`: the tenant whose jobs it submits and declares; without it the setting `tenant` (DULY_TENANT).
+        """
         if name is not None and not (1 <= len(name) <= MAX_NAME and name.isprintable()):
             raise InvalidInput("name", f"must be 1 to {MAX_NAME} printable characters")
         self.name = name
-        self._given_settings = settings
+        self._given_settings = settings if settings is None or tenant is None else settings.changed(tenant=tenant)
         self._given_url = database_url
+        self._given_tenant = tenant
         self.tasks: dict[str, Task] = {}
         #: Jobs that the code declares (`@app.cron`); workers submit them when they start.
         self.declared: dict[str, JobRequest] = {}
@@ -78,8 +84,13 @@ class Duly:
     @property
     def settings(self) -> Settings:
         if self._given_settings is None:
-            self._given_settings = load_settings(database_url=self._given_url)
+            self._given_settings = load_settings(database_url=self._given_url, tenant=self._given_tenant)
         return self._given_settings
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose jobs the application submits and declares."""
+        return self.settings.tenant
 
     # Tasks
 
@@ -251,7 +262,7 @@ class Duly:
     def _caller_transaction(self) -> CallerTransaction:
         from duly.operations.caller_transaction import CallerTransaction
 
-        return CallerTransaction(self.settings, _TENANT, self.tasks.keys())
+        return CallerTransaction(self.settings, self.tenant, self.tasks.keys())
 
     async def declare(self) -> list[UUID]:
         """Submits the jobs that the code declares, and changes those whose declaration has changed.
@@ -360,7 +371,7 @@ class _Connection:
         async with self._lock:
             if self._operations is None:
                 store = await self._stack.enter_async_context(self._opening(app))
-                self._operations = store.for_tenant(_TENANT)
+                self._operations = store.for_tenant(app.tenant)
         return self._operations
 
     async def close(self) -> None:

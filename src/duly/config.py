@@ -22,7 +22,9 @@ from pydantic_settings import (
 
 from duly.addresses import ServerAddress
 from duly.errors import ConfigError
+from duly.model import DEFAULT_TENANT
 from duly.schema_name import DEFAULT_SCHEMA, check_schema
+from duly.visible import CONTROLS
 
 # By scheme: the default port, and the options after a question mark.
 _COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -32,6 +34,8 @@ _COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 _PREFIX = "DULY_"
 _FILE = "duly.toml"
+# Longest name of a tenant.
+_MAX_TENANT = 100
 # Variables with Duly's prefix that are not settings: the client's, those that a command of a job gets, and those of
 # Duly's own tests.
 _OTHER_VARIABLES = frozenset(
@@ -85,6 +89,11 @@ class Settings(_Store):
     )
 
     home: Path | None = Field(None, description="folder of the embedded PostgreSQL; unset: one per user")
+    tenant: str = Field(
+        DEFAULT_TENANT,
+        description="tenant of those who open the store themselves: commands without --url, the SDK, and the API's own "
+        "user (its local key); a key has its own",
+    )
     pgbouncer: bool = Field(False, description="database_url is a pooler in transaction mode")
     direct_url: str | None = Field(
         None, repr=False, description="direct address of PostgreSQL, for LISTEN, if database_url is a pooler"
@@ -214,6 +223,7 @@ class Settings(_Store):
         changed = self.model_copy(update={name: value for name, value in changes.items() if value is not None})
         try:
             changed._check_open_api()
+            changed._check_tenant()
         except ValueError as error:
             raise ConfigError(f"settings: {error}") from error
         return changed
@@ -232,6 +242,7 @@ class Settings(_Store):
             )
         self._check_coordinator()
         self._check_open_api()
+        self._check_tenant()
         if self.dispatch != "postgres":
             raise ValueError(f"dispatch (DULY_DISPATCH) {_word(self.dispatch)} is not available: use postgres")
         return self
@@ -244,6 +255,13 @@ class Settings(_Store):
             )
         if self.open_api and self.require_keys:
             raise ValueError("open_api (DULY_OPEN_API) and require_keys (DULY_REQUIRE_KEYS) contradict each other")
+
+    def _check_tenant(self) -> None:
+        # As the tenant of a key is checked.
+        if not 1 <= len(self.tenant) <= _MAX_TENANT:
+            raise ValueError(f"tenant (--tenant, DULY_TENANT) must have 1 to {_MAX_TENANT} characters")
+        if re.search(rf"[{CONTROLS}\ud800-\udfff]", self.tenant):
+            raise ValueError("tenant (--tenant, DULY_TENANT) must not contain control characters")
 
     def _check_coordinator(self) -> None:
         try:

@@ -83,7 +83,15 @@ class UnknownHandler(InvalidInput):
 
 
 class NotFound(DulyError):
-    """The job, run or dead letter does not exist, or not for this tenant."""
+    """The job, run or dead letter does not exist, or not for this tenant.
+
+    `kind` says which of them (`job`, `run`, `dead letter`), and `sought` is the text that it was looked for by.
+    """
+
+    def __init__(self, message: str, *, kind: str | None = None, sought: str | None = None) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.sought = sought
 
 
 class Conflict(DulyError):

@@ -159,6 +159,31 @@ async def test_a_reader_may_look_and_change_nothing(
     assert (await store_operations.for_tenant("acme").runs.get(run_id)).status == "queued"
 
 
+async def test_a_404_says_nothing_about_the_tenant_that_has_it(
+    client_of: Client, store_operations: StoreOperations
+) -> None:
+    """The command line names that tenant, but only to those who open the store themselves."""
+    submitted = await store_operations.for_tenant("zebra").submit(JobRequest("h", name="striped"))
+    job_id = str(submitted.job_id)
+    run_id = f"{job_id}-{1 << 62:016x}"
+    for role in ("read", "admin"):
+        client = await client_of("acme", role)
+        for path in (f"jobs/{job_id}", f"jobs/{job_id}/runs", f"runs/{run_id}", f"dead-letters/{run_id}"):
+            response = await client.get(f"/api/v1/{path}")
+            assert (response.status_code, "zebra" in response.text) == (404, False), path
+        listed = await client.get(f"/api/v1/jobs?find={job_id}")
+        assert "zebra" not in listed.text
+
+
+async def test_the_servers_own_user_is_of_the_tenant_of_its_settings(pool: Pool, settings: Settings) -> None:
+    store_operations = await StoreOperations.open(pool, settings.changed(tenant="acme"))
+    await store_operations.for_tenant("acme").submit(JobRequest("h", name="theirs"))
+    transport = httpx.ASGITransport(app=create_app(store_operations))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        listed = (await client.get(JOBS)).json()["items"]
+    assert [job["name"] for job in listed] == ["theirs"]
+
+
 async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
     app: Any,
     client_of: Client,

@@ -73,6 +73,49 @@ MUTANTS = (
         (f"{_BOUNDS}test_over_http_it_is_403_and_names_the_field",),
     ),
     Mutant(
+        "api-tells-who-has-it",
+        "another tenant learns from a 404 that an id exists, and whose it is",
+        "operations/jobs.py",
+        """        if job is None:
+            raise NotFound(f"there is no job {job_id}")
+        return job
+
+    async def find""",
+        """        if job is None:
+            from duly.operations.neighbours import NeighbourOperations
+
+            missing = NotFound(f"there is no job {job_id}", kind="job", sought=job_id)
+            raise NotFound(f"{missing}; {await NeighbourOperations(self._core).of_missing(missing, self._tenant)}")
+        return job
+
+    async def find""",
+        ("api/test_access.py::test_a_404_says_nothing_about_the_tenant_that_has_it",),
+    ),
+    Mutant(
+        "remote-tenant-is-dropped",
+        "duly --tenant b with an API works on the key's tenant and says nothing",
+        "cli/invocation.py",
+        "if address is not None and self.tenant is not None:",
+        "if False:",
+        ("cli/test_own_tenant.py::test_through_an_api_the_key_decides",),
+    ),
+    Mutant(
+        "workers-forget-the-tenant",
+        "the workers of a supervisor declare another tenant's jobs",
+        "cli/supervised.py",
+        '"--tenant", settings.tenant]',
+        '"--tenant", "default"]',
+        ("cli/test_own_tenant.py::test_a_worker_declares_the_jobs_of_the_tenant_that_is_named",),
+    ),
+    Mutant(
+        "transaction-forgets-the-tenant",
+        "a submit in the caller's transaction goes to the default tenant",
+        "app.py",
+        "CallerTransaction(self.settings, self.tenant,",
+        'CallerTransaction(self.settings, "default",',
+        ("test_app.py::test_an_application_is_of_the_tenant_of_its_code_else_of_the_settings",),
+    ),
+    Mutant(
         "worker-serves-everybody",
         "a worker for one tenant starts another tenant's run",
         "store/sql/runs/claim_served.sql",

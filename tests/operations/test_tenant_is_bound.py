@@ -32,4 +32,5 @@ async def test_only_what_is_about_tenants_themselves_takes_one(store_operations:
     }
     assert taking == {
         "for_tenant", "keys.create", "keys.all", "keys.revoke", "tenants.set", "tenants.get", "submitters.add",
+        "neighbours.of_empty", "neighbours.of_missing",
     }  # fmt: skip

@@ -410,3 +410,13 @@ async def test_the_latest_demands_are_read_along_indexes(full_pool: Pool) -> Non
         assert {scan["Node Type"] for scan in scans} <= {"Index Scan", "Index Only Scan"}
         used = {scan["Index Name"] for scan in scans}
         assert used == {"jobs_pkey", "jobs_due", "runs_lane"}
+
+
+async def test_hints_about_other_tenants_read_a_bounded_number_of_jobs(full_pool: Pool) -> None:
+    low, high = UUID(int=0), UUID(int=2**128 - 1)
+    for name, *args in (("with_jobs", "acme", 6, 20_000), ("with_job", low, high, "job 7", "acme", 20_000, 5)):
+        for plan in await plans_of(full_pool, f"tenants/{name}", *args):
+            for node in nodes_of(plan):
+                assert node["Node Type"] != "Seq Scan" or node.get("Relation Name") != "jobs"
+                if node["Node Type"] == "Sort":
+                    assert "job_id" not in str(node["Sort Key"]), "sorts the jobs"

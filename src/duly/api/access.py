@@ -24,6 +24,7 @@ import re
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
@@ -37,6 +38,7 @@ from duly.operations.keys import Principal
 from duly.operations.rights import ROLES, Role, holds
 from duly.rates import TokenBucket
 
+# Both act for the tenant of the user who started the server (the setting `tenant`).
 #: The caller of an open server.
 ANYBODY = Principal(key_id="", tenant=DEFAULT_TENANT, role="admin", requests_per_second=None, anybody=True)
 #: The caller that has the local key.
@@ -64,6 +66,8 @@ class Access:
         self._operations = operations
         self._local_key = None if require_keys else local_key
         self._open = open_to_all and not require_keys
+        tenant = operations.settings.tenant
+        self._anybody, self._its_user = replace(ANYBODY, tenant=tenant), replace(ITS_USER, tenant=tenant)
         self._keyed = require_keys
         self._look_again_at = 0.0
         self._looking = asyncio.Lock()
@@ -104,16 +108,16 @@ class Access:
         given = headers.getlist("authorization")
         if not given:
             if self._open and not await self.has_keys():
-                return ANYBODY
+                return self._anybody
             raise _refused(f"give an API key: Authorization: Bearer KEY ({self._how_to_get_one()})")
         match = _TOKEN.fullmatch(given[0]) if len(given) == 1 else None
         if match is not None and self._local_key is not None and self._local_key.opens(match[1]):
-            return ITS_USER
+            return self._its_user
         # Before `has_keys`, whose answer may be a second old: the first key is valid from its first call on.
         principal = await self._operations.keys.authenticate(match[1]) if match is not None else None
         if principal is None:
             if self._open and not await self.has_keys():
-                return ANYBODY
+                return self._anybody
             raise _refused("this API key is unknown or revoked", error="invalid_token")
         self._count(principal)
         return principal

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
-from duly.errors import ConfigError
+from duly.cli.output import say
+from duly.errors import ConfigError, NotFound
 from duly.logs import set_up_logging
 
 if TYPE_CHECKING:
@@ -36,19 +37,24 @@ class Invocation:
     log_level: str | None = None
     url: str | None = field(default=None, repr=False)
     schema: str | None = None
+    tenant: str | None = None
 
     @property
     def remote_url(self) -> str | None:
         """The address of the API to use; None for a store. A flag that names a store wins over DULY_URL."""
-        if self.url is not None:
-            if self._names_a_store:
-                raise ConfigError(
-                    "--url names an API, and --database-url, --home or --schema a store: omit --url or the others"
-                )
-            return self.url
+        if self.url is not None and self._names_a_store:
+            raise ConfigError(
+                "--url names an API, and --database-url, --home or --schema a store: omit --url or the others"
+            )
         if self._names_a_store:
             return None
-        return os.environ.get("DULY_URL") or None
+        address = self.url or os.environ.get("DULY_URL") or None
+        if address is not None and self.tenant is not None:
+            raise ConfigError(
+                "--tenant is for commands that open the store themselves; through an API (--url, DULY_URL) the key "
+                "decides: use a key of that tenant, or name the store by --database-url or --home"
+            )
+        return address
 
     @property
     def _names_a_store(self) -> bool:
@@ -79,7 +85,11 @@ class Invocation:
                 "--home is for the embedded PostgreSQL and --database-url names another: give one of them"
             )
         settings = load_settings(
-            database_url=self.database_url, home=self.home, schema=self.schema, log_level=self.log_level
+            database_url=self.database_url,
+            home=self.home,
+            schema=self.schema,
+            tenant=self.tenant,
+            log_level=self.log_level,
         )
         if self.home is not None:
             # --home means the PostgreSQL in that folder, even if the environment names another.
@@ -88,15 +98,29 @@ class Invocation:
         return settings
 
     def settings_with(self, application: Duly | None) -> Settings:
-        """The settings for a command about an application, whose code may name its own store."""
+        """The settings for a command about an application, whose code may name its own store and tenant."""
         settings = self.settings()
-        if application is None or self.database_url is not None or self.home is not None:
+        if application is None:
             return settings
-        given = {"log_level": settings.log_level} | ({} if self.schema is None else {"schema": self.schema})
+        tenant = application.tenant if self.tenant is None else self.tenant
+        if self.database_url is not None or self.home is not None:
+            return settings.model_copy(update={"tenant": tenant})
+        given = {"log_level": settings.log_level, "tenant": tenant}
+        given |= {} if self.schema is None else {"schema": self.schema}
         return application.settings.model_copy(update=given)
 
+    def check_tenant(self, application: Duly) -> None:
+        """Refuse a tenant that the code of a running application contradicts: its handlers submit for the code's."""
+        if self.tenant is not None and application.tenant != self.tenant:
+            raise ConfigError(
+                f"--tenant {self.tenant}: the application's code names the tenant {application.tenant!r} "
+                "(Duly(tenant=…)), for which its handlers submit: omit --tenant, or leave the tenant out of the code"
+            )
+
     def export(self) -> None:
-        """Put the chosen store into the environment, so that the user's application uses the same one."""
+        """Put the chosen store and tenant into the environment, so that the user's application uses the same."""
+        if self.tenant is not None:
+            os.environ["DULY_TENANT"] = self.tenant
         if self.schema is not None:
             os.environ["DULY_SCHEMA"] = self.schema
         if self.home is not None:
@@ -111,20 +135,38 @@ def invocation_of(context: typer.Context) -> Invocation:
 
 
 def with_operations(
-    context: typer.Context, work: Callable[[Backend], Awaitable[T]], *, application: Duly | None = None
+    context: typer.Context,
+    work: Callable[[Backend], Awaitable[T]],
+    *,
+    application: Duly | None = None,
+    is_empty: Callable[[T], bool] = lambda _: False,
 ) -> T:
-    """Run `work` through the API if its address is given, else on the store itself."""
+    """Run `work` through the API if its address is given, else on the store itself.
+
+    On the store itself, an answer that `is_empty`, or that something does not exist, comes with a hint if it is another
+    tenant that has jobs.
+    """
     invocation = invocation_of(context)
     if invocation.remote_url is not None:
         return with_remote(context, work)
-    return with_store(context, lambda operations: work(own_tenant(operations)), application=application)
+
+    async def with_hints(operations: StoreOperations) -> T:
+        tenant, neighbours = operations.settings.tenant, operations.neighbours
+        try:
+            answer = await work(own_tenant(operations))
+        except NotFound as error:
+            hint = await neighbours.of_missing(error, tenant)
+            raise NotFound(f"{error}; {hint}") if hint is not None else error from error.__cause__
+        if is_empty(answer) and (hint := await neighbours.of_empty(tenant)) is not None:
+            say(hint, err=True)
+        return answer
+
+    return with_store(context, with_hints, application=application)
 
 
 def own_tenant(operations: StoreOperations) -> Operations:
-    """The operations of a command that opens the store itself: always the default tenant's."""
-    from duly.model import DEFAULT_TENANT
-
-    return operations.for_tenant(DEFAULT_TENANT)
+    """The operations of a command that opens the store itself: those of the tenant of its settings."""
+    return operations.for_tenant(operations.settings.tenant)
 
 
 def with_remote(context: typer.Context, work: Callable[[Remote], Awaitable[T]]) -> T:

@@ -60,6 +60,7 @@ app = typer.Typer(
         "duly up --app myproject.jobs:app",
         "duly submit send_report --payload '{\"to\": \"ops\"}' --schedule 'every 15m'",
         "duly job list --status active",
+        "duly --tenant acme job list",
         "duly doctor",
         title="Try",
     )
@@ -98,6 +99,14 @@ def _global_options(
             metavar="URL",
         ),
     ] = None,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Tenant whose jobs the command is about (DULY_TENANT). Through an API the key decides, and "
+            "DULY_TENANT is ignored. Default: default.",
+            metavar="T",
+        ),
+    ] = None,
     log_level: Annotated[
         str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR (DULY_LOG_LEVEL).", metavar="LEVEL")
     ] = None,
@@ -105,7 +114,7 @@ def _global_options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    context.obj = Invocation(database_url, home, log_level, url, schema)
+    context.obj = Invocation(database_url, home, log_level, url, schema, tenant)
 
 
 # In the order in which the help shows them. Each is the module of its name in `commands/`.
@@ -157,7 +166,9 @@ def _explain_usage(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         return USAGE  # the help has been shown
     path = context.command_path if context is not None else "duly"
-    for option in ("--database-url", "--home", "--schema", "--log-level", "--url"):
+    for option in ("--database-url", "--home", "--schema", "--log-level", "--tenant", "--url"):
+        if option == "--tenant" and type(error).__name__ != "NoSuchOption":
+            continue  # the option of that name that some commands have
         if path != "duly" and option in message:
             if (path, option) == ("duly submit", "--url"):
                 return _fail(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 
@@ -41,8 +41,8 @@ class ShardStatus:
 class Counts:
     """Numbers of jobs and runs, for people: exact counts of millions of rows would be too slow for a status line.
 
-    `jobs_estimated`: there are so many jobs that their number is an estimate. `at_least`: names of the counters that
-    reached their upper bound; the real number may be larger.
+    `scope`: whose jobs and runs they count. `jobs_estimated`: there are so many jobs that their number is an estimate.
+    `at_least`: names of the counters that reached their upper bound; the real number may be larger.
     """
 
     jobs: int
@@ -55,6 +55,7 @@ class Counts:
     oldest_overdue_at: datetime | None
     jobs_estimated: bool = False
     at_least: tuple[str, ...] = ()
+    scope: Literal["store", "tenant"] = "store"
 
 
 @dataclass(frozen=True, slots=True)

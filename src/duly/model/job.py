@@ -168,7 +168,7 @@ def only_match(text: str, found: Iterable[Job]) -> Job:
     """The one job that a person means by an id, the beginning of an id, or a name; else an error."""
     matches = sorted(found, key=lambda job: job.job_id, reverse=True)
     if not matches:
-        raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list")
+        raise NotFound(f"there is no job with the id or name {text!r}; see: duly job list", kind="job", sought=text)
     if len(matches) > 1:
         shown = ", ".join(str(job.job_id) for job in matches)
         raise InvalidInput("job", f"{text!r} could be any of {shown}; give more of the id")

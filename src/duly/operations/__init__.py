@@ -10,7 +10,7 @@ returns takes one: no caller can forget it. Each file holds one part. Read in th
 3. `jobs` over `revising` (what a change makes of a job, without I/O); `declare` for jobs that code declares; `runs`;
    `dead_letters`.
 4. `explain` over `lifetime`, `verdicts` and `wording`; `forecast`; `previewing`, which needs no store.
-5. Store-wide: `cluster`, `keys`, `tenants`, `submitters`.
+5. Store-wide: `cluster`, `keys`, `tenants`, `submitters`; `neighbours`, hints for those who open the store themselves.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from duly.operations.explain import ExplainOperations
 from duly.operations.forecast import ForecastOperations
 from duly.operations.jobs import JobOperations
 from duly.operations.keys import CreatedKey, Key, KeyOperations, Principal
+from duly.operations.neighbours import NeighbourOperations
 from duly.operations.previewing import preview
 from duly.operations.runs import RunOperations
 from duly.operations.submits import BatchRefused, SubmitOperations
@@ -87,6 +88,7 @@ class StoreOperations:
         self.keys = KeyOperations(core)
         self.tenants = TenantOperations(core)
         self.submitters = SubmitterOperations(core)
+        self.neighbours = NeighbourOperations(core)
 
     @classmethod
     async def open(cls, pool: Pool, settings: Settings, *, local_handlers: Collection[str] = ()) -> Self:

@@ -135,7 +135,7 @@ def _parse(run_id: str) -> tuple[UUID, datetime]:
 
 
 def _missing(run_id: str) -> NotFound:
-    return NotFound(f"there is no dead letter {run_id[:100]!r}")
+    return NotFound(f"there is no dead letter {run_id[:100]!r}", kind="dead letter", sought=run_id)
 
 
 def _cursor(position: Position) -> str:

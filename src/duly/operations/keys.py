@@ -26,7 +26,6 @@ from typing import Literal
 from duly import checks
 from duly.config import Settings
 from duly.errors import DulyError, InvalidInput, NotFound
-from duly.model import DEFAULT_TENANT
 from duly.operations.core import Core
 from duly.operations.rights import NO_TENANT, ROLES, Rights, Role
 from duly.store import keys
@@ -100,6 +99,7 @@ class KeyOperations:
 
     def __init__(self, core: Core) -> None:
         self._pool = core.pool
+        self._tenant = core.settings.tenant
         self._ring = _Ring(core.pool, core.settings)
         self._keys_known = False
 
@@ -111,7 +111,7 @@ class KeyOperations:
         name: str | None = None,
         expires_in: timedelta | None = None,
     ) -> CreatedKey:
-        """Create a key, of the default tenant if none is given. A key of the role `monitor` belongs to no tenant."""
+        """Create a key, of the settings' tenant if none is given. A key of the role `monitor` belongs to no tenant."""
         if role not in ROLES:
             raise InvalidInput("role", f"must be one of {', '.join(ROLES)}, not {str(role)[:40]!r}")
         if role == "monitor":
@@ -119,7 +119,7 @@ class KeyOperations:
                 raise InvalidInput("tenant", "cannot be given for the role monitor, which is of no tenant")
             tenant = NO_TENANT
         else:
-            tenant = checks.check_text("tenant", DEFAULT_TENANT if tenant is None else tenant, longest=100)
+            tenant = checks.check_text("tenant", self._tenant if tenant is None else tenant, longest=100)
         if name is not None:
             checks.check_text("name", name, longest=200)
         if expires_in is not None and not timedelta() < expires_in <= _MAX_LIFE:

@@ -48,7 +48,7 @@ class RunOperations:
                 run = await history.get_run(self._pool, job_id=parsed[0], scheduled_at=parsed[1])
                 if run is not None:
                     return with_key(run, job)
-        raise NotFound(f"there is no run {run_id[:100]!r}")
+        raise NotFound(f"there is no run {run_id[:100]!r}", kind="run", sought=run_id)
 
     async def recent(self, *, limit: int = 50) -> list[Run]:
         """The runs of all jobs that ended last."""

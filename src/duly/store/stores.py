@@ -132,7 +132,7 @@ async def tenant_counts(store: Querier, *, tenant: str) -> Counts:
     more = [name for name in ("jobs", "running", "overdue") if found.pop(f"{name}_more")]
     more += ["queued", "retrying", "waiting"] if found.pop("live_more") else []
     more += ["dead_letters"] if found["dead_letters"] >= _MAX_TENANT_COUNTED else []
-    return Counts(**found, at_least=tuple(more))
+    return Counts(**found, at_least=tuple(more), scope="tenant")
 
 
 async def webhook_secret(store: Querier) -> bytes:

@@ -103,3 +103,26 @@ async def count_new(store: Querier, *, tenant: str, rows: Sequence[NewJob]) -> i
 async def take(store: Querier, *, tenant: str, job_ids: Sequence[UUID]) -> None:
     """Counts jobs that were just stored."""
     await store.fetch("tenants/take", tenant, list(job_ids))
+
+
+# Jobs that one statement of a hint reads at most.
+_MAX_JOBS_READ = 20_000
+
+
+async def with_jobs(store: Querier, *, without: str, limit: int) -> list[str]:
+    """Tenants that have jobs, other than one: at most `limit`, in the order of their names."""
+    return [row["tenant"] for row in await store.fetch("tenants/with_jobs", without, limit, _MAX_JOBS_READ)]
+
+
+async def with_job(
+    store: Querier, *, ids: tuple[UUID, UUID] | None, name: str, without: str, limit: int
+) -> list[tuple[str, bool]]:
+    """Tenants other than one that have a job with an id in this range (True), or with this name (False)."""
+    low, high = (None, None) if ids is None else ids
+    rows = await store.fetch("tenants/with_job", low, high, name, without, _MAX_JOBS_READ, limit)
+    return [(row["tenant"], row["by_id"]) for row in rows]
+
+
+async def with_dead_letter(store: Querier, *, job_id: UUID, scheduled_at: datetime, without: str) -> list[str]:
+    rows = await store.fetch("tenants/with_dead_letter", job_id, scheduled_at, without)
+    return [row["tenant"] for row in rows]

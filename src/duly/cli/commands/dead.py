@@ -74,7 +74,7 @@ def list_(
         found, more = await read_pages(limit, operations.dead_letters.page, wanted, payload=as_json)
         return found, more, operations.now()
 
-    found, more, now = with_operations(context, look)
+    found, more, now = with_operations(context, look, is_empty=lambda answer: not answer[0])
     if as_json:
         from duly.api.documents import dead_letter_document
 

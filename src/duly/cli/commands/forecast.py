@@ -33,7 +33,9 @@ def forecast(
     """Show how many fires are coming, by minute, queue and handler."""
     if by not in ("minute", "hour"):
         raise InvalidInput("by", f"must be minute or hour, not {by[:40]!r}")
-    found = with_operations(context, lambda operations: operations.forecast(minutes=minutes))
+    found = with_operations(
+        context, lambda operations: operations.forecast(minutes=minutes), is_empty=lambda answer: not answer.items
+    )
     items = [item for item in found.items if queue is None or item.queue == queue]
     if as_json:
         from duly.api.documents import forecast_document

@@ -76,7 +76,7 @@ def list_(
         )
         return found, more, operations.now()
 
-    found, more, now = with_operations(context, look)
+    found, more, now = with_operations(context, look, is_empty=lambda answer: not answer[0])
     if as_json:
         from duly.api.documents import job_document
 

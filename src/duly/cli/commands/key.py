@@ -11,7 +11,6 @@ from duly.cli.invocation import invocation_of, with_store
 from duly.cli.options import JsonLinesOption, JsonOption
 from duly.cli.output import away, coloured, examples, moment, one_line, print_json, print_json_lines, print_table, say
 from duly.errors import InvalidInput, InvalidSchedule, NotFound
-from duly.model import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from duly.operations import Key, StoreOperations
@@ -47,7 +46,11 @@ def create(
         ),
     ],
     tenant: Annotated[
-        str | None, typer.Option(help=f"Tenant whose jobs it gives access to. [default: {DEFAULT_TENANT}]", metavar="T")
+        str | None,
+        typer.Option(
+            help="Tenant whose jobs it gives access to. Default: that of duly --tenant (DULY_TENANT), else default.",
+            metavar="T",
+        ),
     ] = None,
     name: Annotated[str | None, typer.Option(help="Its purpose, shown by `duly key list`.")] = None,
     expires: Annotated[

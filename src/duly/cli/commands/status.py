@@ -93,6 +93,8 @@ def status(
     oldest = f", the oldest by {rough_span(found.lag_seconds)}" if counts.oldest_overdue_at else ""
     about = "about " if counts.jobs_estimated else ""
     say(f"jobs     {about}{shown('jobs')}, {shown('overdue')} overdue{oldest}")
+    whose = "of the whole store, all tenants" if counts.scope == "store" else "of the tenant of the API key"
+    say(f"counts   {whose}")
     if found.unrunnable:
         first, more = found.unrunnable[0], len(found.unrunnable) - 1
         others = f" ({more} more like this: duly doctor)" if more else ""

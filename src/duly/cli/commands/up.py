@@ -128,6 +128,7 @@ def _planned(
     name = DEMO_APP if demo else app
     # Here as well as in the worker: a mistake is reported at once, and the API knows the tasks.
     application = app_to_run(name, settings)
+    invocation.check_tenant(application)
     settings = with_flags(invocation.settings_with(application))
     return _Plan(
         settings=settings,

@@ -8,7 +8,6 @@ import typer
 
 from duly.cli.invocation import invocation_of
 from duly.cli.output import say
-from duly.model import DEFAULT_TENANT
 
 if TYPE_CHECKING:
     from duly.config import Settings
@@ -20,7 +19,13 @@ def register(app: typer.Typer) -> None:
 
 def webhook_secret(
     context: typer.Context,
-    tenant: Annotated[str, typer.Option(help="Tenant whose calls are signed with it.", metavar="T")] = DEFAULT_TENANT,
+    tenant: Annotated[
+        str | None,
+        typer.Option(
+            help="Tenant whose calls are signed with it. Default: that of duly --tenant (DULY_TENANT), else default.",
+            metavar="T",
+        ),
+    ] = None,
 ) -> None:
     """Show the secret that signs a tenant's calls of HTTP endpoints.
 
@@ -33,6 +38,7 @@ def webhook_secret(
     from duly.worker.targets.signing import show_secret, tenant_secret
 
     settings = invocation_of(context).settings()
+    tenant = settings.tenant if tenant is None else tenant
     checks.check_text("tenant", tenant, longest=100)
     for secret in run(lambda: _secrets(settings)):
         say(show_secret(tenant_secret(secret, tenant)))

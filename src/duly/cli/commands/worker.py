@@ -40,7 +40,8 @@ TenantOption = Annotated[
     list[str] | None,
     typer.Option(
         "--tenant",
-        help="Tenant to serve; repeat for several. The worker then takes no other tenant's runs, in any queue. "
+        help="Tenant to serve; repeat for several. The worker then takes no other tenant's runs, in any queue. It does "
+        "not say whose jobs the application declares: that is `duly --tenant T worker …`. "
         "Fastest with a queue that only they use (duly tenant set T --queues Q): it holds no runs to skip. "
         "Default: all tenants (DULY_WORKER_TENANTS, separated by commas).",
         metavar="T",
@@ -54,6 +55,7 @@ _EXAMPLES = examples(
     "duly worker --app myproject.jobs:app",
     "duly worker --app myproject.jobs:app --queue reports=3 --queue default --concurrency 20",
     "duly worker --app myproject.jobs:app --tenant acme --queue acme",
+    "duly --tenant acme worker --app acme.jobs:app",
     "duly worker --app myproject.jobs:app --processes 4 --allow-commands --command-user batch",
     "duly worker --allow-commands",
 )
@@ -99,9 +101,10 @@ def worker(
     invocation.export()
     settings = invocation.settings()
     application = app_to_run(app, settings)
+    invocation.check_tenant(application)
     if supervised is not None:
-        # The supervisor has chosen the store; all other settings are the application's.
-        chosen = ("database_url", "home", "schema", "log_level")
+        # The supervisor has chosen the store and the tenant; all other settings are the application's.
+        chosen = ("database_url", "home", "schema", "tenant", "log_level")
         found = {name: getattr(settings, name) for name in chosen}
         settings = application.settings.model_copy(update=found)
     else:
@@ -260,6 +263,12 @@ async def _work(
             operations = own_tenant(await StoreOperations.open(store.pool, settings, local_handlers=application.tasks))
             by, declaring = application.declarer(settings), operations.declarations
             requests = list(application.declared.values())
+            if requests and tenants and declaring.tenant not in tenants:
+                log.warning(
+                    "this worker declares jobs of tenant %r and takes only the runs of %s: other workers have to run "
+                    "them, or declare them for that tenant: duly --tenant T worker …",
+                    declaring.tenant, ", ".join(map(repr, tenants)),
+                )  # fmt: skip
             for declared in await declaring.declare_all(requests, by, application.renamed_from):
                 if declared.message is not None:
                     log.warning("%s", declared.message)
