@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -96,15 +97,9 @@ def test_through_an_api_the_key_decides(duly: Run, start: Start, monkeypatch: py
     monkeypatch.setenv("DULY_API_KEY", key)
     silent = duly("job", "list")
     assert silent.err == "no jobs\n", "nothing about other tenants"
-    job_id = duly("--database-url", settings_url(monkeypatch), "--tenant", "acme", "job", "list", "--json").lines[0]
-    unknown = duly("job", "show", job_id["job_id"])
+    own_way = ("--database-url", os.environ["DULY_DATABASE_URL"], "--tenant", "acme")
+    unknown = duly("job", "show", duly(*own_way, "job", "list", "--json").lines[0]["job_id"])
     assert (unknown.code, "acme" in unknown.err) == (4, False)
-
-
-def settings_url(monkeypatch: pytest.MonkeyPatch) -> str:
-    import os
-
-    return os.environ["DULY_DATABASE_URL"]
 
 
 def test_a_list_of_nothing_says_who_has_jobs(duly: Run) -> None:
@@ -137,7 +132,8 @@ def test_what_another_tenant_has_is_named_with_the_command(duly: Run, start: Sta
     assert duly("job", "show", "fail").err.endswith(hint.format("one with this name"))
     for command in (("run", "show", run), ("run", "cancel", run)):
         assert duly(*command).err.endswith(hint.format("the job of this run"))
-    for command in (("dead", "show", run), ("dead", "redrive", run), ("dead", "purge", run, "--yes")):
+    for action in ("show", "redrive", "purge"):
+        command = ("dead", action, run)
         assert duly(*command).err.endswith(hint.format("it")), command
     assert "tenant" not in duly("job", "show", "no-such-job").err
 
