@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast check format columns docs bench bench-peers bench-before torture mutants clean
+.PHONY: help demo test test-fast check format columns catalogue docs bench bench-peers bench-before torture mutants clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -39,6 +39,9 @@ docs: $(VENV)/.ready ## write docs/settings.md from the code
 
 columns: $(VENV)/.ready ## write the lists of a job's columns into the SQL statements
 	@$(BIN)/python scripts/columns
+
+catalogue: $(VENV)/.ready ## write what the steps of the store make into src/duly/store/catalogue.json
+	@PYTHONPATH=tests $(BIN)/python scripts/catalogue
 
 bench: $(VENV)/.ready ## measure, beside a raw-SQL loop of the same statements
 	$(BIN)/duly bench

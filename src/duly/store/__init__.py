@@ -10,4 +10,6 @@
    `tenants`, `keys`, `submitters`, `stores`.
 5. `foreign.py`: the same statements on a caller's own connection.
 6. `opening.py`, `migrate.py`, `embedded.py`, `notifier.py`, `session.py`: from settings to a store that answers.
+7. `steps.py`, `script.py`, `catalogue.py`: the store's versions, the same as SQL text, and how a store differs from
+   what they have made.
 """

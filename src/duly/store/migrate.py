@@ -40,6 +40,7 @@ from duly.store.steps import (
     Step,
     check,
     check_min_version,
+    row_of,
     this_release,
 )
 from duly.store.translation import in_schema, lock_key
@@ -56,6 +57,8 @@ LOCK_WAIT = "1s"
 PAUSE_SECONDS = 2.0
 # Seconds without getting the lock after which the migration fails and names the sessions that hold it.
 PATIENCE_SECONDS = 600.0
+# Time between two messages about a step that takes long.
+PROGRESS_SECONDS = 10.0
 # Time for the server to confirm that it cancelled the statement under way.
 _CLOSE_SECONDS = 5.0
 
@@ -79,9 +82,11 @@ async def plan(
 ) -> list[Planned]:
     """What `migrate` would apply, in order. The last ones may have to wait until older nodes have ended."""
     release = release or this_release()
+    release.check_number(target, "target")
+    await _check_server(pool)
     now = await recorded(pool)
     check_min_version(now.min_version, release)
-    chosen = [Planned(one) for one in _chosen(now, release, phase, target)]
+    chosen = [Planned(one) for one in chosen_of(now, release, phase, target)]
     if BASELINE not in now.steps:
         return chosen
     return [
@@ -92,7 +97,9 @@ async def plan(
     ]
 
 
-def _chosen(now: Recorded, release: Release, phase: Phase | None, target: int | None) -> list[Step | Routines]:
+def chosen_of(
+    now: Recorded, release: Release, phase: Phase | None = None, target: int | None = None
+) -> list[Step | Routines]:
     """What is to be applied, in order: additive steps, the routines that use them, destructive steps."""
     pending = [step for step in now.pending(release) if target is None or step.number <= target]
     chosen: list[Step | Routines] = []
@@ -116,20 +123,22 @@ async def migrate(
     phase: Phase | None = None,
     target: int | None = None,
     create_schema: bool = True,
+    patience: float | None = None,
 ) -> list[Step | Routines]:
     """Brings the store up to this Duly's version. Safe to call from many processes at once, and while others work.
 
     `tell` gets messages about slow steps and about those that wait for older nodes. Partitions that cannot be made now
-    are left to the schedulers.
+    are left to the schedulers. `patience`: seconds in which each step is tried again while a lock is in its way.
     """
     release = release or this_release()
+    release.check_number(target, "target")
     await _check_server(pool)
     applied: list[Step | Routines] = []
     now = await recorded(pool)
     check_min_version(now.min_version, release)
-    chosen = _chosen(now, release, phase, target)
+    chosen = chosen_of(now, release, phase, target)
     if chosen or not await _is_made(pool):
-        runner = _Runner(pool, release, shards, tell, create_schema=create_schema)
+        runner = _Runner(pool, release, shards, tell, create_schema=create_schema, patience=patience)
         applied = await runner.apply(chosen)
     await pool.read_steps()
     if BASELINE not in (await recorded(pool)).steps:
@@ -173,7 +182,17 @@ class _Waits(Exception):
 class _Runner:
     """Applies steps over a connection of its own."""
 
-    def __init__(self, pool: Pool, release: Release, shards: int, tell: Tell, *, create_schema: bool) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        release: Release,
+        shards: int,
+        tell: Tell,
+        *,
+        create_schema: bool,
+        patience: float | None = None,
+    ) -> None:
+        self._patience = PATIENCE_SECONDS if patience is None else patience
         self._pool = pool
         self._release = release
         self._shards = shards
@@ -186,13 +205,36 @@ class _Runner:
             async with _connection(self._pool) as connection:
                 for one in chosen or [self._release.steps[0]]:
                     try:
-                        if await self._patiently(connection, one):
-                            applied.append(one)
+                        async with self._progress(connection, one):
+                            if await self._patiently(connection, one):
+                                applied.append(one)
                     except _Waits as waits:
                         # Steps after it may rely on it.
                         self._tell(f"{one.label} waits until these older nodes have ended: {waits}")
                         break
         return applied
+
+    @asynccontextmanager
+    async def _progress(self, connection: Connection, one: Step | Routines) -> AsyncIterator[None]:
+        """Tells now and then that a step is under way."""
+        began, session = time.monotonic(), connection.pid
+
+        async def tell() -> None:
+            while True:
+                await asyncio.sleep(PROGRESS_SECONDS)
+                try:
+                    rows = await self._pool.fetch("stores/index_progress", session)
+                except DulyError:
+                    rows = []  # the step itself says what is wrong
+                doing = "".join(f", index {row['name']}: {row['phase']}, {row['percent']} %" for row in rows)
+                self._tell(f"{one.label} has been under way for {time.monotonic() - began:.0f} s{doing}")
+
+        telling = asyncio.create_task(tell(), name="duly-progress")
+        try:
+            yield
+        finally:
+            telling.cancel()
+            await asyncio.wait([telling])
 
     async def _patiently(self, connection: Connection, one: Step | Routines) -> bool:
         """Applies one step, retrying while a lock is in the way. False: it was applied already."""
@@ -205,7 +247,7 @@ class _Runner:
                     return await self._in_transaction(connection, one)
             except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
                 holders = await _holders(self._pool)
-                if time.monotonic() - began > PATIENCE_SECONDS:
+                if time.monotonic() - began > self._patience:
                     raise StoreUnavailable(
                         f"{one.label} could not be applied: {holders}; "
                         "end those sessions or wait for them, then run: duly migrate"
@@ -273,8 +315,7 @@ class _Runner:
             raise _Waits(nodes)
 
     async def _record(self, connection: Connection, step: Step) -> None:
-        number = BASELINE if step.number == BASELINE else -step.number
-        await connection.execute(*_record(number, step.name, step.checksum))
+        await connection.execute(*_record(row_of(step.number), step.name, step.checksum))
         least = step.min_version
         if least is None:
             return
@@ -296,12 +337,12 @@ class _Runner:
             # statement without arguments closes it.
             await guard.execute("select 1")
             for one in statements_of(step.sql):
-                if (made := _INDEX.match(one)) is not None:
-                    valid = await connection.fetchval(_VALID, made["name"])
+                if (name := index_of(one)) is not None:
+                    valid = await connection.fetchval(_VALID, name)
                     if valid:
                         continue
                     if valid is not None:
-                        await connection.execute(f"drop index concurrently if exists duly.{made['name']}")
+                        await connection.execute(f"drop index concurrently if exists duly.{name}")
                 await connection.execute(one)
             await self._record(guard, step)
         return True
@@ -311,6 +352,12 @@ _INDEX = re.compile(r"create (?:unique )?index concurrently (?:if not exists )?(
 _VALID = """\
 select i.indisvalid from pg_catalog.pg_index i join pg_catalog.pg_class c on c.oid = i.indexrelid
 where c.relname = $1 and c.relnamespace = 'duly'::pg_catalog.regnamespace"""
+
+
+def index_of(sql: str) -> str | None:
+    """The name of the index that a statement builds beside all writers."""
+    made = _INDEX.match(sql)
+    return None if made is None else made["name"]
 
 
 def statements_of(sql: str) -> list[str]:
@@ -336,6 +383,7 @@ class Connection:
         self._connection = connection
         self.schema = schema
         self.transaction = connection.transaction
+        self.pid = connection.get_server_pid()
 
     async def execute(self, sql: str, *args: Any) -> None:
         await self._connection.execute(in_schema(sql, self.schema), *args)

@@ -36,7 +36,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, Literal
 
-from duly.errors import StoreMismatch
+from duly.errors import InvalidInput, StoreMismatch
 from duly.version import VERSION, parsed
 
 Phase = Literal["before", "after"]
@@ -171,6 +171,14 @@ class Release:
     required: int
     """The newest step of the version before: a store without it is too old."""
 
+    def check_number(self, number: int | None, field: str) -> None:
+        """Refuses the number of a step that does not exist."""
+        if number is not None and number not in {step.number for step in self.steps}:
+            newest = self.steps[-1]
+            raise InvalidInput(
+                field, f"there is no step {number}; the newest of this Duly is {newest.number} ({newest.label})"
+            )
+
 
 @cache
 def this_release() -> Release:
@@ -217,6 +225,12 @@ class Recorded:
     def of(cls, rows: Iterable[Any]) -> Recorded:
         return cls({row["version"]: Record(row["name"], row["checksum"], row["applied_at"]) for row in rows})
 
+    @classmethod
+    def up_to(cls, number: int, release: Release) -> Recorded:
+        """A store that has all steps up to this one, and no routines yet."""
+        steps = [step for step in release.steps if step.number <= number]
+        return cls({row_of(step.number): Record(step.name, step.checksum) for step in steps})
+
     @property
     def steps(self) -> frozenset[int]:
         return steps_of(self.rows)
@@ -227,7 +241,7 @@ class Recorded:
         return None if row is None else row.name
 
     def of_step(self, number: int) -> Record | None:
-        return self.rows.get(BASELINE if number == BASELINE else -number)
+        return self.rows.get(row_of(number))
 
     def pending(self, release: Release) -> list[Step]:
         """The steps that the store lacks."""
@@ -240,6 +254,11 @@ class Recorded:
             return True
         theirs, ours = parsed(row.name), parsed(routines.version)
         return theirs < ours or (theirs == ours and row.checksum != routines.checksum)
+
+
+def row_of(step: int) -> int:
+    """The number of a step's row in `duly.migrations`."""
+    return BASELINE if step == BASELINE else -step
 
 
 def steps_of(numbers: Iterable[int]) -> frozenset[int]:

@@ -39,6 +39,14 @@ def in_schema(sql: str, schema: str) -> str:
     return sql if schema == DEFAULT_SCHEMA else _translated(sql, schema)
 
 
+def from_schema(sql: str, schema: str) -> str:
+    """A text that was translated, as it was, but for names before a dot: `jobs.x` may be a column of the table jobs."""
+    if schema == DEFAULT_SCHEMA:
+        return sql
+    back = re.compile(_NAME.pattern.replace(DEFAULT_SCHEMA, schema))
+    return re.sub(rf"\b{lock_key(schema)}\b", str(_DEFAULT_KEY), back.sub(DEFAULT_SCHEMA, sql))
+
+
 @lru_cache(maxsize=4096)
 def _translated(sql: str, schema: str) -> str:
     return _KEY.sub(str(lock_key(schema)), _NAME.sub(schema, sql))

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from duly.config import Settings
     from duly.model import ClusterStatus
     from duly.operations import Operations
+    from duly.store.catalogue import Difference
     from duly.store.migrate import Planned
     from duly.store.pool import Pool
     from duly.store.stores import Facts, OldTransaction
@@ -135,7 +136,7 @@ def _check_zones() -> Check:
 async def _check_store(settings: Settings) -> list[Check]:
     from duly.addresses import shown_postgres
     from duly.operations import StoreOperations
-    from duly.store import migrate, stores
+    from duly.store import catalogue, migrate, stores
     from duly.store.opening import open_store
 
     checks: list[Check] = []
@@ -150,7 +151,7 @@ async def _check_store(settings: Settings) -> list[Check]:
             facts = await stores.facts(store.pool)
             pending = await migrate.plan(store.pool)
             checks.append(Check("server", "ok", f"PostgreSQL {facts.server_version}"))
-            checks.append(_check_schema(pending))
+            checks.append(_check_schema(pending, await catalogue.drift(store.pool)))
             checks.append(_check_clock(store.pool, facts))
             checks.append(_check_partitions(facts, store.pool.clock.now()))
             checks.append(_check_vacuum(await stores.oldest_transaction(store.pool)))
@@ -170,7 +171,11 @@ async def _check_store(settings: Settings) -> list[Check]:
     return checks
 
 
-def _check_schema(pending: list[Planned]) -> Check:
+def _check_schema(pending: list[Planned], differences: list[Difference]) -> Check:
+    if differences:
+        others = len(differences) - 1
+        more = f" (and {others} more difference{'s'[: others > 1]}: duly migrate --check)" if others else ""
+        return Check("schema", "warn", f"{differences[0]}{more}")
     if not pending:
         return Check("schema", "ok", "up to date with this Duly")
     if waiting := [one for one in pending if one.waits_for]:
