@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -31,7 +33,7 @@ def bench(bench: Workbench) -> Workbench:
 
 
 @asynccontextmanager
-async def newer_worker(bench: Workbench) -> AsyncIterator[Worker]:
+async def newer_worker(bench: Workbench, **options: Any) -> AsyncIterator[Worker]:
     app = Duly(settings=bench.settings)
 
     @app.task()
@@ -40,7 +42,7 @@ async def newer_worker(bench: Workbench) -> AsyncIterator[Worker]:
     @app.task()
     async def known(ctx: Context) -> None: ...
 
-    async with running_worker(bench.pool, app.tasks, bench.settings) as worker:
+    async with running_worker(bench.pool, app.tasks, bench.settings, **options) as worker:
         yield worker
     await app.close()
 
@@ -63,7 +65,7 @@ async def test_old_and_new_workers_side_by_side_lose_nothing(
     looks = 0
     look = cluster.offer_of
 
-    async def counted(*args: object, **named: str) -> cluster.Offer:
+    async def counted(*args: object, **named: Any) -> cluster.Offer:
         nonlocal looks
         looks += 1
         return await look(*args, **named)  # type: ignore[arg-type]
@@ -150,7 +152,7 @@ async def test_a_task_that_nobody_has_waits_uncounted_and_is_buried_when_nobody_
 async def test_the_store_that_cannot_say_who_has_a_task_costs_no_attempt(
     bench: Workbench, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def unavailable(*args: object, **named: str) -> cluster.Offer:
+    async def unavailable(*args: object, **named: Any) -> cluster.Offer:
         raise StoreUnavailable("gone for a moment")
 
     monkeypatch.setattr(cluster, "offer_of", unavailable)
@@ -162,3 +164,78 @@ async def test_the_store_that_cannot_say_who_has_a_task_costs_no_attempt(
 
         await eventually(back)
     assert await count(pool, "attempts") == 0
+
+
+async def test_runs_for_a_queue_that_only_workers_without_the_task_serve_wait_and_hold_up_no_other(
+    bench: Workbench, pool: Pool
+) -> None:
+    """The live worker with the task serves another queue, so it will not take them: they are no dead letters either."""
+    bench.settings = bench.settings.model_copy(update={"missing_task_seconds": 0})
+    # More than a claim that leaves tasks to others looks at.
+    await submit_fresh(bench, 1_200)
+    mine = await bench.submit("known")
+    async with newer_worker(bench, queues=["reports"]), bench.working():
+        assert (await bench.end_of(mine, seconds=15)).status == "succeeded"
+
+        async def all_back() -> bool:
+            return await count(pool, "runs", "attempt = 0") == 1_200
+
+        await eventually(all_back)
+    assert await count(pool, "dead_letters") == 0
+    assert await count(pool, "attempts") == 0
+
+
+async def test_a_run_that_nobody_can_run_is_claimed_at_most_once_a_second_and_ever_less_often(
+    bench: Workbench, pool: Pool
+) -> None:
+    await submit_fresh(bench, 1)
+    started = pool.clock.now()
+    async with bench.working():
+
+        async def claimed_thrice() -> bool:
+            return bench.ended.qsize() >= 3
+
+        await eventually(claimed_thrice)
+        # Sent back at 0, 1 and 2 seconds.
+        assert pool.clock.now() - started >= timedelta(seconds=1.9)
+
+        async def back() -> bool:
+            return await count(pool, "runs") == 1
+
+        await eventually(back)
+        await pool.query(
+            "update duly.runs set scheduled_at = scheduled_at - interval '200 seconds', run_at = duly.now()"
+        )
+        await eventually(lambda: bench.ended.qsize() >= 4)
+
+        async def waits() -> bool:
+            return await count(pool, "runs", "run_at > duly.now() + interval '45 seconds' and attempt = 0") == 1
+
+        await eventually(waits)
+    assert {type(outcome).__name__ for _, outcome in [bench.ended.get_nowait() for _ in range(4)]} == {"Requeued"}
+
+
+@pytest.mark.parametrize(
+    "handler", [{"type": "command", "argv": ["true"]}, {"type": "http", "url": "https://example.org/"}]
+)
+async def test_targets_that_no_worker_calls_are_never_buried(
+    bench: Workbench, pool: Pool, handler: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker without the extra for HTTP, or without permission for commands, however old the run."""
+
+    async def none(*_: object, **__: object) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr("duly.node.make_targets", none)
+    bench.settings = bench.settings.model_copy(update={"missing_task_seconds": 0})
+    job_id = await bench.submit(handler, max_retries=0)
+    await pool.query("update duly.runs set scheduled_at = scheduled_at - interval '1 day'")
+    async with bench.working():
+
+        async def waits() -> bool:
+            return await count(pool, "runs", "run_at > duly.now() + interval '50 seconds' and attempt = 0") == 1
+
+        await eventually(waits)
+    assert await count(pool, "dead_letters") == 0
+    (stuck,) = (await bench.operations.cluster.status()).unrunnable
+    assert (str(stuck.job_id), stuck.kind, stuck.runs) == (job_id, handler["type"], 1)

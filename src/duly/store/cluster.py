@@ -155,18 +155,18 @@ async def known_handlers(store: Querier) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Whether a live worker offers a task, and how long ago the last one that offered it was alive; None: none is
-    known.
+    """Whether a live worker offers a task for one of the asker's queues, and how long ago the last one that offered it
+    was alive; None: none is known.
 
-    `for_some`: a live worker offers it that takes the runs of some tenants only, which may not include this one.
+    `for_others`: a live worker offers it, but serves other queues only, or some tenants only.
     """
 
     live: bool
-    for_some: bool
+    for_others: bool
     seconds_ago: float | None
 
 
-async def offer_of(store: Querier, *, task: str) -> Offer:
-    row = await store.row("cluster/offer_of", task)
+async def offer_of(store: Querier, *, task: str, queues: Sequence[str]) -> Offer:
+    row = await store.row("cluster/offer_of", task, queues)
     assert row is not None
     return Offer(**row)

@@ -1,15 +1,16 @@
 """Decides about runs of tasks that this worker does not have.
 
 During a deploy, old workers claim runs of tasks that only new ones have, and several apps may share a queue. Such a run
-goes back to the queue, and no attempt counts. If a live worker has the task, this worker leaves its runs alone for a
-while; if no worker has had it for long, its runs end in the dead letters. The store is asked once per task every few
-seconds, not for each run.
+goes back to the queue, and no attempt counts. If a live worker has the task for this queue, this worker leaves its runs
+alone for a while; if no worker has had it for long, its runs end in the dead letters. The store is asked once per task
+every few seconds, not for each run.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from duly.errors import StoreUnavailable, Unable
@@ -42,9 +43,11 @@ class _Lacking:
 class Offers:
     """The tasks that this worker lacks, and the store's last answer about each."""
 
-    def __init__(self, pool: Pool, *, missing_seconds: float) -> None:
-        """`missing_seconds`: a run is buried if no live worker has had its task for this long."""
+    def __init__(self, pool: Pool, *, queues: Iterable[str], missing_seconds: float) -> None:
+        """`queues`: those that this worker serves. `missing_seconds`: a run is buried if no live worker has had its
+        task for this long."""
         self._pool = pool
+        self._queues = sorted(queues)
         self._missing = missing_seconds
         self._lacking: dict[str, _Lacking] = {}
 
@@ -67,8 +70,11 @@ class Offers:
             ) from error
         if offer.live:
             raise Elsewhere(f"this worker has no task {name!r}, but another worker has it")
-        if offer.for_some:
-            raise Unable(f"this worker has no task {name!r}; another worker has it, but takes some tenants' runs only")
+        if offer.for_others:
+            # Not left alone: the runs would stay at the head of their queue, before those that this worker can run.
+            raise Unable(
+                f"this worker has no task {name!r}; another worker has it, but serves other queues or some tenants only"
+            )
         # Counted from the run's due time at the earliest: a job may be submitted before the first worker that has its
         # task starts.
         since_us = max(lacking.noticed_us, to_micros(run.scheduled_at))
@@ -94,7 +100,7 @@ class Offers:
     async def _ask(self, name: str, lacking: _Lacking) -> cluster.Offer:
         loop = asyncio.get_running_loop()
         try:
-            offer = lacking.offer = await cluster.offer_of(self._pool, task=name)
+            offer = lacking.offer = await cluster.offer_of(self._pool, task=name, queues=self._queues)
         finally:
             lacking.asking = None
         now = loop.time()
@@ -104,6 +110,12 @@ class Offers:
             lacking.logged_at = now
             if offer.live:
                 log.info("this worker has no task %r and leaves its runs to workers that have it", name)
+            elif offer.for_others:
+                log.warning(
+                    "no live worker has a task %r for the queues that this worker serves: its runs wait; duly doctor "
+                    "names them",
+                    name,
+                )
             else:
                 log.warning(
                     "no live worker has a task %r: its runs wait, and go to the dead letters when none has had it for "

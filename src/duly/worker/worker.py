@@ -99,7 +99,7 @@ class Worker:
             schema=pool.schema,
         )
         self._progress = ProgressWriter(pool)
-        self._offers = Offers(pool, missing_seconds=settings.missing_task_seconds)
+        self._offers = Offers(pool, queues=self._queues, missing_seconds=settings.missing_task_seconds)
         self._thread_tasks = sorted(
             name for name, task in tasks.items() if not task.is_async and task.isolation == "thread"
         )
