@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from mutants import cluster, deploys, door, edges, firing, jobs, requests, rights, text, timing, upkeep, working
+from mutants import (
+    cluster,
+    deploys,
+    door,
+    edges,
+    firing,
+    jobs,
+    requests,
+    rights,
+    runnable,
+    text,
+    timing,
+    upkeep,
+    working,
+)
 from mutants.mutant import Mutant
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -10,6 +24,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *firing.MUTANTS,
     *jobs.MUTANTS,
     *deploys.MUTANTS,
+    *runnable.MUTANTS,
     *upkeep.MUTANTS,
     *cluster.MUTANTS,
     *edges.MUTANTS,

@@ -119,8 +119,10 @@ MUTANTS = (
         "worker-serves-everybody",
         "a worker for one tenant starts another tenant's run",
         "store/sql/runs/claim_served.sql",
-        " and j.tenant = any ($8::text[])\n                from duly.jobs j",
-        "\n                from duly.jobs j",
+        "            and (\n                select (j.target is not null or j.handler <> all ($7::text[]))\n"
+        "                    and ($8::text[] is null or j.tenant",
+        "            and (\n                select (j.target is not null or j.handler <> all ($7::text[]))\n"
+        "                    and ($8::text[] is not null or j.tenant",
         ("worker/test_served_tenants.py::test_a_run_that_was_rescued_is_still_for_its_own_tenants_workers",),
     ),
     Mutant(

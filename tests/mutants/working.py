@@ -139,9 +139,9 @@ MUTANTS = (
     Mutant(
         "claim-what-it-has-no-task-for",
         "a worker takes runs that only others can run, again and again",
-        "store/sql/runs/claim_some.sql",
-        "j.handler <> all ($7::text[])",
-        "(true or j.handler <> all ($7::text[]))",
+        "store/sql/runs/claim_served.sql",
+        "            and (\n                select (j.target is not null or j.handler <> all ($7::text[]))",
+        "            and (\n                select (true or j.handler <> all ($7::text[]))",
         ("store/test_claims.py::test_tasks_that_are_left_to_other_workers_are_not_taken",),
     ),
     Mutant(

@@ -586,7 +586,8 @@ async def test_tasks_that_are_left_to_other_workers_are_not_taken(pool: Pool) ->
     async def claim(without: list[str] | None) -> list[str]:
         lanes = (["default"], [5])
         taken = await runs.claim(
-            pool, worker_id=uuid4(), lease_seconds=60, limit=10, lanes=lanes, without=without
+            pool, worker_id=uuid4(), lease_seconds=60, limit=10, lanes=lanes,
+            **({} if without is None else {"without": without, "served": runs.Served(None, 100)}),
         )  # fmt: skip
         return [run.handler for run in taken.runs]
 

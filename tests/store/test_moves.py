@@ -25,7 +25,7 @@ from duly.store import jobs as jobs_store
 from duly.store.dead_letters import Batch
 from duly.store.jobs import NewJob
 from duly.store.pool import Pool
-from duly.store.runs import ServedTenants
+from duly.store.runs import Served
 from harness.injecting import Injector, injected
 from harness.scheduler import HOUR, MINUTE, SECOND, START, FrozenScheduler
 from harness.store import due_job, put_now, succeeded, take
@@ -139,7 +139,7 @@ class Life:
         await put_now(self.pool, 3, queue="kinds")
         lanes = (["kinds"], [5])
         worker_id = uuid4()
-        for kind in ({}, {"without": ["another"]}, {"served": ServedTenants(["default"], 100)}):
+        for kind in ({}, {"without": ["another"], "served": Served(None, 100)}, {"served": Served(["default"], 100)}):
             claim = await runs.claim(self.pool, worker_id=worker_id, lease_seconds=60, limit=1, lanes=lanes, **kind)
             assert claim.claim_id is not None
             await runs.heartbeat(self.pool, worker_id=worker_id, lease_seconds=60, claims=[claim.claim_id])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -139,35 +138,29 @@ LANES = (["default"] * 10, list(range(9, -1, -1)), [None] * 10)
 
 
 @pytest.mark.parametrize("limit", [1, 1000])
-@pytest.mark.parametrize(("name", "without"), [("runs/claim", ()), ("runs/claim_some", (["elsewhere"],))])
-async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(
-    full_pool: Pool, name: str, without: tuple[list[str], ...], limit: int
-) -> None:
-    for plan in await plans_of(full_pool, name, uuid4(), 15.0, limit, *LANES, *without):
+async def test_claim_walks_the_lanes_and_never_reads_or_sorts_the_queue(full_pool: Pool, limit: int) -> None:
+    for plan in await plans_of(full_pool, "runs/claim", uuid4(), 15.0, limit, *LANES):
         assert_index_only_access(plan)
         kinds = [node["Node Type"] for node in nodes_of(plan)]
         assert "Tid Scan" in kinds
         assert not any("Sort" in kind or "Hash" in kind for kind in kinds)
         lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
-        # The third scan is for a worker that leaves some tasks to others: it finds how far that worker looks.
-        assert len(lanes) == 2 + len(without)
+        assert len(lanes) == 2
         for lane in lanes:
             assert "run_at" in lane["Index Cond"]
             assert "queue" in lane["Index Cond"]
             assert "priority" in lane["Index Cond"]
 
 
-async def test_a_claim_for_some_tenants_walks_the_lanes_and_never_reads_the_queue(full_pool: Pool) -> None:
-    for plan in await plans_of(full_pool, "runs/claim_served", uuid4(), 15.0, 100, *LANES, [], ["acme"], 1000):
+@pytest.mark.parametrize(("without", "tenants"), [([], ["acme"]), (["elsewhere"], None)])
+async def test_a_claim_for_some_runs_walks_the_lanes_and_never_reads_the_queue(
+    full_pool: Pool, without: list[str], tenants: list[str] | None
+) -> None:
+    for plan in await plans_of(full_pool, "runs/claim_served", uuid4(), 15.0, 100, *LANES, without, tenants, 1000):
         assert_index_only_access(plan)
         lanes = [node for node in nodes_of(plan) if node.get("Index Name") == "runs_lane"]
         assert len(lanes) == 3  # how far it looks, what it takes, what comes next
         assert all("run_at" in lane["Index Cond"] and "priority" in lane["Index Cond"] for lane in lanes)
-
-
-def test_both_claims_are_the_same_statement_but_for_the_tasks_that_one_leaves_to_others() -> None:
-    claim, some = (re.sub(r"(?m)^--.*\n", "", statement(name)) for name in ("runs/claim", "runs/claim_some"))
-    assert re.sub(r"(?s) *-- Only here:.*-- Until here\.\n", "", some) == claim
 
 
 async def test_the_lanes_that_hold_anything_are_found_by_one_descent_each(full_pool: Pool) -> None:

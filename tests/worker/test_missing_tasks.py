@@ -239,3 +239,16 @@ async def test_targets_that_no_worker_calls_are_never_buried(
     assert await count(pool, "dead_letters") == 0
     (stuck,) = (await bench.operations.cluster.status()).unrunnable
     assert (str(stuck.job_id), stuck.kind, stuck.runs) == (job_id, handler["type"], 1)
+
+
+async def test_a_long_backlog_of_another_application_holds_up_no_run_of_ours(bench: Workbench, pool: Pool) -> None:
+    """Two applications share a queue; the other one is slow, and all its runs lie before ours."""
+    await submit_fresh(bench, 3_000)
+    async with newer_worker(bench) as newer:
+        await newer.claimer.stop()
+        async with bench.working() as older:
+            await eventually(lambda: older._offers.elsewhere() == ["fresh"])
+            for _ in range(3):
+                mine = await bench.submit("known")
+                assert (await bench.end_of(mine, seconds=10)).status == "succeeded"
+        assert await count(pool, "runs", "attempt = 0") == 3_000

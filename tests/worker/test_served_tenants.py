@@ -16,7 +16,7 @@ from duly.model import Claim, JobRequest, Policy
 from duly.operations import StoreOperations
 from duly.store import maintenance, runs
 from duly.store.pool import Pool
-from duly.store.runs import ServedTenants
+from duly.store.runs import Served
 from duly.worker import floors
 from duly.worker.claimer import Claimer
 from duly.worker.floors import MAX_STRETCH, MIN_STRETCH, SLACK, Walk
@@ -59,7 +59,7 @@ async def claim(pool: Pool, *tenants: str, floors: Any = None, stretch: int = 10
         limit=limit,
         lanes=LANES,
         floors=floors,
-        served=ServedTenants(tenants, stretch),
+        served=Served(tenants, stretch),
     )
 
 

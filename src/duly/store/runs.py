@@ -24,10 +24,11 @@ Lanes = tuple[list[str], list[int]]
 """Queues and priorities, pairwise, in the order to read them."""
 
 
-class ServedTenants(NamedTuple):
-    """The tenants whose runs a claim takes, and the number of runs of each lane that it reads to find them."""
+class Served(NamedTuple):
+    """The tenants whose runs a claim takes (None: all), and the number of runs of each lane that it reads to find those
+    that it takes."""
 
-    tenants: Sequence[str]
+    tenants: Sequence[str] | None
     stretch: int
 
 
@@ -39,23 +40,20 @@ async def claim(
     limit: int,
     lanes: Lanes,
     floors: Sequence[datetime | None] | None = None,
-    without: Sequence[str] | None = None,
-    served: ServedTenants | None = None,
+    without: Sequence[str] = (),
+    served: Served | None = None,
 ) -> Claim:
     """Takes up to `limit` startable runs, highest priority first, under one new lease.
 
-    `floors`: runs of a lane that could have started before its floor are skipped. `without`: tasks whose runs are left
-    to other workers; `emptied_lanes` and `emptied_to` then mean nothing. `served`: takes only some tenants' runs, as
-    far as the claim reads.
+    `floors`: runs of a lane that could have started before its floor are skipped. `served`: takes only some runs, as
+    far as the claim reads: of some tenants, and without those of the tasks `without`, which are left to other workers.
     """
     floors = [None] * len(lanes[0]) if floors is None else floors
     arguments = (worker_id, lease_seconds, limit, *lanes, floors)
     if served is not None:
-        *taken, last = await store.fetch("runs/claim_served", *arguments, without or [], *served)
-    elif without is None:
-        *taken, last = await store.fetch("runs/claim", *arguments)
+        *taken, last = await store.fetch("runs/claim_served", *arguments, without, *served)
     else:
-        *taken, last = await store.fetch("runs/claim_some", *arguments, without)
+        *taken, last = await store.fetch("runs/claim", *arguments)
     runs = []
     for row in taken:
         run = ClaimedRun()

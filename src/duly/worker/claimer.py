@@ -109,7 +109,9 @@ class Claimer(Service):
         self._narrowed = without is not None
         lanes = await self._lanes_now()
         sent = time.monotonic()
-        served = runs.ServedTenants(self._tenants, self._walk.stretch) if self._tenants else None
+        served = None
+        if self._tenants or without is not None:
+            served = runs.Served(self._tenants or None, self._walk.stretch)
         claim = await runs.claim(
             self._pool,
             worker_id=self._worker_id,
@@ -117,7 +119,7 @@ class Claimer(Service):
             limit=room,
             lanes=lanes,
             floors=self._floors.of(lanes, sent) if served is None else self._walk.of(lanes, sent, without),
-            without=without,
+            without=without or (),
             served=served,
         )
         answered = time.monotonic()
@@ -126,7 +128,7 @@ class Claimer(Service):
         walking = False
         if served is not None:
             walking = self._walk.learn(lanes, claim, answered, full=len(claim.runs) == room)
-        elif without is None:  # else the lanes may still hold runs of the tasks left out
+        else:
             self._floors.learn(lanes, claim, answered, full=len(claim.runs) == room)
         if claim.runs:
             self._started(claim, sent)

@@ -9,7 +9,7 @@ take, the next claim looks at whole lanes too.
 
 Slow refers to the time that the database itself took: a worker far from it waits long for each answer and is not slow.
 
-`Walk` does the same for workers that serve some tenants only.
+`Walk` does the same for workers that take only some runs.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Floors:
             self._floors[lane] = max(floor, self._floors.get(lane, floor))
 
 
-# Runs of each lane that one claim for some tenants looks at; doubled while claims find nothing.
+# Runs of each lane that one claim for some runs looks at; doubled while claims find nothing.
 MIN_STRETCH = 1_000
 MAX_STRETCH = 16_000
 # After a slow walk over whole lanes, claims look only at their ends for 30 times what it took, at most this long: a
@@ -71,12 +71,12 @@ MAX_REST_SECONDS = 60.0
 
 
 class Walk:
-    """The position where each claim of a worker for some tenants begins, and how far it looks.
+    """The position where each claim of a worker begins that takes only some runs, and how far it looks.
 
-    A million runs of other tenants may lie before the tenants' own, and only other workers take those away. So such a
-    worker walks over a lane once, stretch by stretch, and then stays at its end, where new runs appear. Runs that
-    appear before it (their transaction took long to commit, or the occurrence was released late) are found by the next
-    walk over whole lanes. Where a walk is quick, every claim is one.
+    A million runs of other tenants, or of tasks that only other workers have, may lie before the worker's own, and only
+    other workers take those away. So such a worker walks over a lane once, stretch by stretch, and then stays at its
+    end, where new runs appear. Runs that appear before it (their transaction took long to commit, or the occurrence was
+    released late) are found by the next walk over whole lanes. Where a walk is quick, every claim is one.
     """
 
     def __init__(self) -> None:

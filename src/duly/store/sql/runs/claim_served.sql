@@ -1,9 +1,9 @@
--- As `claim_some`, for a worker that serves some tenants only: the same statement but for `lane`, `ends` and the lines
--- between "Only here" and "Until here". A run does not carry its tenant, so its job is read, and other tenants' runs may
--- lie before the served ones: one stretch of each lane is read, and the last row tells where it ended (`ends`; null: at
--- a run that may not start yet), so that the next claim continues there. Runs with the same run_at are read together,
--- however many they are.
---   $7 tasks whose runs are not taken  $8 tenants  $9 length of a stretch in runs
+-- As `claim`, for a worker that takes only some runs: those of some tenants, or not those of some tasks. The same
+-- statement but for `lane`, `ends` and the lines between "Only here" and "Until here". A run carries neither its tenant
+-- nor its task, so its job is read, and a million runs that are left to others may lie before the worker's own: one
+-- stretch of each lane is read, and the last row tells where it ended (`ends`; null: at a run that may not start yet),
+-- so that the next claim continues there. Runs with the same run_at are read together, however many they are.
+--   $7 tasks whose runs are not taken  $8 tenants; null: all  $9 length of a stretch in runs
 with clock as materialized (
     select duly.now() as now
 ),
@@ -33,7 +33,8 @@ picked as materialized (
             -- Only here:
             and r.run_at <= coalesce(lane.far, (select now from clock))
             and (
-                select (j.target is not null or j.handler <> all ($7::text[])) and j.tenant = any ($8::text[])
+                select (j.target is not null or j.handler <> all ($7::text[]))
+                    and ($8::text[] is null or j.tenant = any ($8::text[]))
                 from duly.jobs j
                 where j.job_id = r.job_id
             )
@@ -96,13 +97,18 @@ select null, null, null, null, null, null, null, null, null, null, null, null, n
     array(select far from lane order by number)
 from unnest($4::text[], $5::smallint[]) as lane (queue, priority)
 cross join lateral (
-    -- Only here: the next of these tenants' own, or where the look for one ended.
+    -- Only here: the next of the worker's own, or where the look for one ended.
     select case
             when bool_or(soon.served) then min(soon.run_at) filter (where soon.served)
             when count(*) = 300 then max(soon.run_at)
         end as run_at
     from (
-        select r.run_at, (select j.tenant = any ($8::text[]) from duly.jobs j where j.job_id = r.job_id) as served
+        select r.run_at, (
+                select (j.target is not null or j.handler <> all ($7::text[]))
+                    and ($8::text[] is null or j.tenant = any ($8::text[]))
+                from duly.jobs j
+                where j.job_id = r.job_id
+            ) as served
         from duly.runs r
         where r.queue = lane.queue and r.priority = lane.priority and r.run_at > (select now from clock)
             and r.run_at < 'infinity'
