@@ -243,11 +243,15 @@ async def test_targets_that_no_worker_calls_are_never_buried(
 
 async def test_a_long_backlog_of_another_application_holds_up_no_run_of_ours(bench: Workbench, pool: Pool) -> None:
     """Two applications share a queue; the other one is slow, and all its runs lie before ours."""
-    await submit_fresh(bench, 3_000)
+    await submit_fresh(bench, 2_000)
+    amid = await bench.submit("known")
+    await submit_fresh(bench, 1_000)
+    await pool.query("update duly.runs set run_at = run_at - interval '1 minute'")
     async with newer_worker(bench) as newer:
         await newer.claimer.stop()
         async with bench.working() as older:
             await eventually(lambda: older._offers.elsewhere() == ["fresh"])
+            assert (await bench.end_of(amid, seconds=10)).status == "succeeded"
             for _ in range(3):
                 mine = await bench.submit("known")
                 assert (await bench.end_of(mine, seconds=10)).status == "succeeded"
