@@ -583,18 +583,22 @@ async def test_tasks_that_are_left_to_other_workers_are_not_taken(pool: Pool) ->
     await put_now(pool, 1, handler="theirs", target='{"type":"http"}')
     await put_now(pool, 1, handler="mine")
 
-    async def claim(without: list[str] | None) -> list[str]:
-        lanes = (["default"], [5])
+    async def claim(*without: str) -> list[str]:
         taken = await runs.claim(
-            pool, worker_id=uuid4(), lease_seconds=60, limit=10, lanes=lanes,
-            **({} if without is None else {"without": without, "served": runs.Served(None, 100)}),
-        )  # fmt: skip
+            pool,
+            worker_id=uuid4(),
+            lease_seconds=60,
+            limit=10,
+            lanes=(["default"], [5]),
+            without=without,
+            served=runs.Served(None, 100) if without else None,
+        )
         return [run.handler for run in taken.runs]
 
     # A run with a target is not a worker's task, whatever its handler's name.
-    assert sorted(await claim(["theirs", "others"])) == ["mine", "theirs"]
+    assert sorted(await claim("theirs", "others")) == ["mine", "theirs"]
     assert await count(pool, "runs") == 2
-    assert await claim(None) == ["theirs", "theirs"]
+    assert await claim() == ["theirs", "theirs"]
 
 
 async def test_by_hand_no_more_wait_than_may(pool: Pool) -> None:
