@@ -43,6 +43,8 @@ def shown(value: Any) -> str:
 
 
 def allowed(field: FieldInfo) -> str:
+    if field.annotation == (bool | tuple[str, ...]):
+        return "`true`, `false`, a list"
     if field.annotation is bool:
         return "`true`, `false`"
     bounds = {

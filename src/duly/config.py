@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,13 @@ _COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
 }
 _PREFIX = "DULY_"
 _FILE = "duly.toml"
+# The words of a switch, as pydantic has them.
+_SWITCH = {
+    **dict.fromkeys(("1", "true", "t", "yes", "y", "on"), True),
+    **dict.fromkeys(("0", "false", "f", "no", "n", "off"), False),
+}
+# Bounds of a list of programs.
+_MAX_PROGRAMS, _MAX_PROGRAM = 200, 4096
 # Longest name of a tenant.
 _MAX_TENANT = 100
 # Variables with Duly's prefix that are not settings: the client's, those that a command of a job gets, and those of
@@ -162,7 +169,11 @@ class Settings(_Store):
         le=1000,
         description="maximum number of handlers with isolation='process' that run at once; unset: one per core",
     )
-    allow_commands: bool = Field(False, description="let this worker run jobs whose handler is a command")
+    allow_commands: bool | tuple[str, ...] = Field(
+        False,
+        description="let this worker run jobs whose handler is a command: all, or only the programs listed here, "
+        "separated by commas, by name (`backup*`) or absolute path (`/usr/bin/rsync`)",
+    )
     worker_tenants: str = Field(
         "", description="tenants whose runs a worker takes, separated by commas; empty: all tenants"
     )
@@ -227,6 +238,15 @@ class Settings(_Store):
         except ValueError as error:
             raise ConfigError(f"settings: {error}") from error
         return changed
+
+    @field_validator("allow_commands", mode="before")
+    @classmethod
+    def _read_programs(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            word = value.strip()
+            value = _SWITCH[word.lower()] if word.lower() in _SWITCH else [one.strip() for one in word.split(",")]
+            value = [one for one in value if one] if isinstance(value, list) else value
+        return check_programs(value) or False if isinstance(value, (list, tuple)) else value
 
     @property
     def heartbeat_interval(self) -> float:
@@ -311,6 +331,23 @@ class _Environment(EnvSettingsSource):
         if str(found.get("port")).startswith(("tcp://", "udp://", "sctp://")):
             del found["port"]
         return found
+
+
+def check_programs(patterns: Sequence[Any]) -> tuple[str, ...]:
+    """The patterns of the programs that a worker may start, without repetitions; ValueError names a wrong one."""
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not 1 <= len(pattern) <= _MAX_PROGRAM or re.search(r"[\x00-\x1f]", pattern):
+            raise ValueError("must be true, false, or names or absolute paths of programs")
+        if "*" in pattern[:-1]:
+            raise ValueError(f"{pattern[:100]!r}: a * stands at the end of a pattern, for any ending")
+        if pattern in ("*", "/*"):
+            raise ValueError(f"{pattern!r} would allow every program: say so by --allow-commands or true")
+        if "/" in pattern and (not pattern.startswith("/") or {"", ".", ".."} & set(pattern[1:].split("/")[:-1])
+                               or pattern.endswith(("/", "/.", "/.."))):  # fmt: skip
+            raise ValueError(f"{pattern[:100]!r} is neither the name of a program nor a plain absolute path")
+    if len(patterns) > _MAX_PROGRAMS:
+        raise ValueError(f"must be at most {_MAX_PROGRAMS} programs")
+    return tuple(dict.fromkeys(patterns))
 
 
 def _word(text: str) -> str:

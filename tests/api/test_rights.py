@@ -69,6 +69,24 @@ async def test_a_writer_with_a_limited_tenant_submits_no_command_either(
     _is_refused(await (await client_of("write")).post(JOBS, json=COMMAND), "submitting")
 
 
+async def test_a_writer_makes_no_job_a_command_and_no_submit_of_an_operators_again(
+    client_of: Client, operations: Operations, store_operations: StoreOperations
+) -> None:
+    operator, writer = await client_of("operator"), await client_of("write")
+    hook = {"name": "hook", "handler": {"type": "http", "url": "https://example.org/"}, "schedule": "every 1h"}
+    path = f"{JOBS}/{(await writer.post(JOBS, json=hook)).json()['job_id']}"
+    _is_refused(await writer.patch(path, json={"handler": COMMAND["handler"]}), "submitting")
+    assert (await writer.get(path)).json()["handler"]["type"] == "http"
+    assert (await operator.patch(path, json={"handler": COMMAND["handler"]})).status_code == 200
+    _is_refused(await writer.patch(path, json={"handler": hook["handler"]}), "changing")
+    keyed = {**COMMAND, "dedupe_key": "nightly"}
+    assert [(await operator.post(JOBS, json=keyed)).status_code for _ in range(2)] == [201, 200]
+    _is_refused(await writer.post(JOBS, json=keyed), "submitting")
+    _is_refused(await writer.post(JOBS, json=COMMAND, headers={"Idempotency-Key": "nightly"}), "submitting")
+    items = (await writer.post(f"{JOBS}/batch", json=[keyed])).json()["items"]
+    assert [item["status"] for item in items] == [403]
+
+
 @pytest.mark.parametrize("role", ["operator", "admin"])
 async def test_an_operator_submits_and_changes_commands(client_of: Client, role: str) -> None:
     operator = await client_of(role)

@@ -233,3 +233,22 @@ def test_only_a_worker_that_allows_commands_runs_them(duly: Run, start: Start) -
     assert (run["attempt"], run["result"]["stdout"]) == (1, "attempt 1\n{}")
     supervisor.signal(signal.SIGTERM)
     assert supervisor.end() == 0
+
+
+def test_the_workers_of_a_supervisor_run_the_programs_of_its_list_only(duly: Run, start: Start) -> None:
+    listed = ("--allow-command", "ech*", "--allow-command", "/opt/tools/*")
+    # The flag wins over the environment of the workers, too.
+    supervisor = start("worker", "--processes", "1", *listed, DULY_ALLOW_COMMANDS="true")
+    supervisor.wait_for(r"only HTTP endpoints and commands \(ech\*, /opt/tools/\*\)")
+    assert workers(duly)[0]["info"]["commands"] == ["ech*", "/opt/tools/*"]
+    refused = submit(duly, "--command", "--", "id")
+    job = submit(duly, "--command", "--", "echo", "here")
+    until(lambda: statuses(duly, job) == ["succeeded"])
+    supervisor.wait_for("goes back to the queue for another worker: this worker does not run 'id'")
+    assert statuses(duly, refused) == ["queued"]
+
+
+def test_commands_are_all_or_those_of_a_list(start: Start) -> None:
+    refused = start("worker", "--allow-commands", "--allow-command", "id")
+    assert refused.end() == 2
+    assert "give one of them" in refused.said

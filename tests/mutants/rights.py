@@ -6,6 +6,7 @@ from mutants.mutant import Mutant
 
 _BOUNDS = "operations/test_tenant_bounds.py::"
 _COMMANDS = "worker/targets/test_command_rights.py::"
+_PROGRAMS = "worker/targets/test_programs.py::"
 
 MUTANTS = (
     Mutant(
@@ -55,6 +56,46 @@ MUTANTS = (
         "elif account is not None:\n                _go_home",
         "elif account == []:\n                _go_home",
         (f"{_COMMANDS}test_a_command_runs_as_the_account_it_is_given",),
+    ),
+    Mutant(
+        "programs-begin-like-allowed-ones",
+        "a worker that may start /opt/b also starts /opt/bc",
+        "worker/targets/programs.py",
+        'if pattern.endswith("*") else program == pattern',
+        "if True else program == pattern",
+        (f"{_PROGRAMS}test_what_a_pattern_is_compared_with",),
+    ),
+    Mutant(
+        "programs-by-any-path",
+        "a job's own /tmp/backup runs on a worker that allows the name backup",
+        "worker/targets/programs.py",
+        'named = "/" not in name or program == leads_to',
+        "named = True",
+        (f"{_PROGRAMS}test_a_job_puts_no_other_program_in_the_place_of_an_allowed_one",),
+    ),
+    Mutant(
+        "programs-started-as-written",
+        "a path is compared without its `..`, and the name is looked up again when it is started",
+        "worker/targets/programs.py",
+        '"/" + posixpath.normpath(joined).lstrip("/")',
+        "joined",
+        (f"{_PROGRAMS}test_a_job_puts_no_other_program_in_the_place_of_an_allowed_one",),
+    ),
+    Mutant(
+        "programs-load-other-code",
+        "a job's PATH or LD_PRELOAD turns an allowed program into another",
+        "worker/targets/programs.py",
+        "if name in _LOADING_NAMES or name.startswith(_LOADING):",
+        "if False:",
+        (f"{_PROGRAMS}test_a_job_puts_no_other_program_in_the_place_of_an_allowed_one",),
+    ),
+    Mutant(
+        "programs-of-the-list-only-for-one",
+        "workers under a supervisor with a list of programs run every program",
+        "cli/supervised.py",
+        'arguments += ["--allow-command", program]',
+        'arguments += ["--allow-commands"]',
+        ("cli/test_worker_processes.py::test_the_workers_of_a_supervisor_run_the_programs_of_its_list_only",),
     ),
     Mutant(
         "bounds-of-nobody",

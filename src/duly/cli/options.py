@@ -39,7 +39,18 @@ AllowCommandsOption = Annotated[
     bool,
     typer.Option(
         "--allow-commands",
-        help="Run jobs whose handler is a command, as this account or the one of --command-user (DULY_ALLOW_COMMANDS).",
+        help="Run jobs whose handler is a command, as this account or the one of --command-user "
+        "(DULY_ALLOW_COMMANDS=true).",
+    ),
+]
+AllowCommandOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--allow-command",
+        help="Run only commands that start this program; repeat for several. A name (backup) is compared with that of "
+        "the command, a path (/usr/bin/rsync) with the absolute path that it leads to; a * at the end stands for any "
+        "ending (DULY_ALLOW_COMMANDS, separated by commas). A shell or an interpreter among them allows everything.",
+        metavar="PROGRAM",
     ),
 ]
 CommandUserOption = Annotated[

@@ -95,7 +95,10 @@ class WorkerProcesses:
             arguments += ["--tenant", tenant]
         if concurrency is not None:
             arguments += ["--concurrency", str(concurrency)]
-        if settings.allow_commands:
+        if isinstance(settings.allow_commands, tuple):
+            for program in settings.allow_commands:
+                arguments += ["--allow-command", program]
+        elif settings.allow_commands:
             arguments.append("--allow-commands")
         if settings.command_user is not None:
             arguments += ["--command-user", settings.command_user]

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from duly.model import NodeStatus, Unrunnable
 from duly.store.demands import Demand
+from duly.worker.targets.programs import may_start
 
 #: The kinds of handlers.
 KINDS = ("task", "http", "command")
@@ -53,11 +53,7 @@ class Ability:
             return demand.handler in self.tasks
         if demand.kind not in self.kinds:
             return False
-        return demand.kind != "command" or self.programs is None or any(
-            fnmatchcase(name, pattern)
-            for name in (demand.handler, demand.handler.rpartition("/")[2])
-            for pattern in self.programs
-        )  # fmt: skip
+        return demand.kind != "command" or self.programs is None or may_start(demand.handler, self.programs)
 
     def serves(self, tenant: str) -> bool:
         return self.tenants is None or tenant in self.tenants

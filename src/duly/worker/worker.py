@@ -168,6 +168,8 @@ class Worker:
                 "concurrency": self._concurrency,
                 "tasks": sorted(self._tasks),
                 "targets": sorted(self._targets),
+                # Which commands: all, none, or the programs of a list.
+                "commands": self._settings.allow_commands,
                 **({"app": dict(self._app)} if self._app is not None else {}),
                 **({"hanging_threads": hanging, "threads": self.executor.threads.limit} if hanging else {}),
             },

@@ -114,7 +114,9 @@ def _check_commands(settings: Settings) -> Check:
             "warn",
             "they are allowed here, and a worker run by root runs them as root; name an account: --command-user",
         )
-    return Check("commands", "ok", f"they run as {settings.command_user or 'the account of their worker'}")
+    allowed = settings.allow_commands
+    only = f"only {', '.join(allowed)}; " if isinstance(allowed, tuple) else ""
+    return Check("commands", "ok", f"{only}they run as {settings.command_user or 'the account of their worker'}")
 
 
 def _check_zones() -> Check:

@@ -24,6 +24,7 @@ from duly.cli.commands.worker import home_of, queues_of, shown_queues, shown_wor
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code
 from duly.cli.invocation import Invocation, invocation_of, own_tenant
 from duly.cli.options import (
+    AllowCommandOption,
     AllowCommandsOption,
     AppOption,
     CommandUserOption,
@@ -74,6 +75,7 @@ def up(
     concurrency: ConcurrencyOption = None,
     queue: QueueOption = None,
     allow_commands: AllowCommandsOption = False,
+    allow_command: AllowCommandOption = None,
     command_user: CommandUserOption = None,
     pass_env: PassEnvOption = None,
     open_to_all: OpenOption = False,
@@ -104,7 +106,7 @@ def up(
             concurrency=concurrency,
             queue=queue,
             with_flags=lambda settings: with_commands(
-                settings, allowed=allow_commands, user=command_user, passed=pass_env
+                settings, allowed=allow_commands, programs=allow_command, user=command_user, passed=pass_env
             ).changed(open_api=open_to_all or None),
         )
         raise typer.Exit(_run(plan, api))

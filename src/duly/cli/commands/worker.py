@@ -17,6 +17,7 @@ import typer
 from duly.cli.ending import ENDING_SECONDS, cancelled_by, ending_at_once, exit_code, take_lifeline, watch_lifeline
 from duly.cli.invocation import invocation_of, own_tenant
 from duly.cli.options import (
+    AllowCommandOption,
     AllowCommandsOption,
     AppOption,
     CommandUserOption,
@@ -58,6 +59,7 @@ _EXAMPLES = examples(
     "duly --tenant acme worker --app acme.jobs:app",
     "duly worker --app myproject.jobs:app --processes 4 --allow-commands --command-user batch",
     "duly worker --allow-commands",
+    "duly worker --allow-command 'backup*' --allow-command /usr/bin/rsync",
 )
 
 
@@ -82,6 +84,7 @@ def worker(
         ),
     ] = None,
     allow_commands: AllowCommandsOption = False,
+    allow_command: AllowCommandOption = None,
     command_user: CommandUserOption = None,
     pass_env: PassEnvOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each run that ends.")] = False,
@@ -109,7 +112,9 @@ def worker(
         settings = application.settings.model_copy(update=found)
     else:
         settings = invocation.settings_with(application)
-    settings = with_commands(settings, allowed=allow_commands, user=command_user, passed=pass_env)
+    settings = with_commands(
+        settings, allowed=allow_commands, programs=allow_command, user=command_user, passed=pass_env
+    )
     queues, tenants = queues_of(application, queue), tenants_of(settings, tenant)
     if processes is not None:
         workers = _workers(settings, app, application, queues, tenants, concurrency, processes=processes, quiet=quiet)
@@ -123,11 +128,26 @@ def worker(
     raise typer.Exit(code)
 
 
-def with_commands(settings: Settings, *, allowed: bool, user: str | None, passed: Sequence[str] | None) -> Settings:
+def with_commands(
+    settings: Settings,
+    *,
+    allowed: bool,
+    programs: Sequence[str] | None,
+    user: str | None,
+    passed: Sequence[str] | None,
+) -> Settings:
     """The settings with the flags about commands. A mistake is reported here, before anything is started."""
+    from duly.config import check_programs
     from duly.worker.targets.making import check_commands
 
     said: dict[str, object] = {"allow_commands": True} if allowed else {}
+    if programs:
+        if allowed:
+            raise ConfigError("--allow-commands allows every program, --allow-command only some: give one of them")
+        try:
+            said["allow_commands"] = check_programs(programs)
+        except ValueError as error:
+            raise ConfigError(f"--allow-command: {error}") from error
     if user is not None:
         said["command_user"] = user
     if passed:
@@ -161,7 +181,9 @@ def tenants_of(settings: Settings, chosen: Sequence[str] | None) -> list[str]:
 
 def shown_work(application: Duly, settings: Settings) -> str:
     """What a worker runs, for people."""
-    others = "HTTP endpoints" + (" and commands" if settings.allow_commands else "")
+    allowed = settings.allow_commands
+    only = f" ({', '.join(allowed)})" if isinstance(allowed, tuple) else ""
+    others = "HTTP endpoints" + (f" and commands{only}" if allowed else "")
     return f"{len(application.tasks)} tasks" if application.tasks else f"no Python tasks, only {others}"
 
 

@@ -27,6 +27,7 @@ from duly.worker.account import Account, clean_environment, passed_names
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import RemoteError, clean
 from duly.worker.processes.guard import Guard, GuardLost, NotStarted, Program, ending
+from duly.worker.targets.programs import Programs
 
 if TYPE_CHECKING:
     from duly.worker.execution import Execution
@@ -54,7 +55,9 @@ class CommandTarget:
     """Runs commands, if the worker's settings allow them."""
 
     def __init__(self, settings: Settings) -> None:
-        self._allowed = settings.allow_commands
+        allowed = settings.allow_commands
+        self._allowed = bool(allowed)
+        self._programs = Programs(allowed) if isinstance(allowed, tuple) else None
         self._passed = passed_names(settings.pass_env)
         self._account = None if settings.command_user is None else Account.parse(settings.command_user)
         self._guard = Guard()
@@ -62,10 +65,14 @@ class CommandTarget:
     async def call(self, execution: Execution, target: Mapping[str, Any], payload: str) -> dict[str, Any]:
         if not self._allowed:
             raise Unable("this worker does not run commands; one that does is started with --allow-commands")
+        argv: list[str] = target["argv"]
+        if self._programs is not None:
+            folder = os.getcwd() if self._account is None else self._account.home
+            argv = self._programs.started_as(target, path=os.environ.get("PATH", os.defpath), folder=folder)
         outputs = Output(), Output()
         try:
             with _holding(payload.encode()) as stdin:
-                program = await self._start(execution, target, stdin, outputs)
+                program = await self._start(execution, target, argv, stdin, outputs)
             code = await _end_of(program, outputs)
         finally:
             for output in outputs:
@@ -76,14 +83,19 @@ class CommandTarget:
         return {"exit_code": 0, "stdout": stdout, "stderr": stderr}
 
     async def _start(
-        self, execution: Execution, target: Mapping[str, Any], stdin: int, outputs: tuple[Output, Output]
+        self,
+        execution: Execution,
+        target: Mapping[str, Any],
+        argv: list[str],
+        stdin: int,
+        outputs: tuple[Output, Output],
     ) -> Program:
         with ExitStack() as stack:
             stdout, stderr = [stack.enter_context(await output.open()) for output in outputs]
             execution.ensure_startable()
             try:
                 return await self._guard.start(
-                    target["argv"],
+                    argv,
                     env=self._environment(Context(execution), target),
                     cwd=target.get("cwd"),
                     stdin=stdin,
