@@ -11,7 +11,7 @@ from uuid import UUID
 import typer
 
 from duly.cli.invocation import with_operations
-from duly.cli.output import away, print_json, print_table, say
+from duly.cli.output import away, one_line, print_json, print_table, say
 from duly.formats import rough_span
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def status(
     if found.unrunnable:
         first, more = found.unrunnable[0], len(found.unrunnable) - 1
         others = f" ({more} more like this: duly doctor)" if more else ""
-        say(f"stuck    {first.message}; {first.next_step}{others}")
+        say(f"stuck    {one_line(f'{first.message}; {first.next_step}', 2_000)}{others}")
 
 
 def status_document(status: ClusterStatus) -> dict[str, Any]:
