@@ -86,8 +86,8 @@ MUTANTS = (
         "can-run-any-command",
         "a worker counts that does not allow the program",
         "operations/runnable.py",
-        'demand.kind != "command" or self.programs is None or any(',
-        "True or any(",
+        'demand.kind != "command" or self.programs is None or may_start',
+        "True or may_start",
         (f"{_RUNNABLE}::test_a_command_needs_a_worker_that_allows_its_program",),
     ),
     Mutant(
