@@ -25,6 +25,7 @@ from duly.errors import ConfigError
 from duly.model import DEFAULT_TENANT
 from duly.schema_name import DEFAULT_SCHEMA, check_schema
 from duly.visible import CONTROLS
+from duly.sizes import read_size
 
 # By scheme: the default port, and the options after a question mark.
 _COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
@@ -160,6 +161,17 @@ class Settings(_Store):
     missing_task_seconds: float = Field(
         600, ge=0, description="a run goes to the dead letters after no live worker has had its task for this time"
     )
+    worker_max_runs: int | None = Field(
+        None,
+        ge=1,
+        description="number of runs after which a supervised worker process, or a child of one with "
+        "isolation='process', is replaced; a worker process adds up to a tenth; unset: never",
+    )
+    worker_max_memory: str | None = Field(
+        None,
+        description="resident memory, such as 512MB or 1.5GiB, above which a supervised worker process, or a child of "
+        "one with isolation='process', is replaced; each is measured by itself (Linux); unset: never",
+    )
     shutdown_grace_seconds: float = Field(30, ge=0, description="time that running handlers have to finish at shutdown")
 
     handler_pool_size: int = Field(10, ge=1, le=1000, description="connections per worker for ctx.transaction()")
@@ -247,6 +259,13 @@ class Settings(_Store):
             value = _SWITCH[word.lower()] if word.lower() in _SWITCH else [one.strip() for one in word.split(",")]
             value = [one for one in value if one] if isinstance(value, list) else value
         return check_programs(value) or False if isinstance(value, (list, tuple)) else value
+
+    @field_validator("worker_max_memory")
+    @classmethod
+    def _is_size(cls, text: str | None) -> str | None:
+        if text is not None:
+            read_size(text)
+        return text
 
     @property
     def heartbeat_interval(self) -> float:

@@ -31,12 +31,14 @@ from duly.scheduler.governor import Governor
 from duly.scheduler.loader import Loader
 from duly.scheduler.near_future import NearFuture
 from duly.service import Service
+from duly.sizes import read_size
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from duly.version import VERSION
 from duly.worker.handler.task import Task
 from duly.worker.processes.children import Children, check_isolated
 from duly.worker.targets.making import make_targets
+from duly.worker.wear import Limits, Wear
 from duly.worker.worker import Observer, Worker
 
 # The node that leads this shard also does the upkeep.
@@ -164,6 +166,12 @@ async def running_scheduler(pool: Pool, settings: Settings) -> AsyncIterator[Sch
         await node.stop()
 
 
+def wear_limits(settings: Settings) -> Limits:
+    """When a process that runs handlers is replaced: a worker process, and each of its isolated children."""
+    size = settings.worker_max_memory
+    return Limits(settings.worker_max_runs, None if size is None else read_size(size))
+
+
 @asynccontextmanager
 async def running_worker(
     pool: Pool,
@@ -176,11 +184,12 @@ async def running_worker(
     observer: Observer | None = None,
     app: Mapping[str, Any] | None = None,
     worker_id: UUID | None = None,
+    wear: Wear | None = None,
 ) -> AsyncIterator[Worker]:
     """A running worker. `queues` as a mapping gives each queue a weight: its share of a busy worker.
 
     `tenants`: the tenants whose runs it takes; empty: all tenants. `app`: the application and deploy that it is of.
-    `worker_id`: a new one, chosen by its supervisor.
+    `worker_id`: a new one, chosen by its supervisor. `wear`: of this process, for its supervisor.
     """
     notifier = make_notifier(pool, settings)
     worker = Worker(
@@ -195,9 +204,10 @@ async def running_worker(
         notifier=notifier,
         observer=observer,
         app=app,
-        isolated=Children(settings.process_slots) if check_isolated(tasks) else None,
+        isolated=Children(settings.process_slots, wear_limits(settings)) if check_isolated(tasks) else None,
         targets=await make_targets(settings, pool, version=duly_version()),
         worker_id=worker_id,
+        wear=wear,
     )
     async with AsyncExitStack() as stack:
         if notifier is not None:

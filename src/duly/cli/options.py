@@ -72,6 +72,25 @@ PassEnvOption = Annotated[
         metavar="NAME",
     ),
 ]
+MaxRunsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-runs",
+        help="Replace a worker process after about N runs, and an isolated child of it after N. Its successor runs "
+        "before it claims no more; its runs have the grace of a shutdown to end (DULY_WORKER_MAX_RUNS).",
+        min=1,
+        metavar="N",
+    ),
+]
+MaxMemoryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--max-memory",
+        help="Replace a worker process, or an isolated child of it, whose resident memory is above SIZE, such as 512MB "
+        "or 1.5GiB; each is measured by itself (Linux; DULY_WORKER_MAX_MEMORY).",
+        metavar="SIZE",
+    ),
+]
 HostOption = Annotated[str | None, typer.Option(help="Address to serve on (DULY_HOST).", metavar="HOST")]
 PortOption = Annotated[
     int | None, typer.Option(help="Port to serve on (DULY_PORT); 0: any free port.", min=0, max=65535, metavar="PORT")

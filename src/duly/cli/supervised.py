@@ -1,6 +1,6 @@
 """The processes that `duly up` and `duly worker --processes` keep alive: workers, and the API.
 
-Each is started again when it crashes, and ends when its supervisor ends.
+Each is started again when it crashes, and ends when its supervisor ends. A worker that is worn out is replaced.
 """
 
 from __future__ import annotations
@@ -13,18 +13,22 @@ import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID, uuid4
 
 from duly.cli.api_process import answered
 from duly.cli.lost_worker import give_back_runs
+from duly.cli.worker_messages import Hearing, Ready
 from duly.errors import ConfigError, DulyError
+from duly.formats import rough_span
+from duly.sizes import size_text
 from duly.worker.account import passed_names
 from duly.worker.processes.guard import ending
+from duly.worker.wear import Worn, resident_bytes
 
 if TYPE_CHECKING:
     from duly.cli.api_process import Orders, Served
@@ -43,6 +47,8 @@ LIVED_SECONDS = 30.0
 STEADY_SECONDS = 5.0
 # Time that a worker may need to end, beyond the grace of its handlers and the lease that bounds its last writes.
 STOP_MARGIN_SECONDS = 10.0
+# The next successor of a worn process is started after this time even if the last one does not run yet.
+TURN_SECONDS = 30.0
 
 
 class WorkerProcesses:
@@ -56,11 +62,13 @@ class WorkerProcesses:
         *,
         patience: float,
         give_back: GiveBack,
+        replacing: Replacing,
     ) -> None:
         """`patience`: seconds that a stop may take before a process is killed."""
         names = ["the worker"] if count == 1 else [f"worker {number} of {count}" for number in range(1, count + 1)]
         self._workers = [
-            WorkerProcess(name, arguments, environment, patience=patience, give_back=give_back) for name in names
+            WorkerProcess(name, arguments, environment, patience=patience, give_back=give_back, replacing=replacing)
+            for name in names
         ]
         self._insisted = 0
 
@@ -104,10 +112,23 @@ class WorkerProcesses:
             arguments += ["--command-user", settings.command_user]
         for name in sorted(passed_names(settings.pass_env)):
             arguments += ["--pass-env", name]
+        if settings.worker_max_runs is not None:
+            arguments += ["--max-runs", str(settings.worker_max_runs)]
+        if settings.worker_max_memory is not None:
+            if resident_bytes() is None:
+                log.warning("--max-memory has no effect: only Linux tells how much memory a process holds")
+            arguments += ["--max-memory", settings.worker_max_memory]
         if quiet:
             arguments.append("--quiet")
         patience = settings.shutdown_grace_seconds + settings.worker_lease_seconds + STOP_MARGIN_SECONDS
-        return cls(count, arguments, environment, patience=patience, give_back=partial(give_back_runs, settings, home))
+        return cls(
+            count,
+            arguments,
+            environment,
+            patience=patience,
+            give_back=partial(give_back_runs, settings, home),
+            replacing=Replacing(settings.worker_max_runs, settings.worker_max_memory),
+        )
 
     async def start(self) -> None:
         for worker in self._workers:
@@ -135,6 +156,8 @@ class ChildProcess(ABC):
         self._patience = patience
         self._stopping = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        # When the process was started, by the loop's time.
+        self._since = 0.0
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -150,6 +173,10 @@ class ChildProcess(ABC):
 
     async def _lost(self, code: int) -> None:
         """Cleans up after a process that has ended, beside the start of the next."""
+        return
+
+    async def _all_gone(self) -> None:
+        """Wait until nothing is left of processes before the last one."""
         return
 
     def _keep_alive(self) -> None:
@@ -179,20 +206,28 @@ class ChildProcess(ABC):
         self._stopping.set()
         self._send(signal.SIGKILL)
 
+    async def _first_unless_stopped(self, *futures: asyncio.Future[Any], seconds: float | None = None) -> None:
+        """Wait until one of these is done, or `stop` was called."""
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([*futures, stopped], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+
     async def _restart(self) -> None:
         loop = asyncio.get_running_loop()
         pause = FIRST_PAUSE_SECONDS
         tasks: set[asyncio.Future[None]] = set()
         while True:
-            started = loop.time()
+            self._since = loop.time()
             code = await self._ended()
             lost = self._lost(code)
             if self._stopping.is_set():
-                await lost
+                await asyncio.gather(lost, self._all_gone(), *tasks)
                 return
             tasks.add(giving_back := asyncio.ensure_future(lost))
             giving_back.add_done_callback(tasks.discard)
-            lived = loop.time() - started
+            lived = loop.time() - self._since
             if lived >= LIVED_SECONDS:
                 pause = FIRST_PAUSE_SECONDS
             if lived >= STEADY_SECONDS and pause == FIRST_PAUSE_SECONDS:
@@ -202,6 +237,7 @@ class ChildProcess(ABC):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
             if self._stopping.is_set():
+                await asyncio.gather(self._all_gone(), *tasks)
                 return
             pause = min(MAX_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, pause * 2))
             await self._begin()
@@ -209,8 +245,83 @@ class ChildProcess(ABC):
                 self._send(signal.SIGTERM)
 
 
+class Replacing:
+    """What the worker processes of one supervisor have in common when worn ones are replaced."""
+
+    def __init__(self, max_runs: int | None, max_memory: str | None) -> None:
+        self._max_runs = max_runs
+        self._max_memory = max_memory
+        self._warned = False
+        #: Held while a successor starts: one after the other, so that replacing never takes the whole machine.
+        self.turn = asyncio.Lock()
+
+    def why(self, worn: Worn) -> str:
+        match worn.why:
+            case "runs":
+                return f"--max-runs {self._max_runs}"
+            case "memory":
+                return f"--max-memory {self._max_memory}"
+            case _:
+                return f"{worn.hanging} of its {worn.threads} handler threads hang"
+
+    def heed(self, ready: Ready) -> None:
+        """Warns once if a limit of memory leaves too little for the runs."""
+        if ready.cramped and ready.memory is not None and not self._warned:
+            self._warned = True
+            log.warning(
+                "a worker process takes %s before its first run: --max-memory %s leaves too little for the runs, so "
+                "each is replaced once a minute at most. Give it more",
+                size_text(ready.memory), self._max_memory,
+            )  # fmt: skip
+
+
+class _Spawned:
+    """A process of a worker, and what it has said to its supervisor."""
+
+    def __init__(self, process: asyncio.subprocess.Process, worker_id: UUID, line: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        self.pid = process.pid
+        self.worker_id = worker_id
+        self.began = loop.time()
+        self.ready: asyncio.Future[Ready] = loop.create_future()
+        self.worn: asyncio.Future[Worn] = loop.create_future()
+        self.ended = asyncio.create_task(process.wait())
+        self._asked_to_end = False
+        line.setblocking(False)
+        listening = asyncio.create_task(self._listen(line))
+        self.ended.add_done_callback(lambda _: listening.cancel())
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal if it still runs; SIGTERM once only, because a second one means "at once"."""
+        if self.ended.done() or (number is signal.SIGTERM and self._asked_to_end):
+            return
+        self._asked_to_end = self._asked_to_end or number is signal.SIGTERM
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    async def _listen(self, line: socket.socket) -> None:
+        hearing = Hearing(self._heard)
+        # The process ends when the socket is closed here, so that waits for its end, whatever it does to its own side.
+        with line:
+            with suppress(OSError):
+                while data := await asyncio.get_running_loop().sock_recv(line, 4096):
+                    hearing.receive(data)
+            await asyncio.shield(self.ended)
+
+    def _heard(self, message: Ready | Worn) -> None:
+        if isinstance(message, Ready):
+            if not self.ready.done():
+                self.ready.set_result(message)
+        elif not self.worn.done():
+            self.worn.set_result(message)
+
+
 class WorkerProcess(ChildProcess):
-    """One `duly worker` as a child process, so that a handler that blocks or crashes cannot stop the scheduler."""
+    """One `duly worker` as a child process, so that a handler that blocks or crashes cannot stop the scheduler.
+
+    A process that says it is worn out is replaced: it goes on while its successor starts, and is told to end when that
+    runs. At most one process that was replaced may still be ending when the next successor is started.
+    """
 
     def __init__(
         self,
@@ -220,47 +331,146 @@ class WorkerProcess(ChildProcess):
         *,
         patience: float,
         give_back: GiveBack,
+        replacing: Replacing,
     ) -> None:
         super().__init__(name, patience=patience)
         # -P: a user's module with the name of one of ours or of the standard library must not replace it.
         self._command = (sys.executable, "-P", "-m", "duly.cli", *arguments, "--supervised")
         self._environment = environment
         self._give_back = give_back
-        self._worker_id = uuid4()
-        self._process: asyncio.subprocess.Process | None = None
+        self._replacing = replacing
+        self._current: _Spawned
+        self._alive: set[_Spawned] = set()
+        # Each follows a process that is not the current one, until it has ended and its runs were given back.
+        self._following: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         await self._begin()
         self._keep_alive()
 
     async def _begin(self) -> None:
+        self._current = await self._spawn()
+
+    async def _spawn(self) -> _Spawned:
         # Chosen here, so that the supervisor knows whose runs to give back.
-        self._worker_id = uuid4()
-        self._process = await asyncio.create_subprocess_exec(
-            *self._command,
-            str(self._worker_id),
-            env=dict(self._environment),
-            # The lifeline: see ending.py. Nothing is ever written to it.
-            stdin=asyncio.subprocess.PIPE,
-            # Ctrl-C reaches every process of the terminal's group. The worker must get the signal from here, once:
-            # a second one would mean "at once".
-            start_new_session=True,
-        )
+        worker_id = uuid4()
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    *self._command,
+                    str(worker_id),
+                    env=dict(self._environment),
+                    # The lifeline: see ending.py. The worker writes to it (worker_messages.py), the supervisor never.
+                    stdin=theirs.fileno(),
+                    # Ctrl-C reaches every process of the terminal's group. The worker must get the signal from here,
+                    # once: a second one would mean "at once".
+                    start_new_session=True,
+                )
+        except BaseException:
+            ours.close()
+            raise
+        spawned = _Spawned(process, worker_id, ours)
+        self._alive.add(spawned)
+        spawned.ended.add_done_callback(lambda _: self._alive.discard(spawned))
+        spawned.ready.add_done_callback(lambda ready: self._replacing.heed(ready.result()))
+        return spawned
 
     async def _ended(self) -> int:
-        assert self._process is not None
-        return await self._process.wait()
+        while not self._stopping.is_set():
+            current = self._current
+            await self._first_unless_stopped(current.ended, current.worn)
+            if current.ended.done():
+                break
+            if current.worn.done():
+                await self._replace(current)
+        return await asyncio.shield(self._current.ended)
 
-    async def _lost(self, code: int) -> None:
+    def _lost(self, code: int) -> Coroutine[Any, Any, None]:
+        return self._clean_up_after(self._current, code)
+
+    async def _clean_up_after(self, process: _Spawned, code: int) -> None:
         # A worker that ends in order has given its runs back itself. One that was killed, or crashed, has not.
         if code != 0:
-            assert self._process is not None
-            await self._give_back(self._process.pid, self._worker_id)
+            await self._give_back(process.pid, process.worker_id)
+
+    async def _all_gone(self) -> None:
+        while waited_for := [*self._following, *(process.ended for process in self._alive)]:
+            await asyncio.wait(waited_for)
 
     def _send(self, number: signal.Signals) -> None:
-        if self._process is not None and self._process.returncode is None:
-            with suppress(ProcessLookupError):
-                os.kill(self._process.pid, number)
+        for process in list(self._alive):
+            process.send(number)
+
+    # Replacing
+
+    async def _replace(self, old: _Spawned) -> None:
+        """Returns when its successor is the current process, when the old one has ended, or when all are to stop."""
+        pause = FIRST_PAUSE_SECONDS
+        while not self._stopping.is_set():
+            # Processes that end may take their grace: there must not be more and more of them.
+            while self._following and not old.ended.done() and not self._stopping.is_set():
+                await self._first_unless_stopped(*self._following, old.ended)
+            try:
+                successor = await self._started_beside(old)
+            except OSError as error:
+                why = str(error)
+            else:
+                if successor is None:
+                    return
+                if not successor.ended.done():
+                    self._hand_over(old, successor)
+                    return
+                self._follow(successor)
+                why = ending(successor.ended.result())
+            log.error("the successor of %s did not start (%s); another try in %g s", self._name, why, pause)
+            await self._first_unless_stopped(old.ended, seconds=pause)
+            pause = min(MAX_PAUSE_SECONDS, pause * 2)
+
+    async def _started_beside(self, old: _Spawned) -> _Spawned | None:
+        """Starts a successor. Returns it when it runs or has ended, or when the old one has ended; None at a stop."""
+        async with self._replacing.turn:
+            if old.ended.done() or self._stopping.is_set():
+                return None
+            successor = await self._spawn()
+            awaited = successor.ready, successor.ended, old.ended
+            await self._first_unless_stopped(*awaited, seconds=TURN_SECONDS)
+        await self._first_unless_stopped(*awaited)
+        if self._stopping.is_set():
+            self._send(signal.SIGTERM)  # the stop has not reached a process that was being started then
+            self._follow(successor)
+            return None
+        return successor
+
+    def _hand_over(self, old: _Spawned, successor: _Spawned) -> None:
+        if old.ended.done():
+            why = ending(old.ended.result())
+            log.error("%s ended unexpectedly (%s) while its successor was being started", self._name, why)
+        else:
+            worn, now = old.worn.result(), asyncio.get_running_loop().time()
+            log.info(
+                "%s is replaced (%s) after %d runs and %s%s",
+                self._name, self._replacing.why(worn), worn.runs, rough_span(now - old.began),
+                "" if worn.memory is None else f", with {size_text(worn.memory)} of memory",
+            )  # fmt: skip
+            old.send(signal.SIGTERM)
+        self._current = successor
+        self._since = successor.began
+        self._follow(old)
+
+    def _follow(self, process: _Spawned) -> None:
+        self._following.add(task := asyncio.create_task(self._see_off(process)))
+        task.add_done_callback(self._following.discard)
+
+    async def _see_off(self, process: _Spawned) -> None:
+        try:
+            async with asyncio.timeout(self._patience):
+                code = await asyncio.shield(process.ended)
+        except TimeoutError:
+            log.warning("a process of %s that was replaced does not end; killing it", self._name)
+            process.send(signal.SIGKILL)
+            code = await asyncio.shield(process.ended)
+        await self._clean_up_after(process, code)
 
 
 class ApiProcess(ChildProcess):

@@ -29,6 +29,7 @@ from duly.worker.handler.transactions import Transactions
 from duly.worker.leases import LeaseKeeper
 from duly.worker.offers import Offers
 from duly.worker.targets import Isolated, Target
+from duly.worker.wear import Wear
 
 if TYPE_CHECKING:
     from duly.store.pool import Connection
@@ -53,7 +54,7 @@ Observer = Callable[[ClaimedRun, Outcome | None], None]
 class Worker:
     """One worker. Its id is new at every start: a restarted worker is another worker and inherits nothing.
 
-    With `tenants` it claims runs of those tenants only.
+    With `tenants` it claims runs of those tenants only. `wear`: of a process that is replaced when it is worn out.
     """
 
     def __init__(
@@ -73,7 +74,9 @@ class Worker:
         targets: Mapping[str, Target] | None = None,
         isolated: Isolated | None = None,
         worker_id: UUID | None = None,
+        wear: Wear | None = None,
     ) -> None:
+        self._wear = wear
         self.worker_id: UUID = worker_id or uuid4()
         self._pool = pool
         self._settings = settings
@@ -181,12 +184,16 @@ class Worker:
         self.leases.start()
         await self._progress.start()
         await self.completer.start()
+        if self._wear is not None:
+            self._wear.start(lambda: self._in_flight > 0)
         await self.claimer.start()
 
     async def stop(self, grace: float | None = None) -> None:
         """Stops claiming, lets handlers finish within the grace, returns the other runs to the queue, signs off."""
         grace = self._settings.shutdown_grace_seconds if grace is None else grace
         self._stopping = True
+        if self._wear is not None:
+            self._wear.stop()
         await self.claimer.stop()
         try:
             async with asyncio.timeout(grace):
@@ -235,6 +242,8 @@ class Worker:
     def _room(self) -> int:
         """Number of runs that may be claimed: of any task, or of tasks that need no thread (`_left_to_others`)."""
         room, threads = self._spare_concurrency(), self.executor.threads
+        if self._wear is not None and self._wear.bloated:
+            return 0
         if threads.overdue and not self._no_threads():
             # Every run that is claimed now may need a thread.
             return min(room - threads.overdue, threads.free)
@@ -255,6 +264,8 @@ class Worker:
 
     def _threads_changed(self) -> None:
         self.claimer.widened()
+        if self._wear is not None:
+            self._wear.threads_changed(self.executor.threads.hanging, self.executor.threads.limit)
         if self.executor.threads.hanging != self._reported_hanging and self._reporting is None and not self._stopping:
             self._reporting = asyncio.get_running_loop().create_task(self._report_hanging())
 
@@ -279,6 +290,8 @@ class Worker:
             return
         self._in_flight += len(claim.runs)
         self._idle.clear()
+        if self._wear is not None:
+            self._wear.claimed(len(claim.runs))
         self.completer.hold(claim.claim_id, len(claim.runs))
         for run in claim.runs:
             if run.flags & _CANCELLED:

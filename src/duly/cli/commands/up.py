@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from duly.cli.commands.worker import home_of, queues_of, shown_queues, shown_work, with_commands
+from duly.cli.commands.worker import home_of, queues_of, shown_queues, shown_work, with_commands, with_limits
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code
 from duly.cli.invocation import Invocation, invocation_of, own_tenant
 from duly.cli.options import (
@@ -30,6 +30,8 @@ from duly.cli.options import (
     CommandUserOption,
     ConcurrencyOption,
     HostOption,
+    MaxMemoryOption,
+    MaxRunsOption,
     OpenOption,
     PassEnvOption,
     PortOption,
@@ -78,6 +80,8 @@ def up(
     allow_command: AllowCommandOption = None,
     command_user: CommandUserOption = None,
     pass_env: PassEnvOption = None,
+    max_runs: MaxRunsOption = None,
+    max_memory: MaxMemoryOption = None,
     open_to_all: OpenOption = False,
 ) -> None:
     """Run everything: an embedded PostgreSQL unless you have one, a scheduler, the API and your application's worker.
@@ -105,8 +109,12 @@ def up(
             port=port,
             concurrency=concurrency,
             queue=queue,
-            with_flags=lambda settings: with_commands(
-                settings, allowed=allow_commands, programs=allow_command, user=command_user, passed=pass_env
+            with_flags=lambda settings: with_limits(
+                with_commands(
+                    settings, allowed=allow_commands, programs=allow_command, user=command_user, passed=pass_env
+                ),
+                max_runs=max_runs,
+                max_memory=max_memory,
             ).changed(open_api=open_to_all or None),
         )
         raise typer.Exit(_run(plan, api))

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 from uuid import UUID
 
@@ -22,6 +23,8 @@ from duly.cli.options import (
     AppOption,
     CommandUserOption,
     ConcurrencyOption,
+    MaxMemoryOption,
+    MaxRunsOption,
     PassEnvOption,
     QueueOption,
 )
@@ -58,6 +61,7 @@ _EXAMPLES = examples(
     "duly worker --app myproject.jobs:app --tenant acme --queue acme",
     "duly --tenant acme worker --app acme.jobs:app",
     "duly worker --app myproject.jobs:app --processes 4 --allow-commands --command-user batch",
+    "duly worker --app myproject.jobs:app --processes 4 --max-runs 10000 --max-memory 512MB",
     "duly worker --allow-commands",
     "duly worker --allow-command 'backup*' --allow-command /usr/bin/rsync",
 )
@@ -76,8 +80,9 @@ def worker(
     processes: Annotated[
         int | None,
         typer.Option(
-            help="Number of worker processes. This process supervises them and restarts those that crash. "
-            "Default: this process is the worker itself.",
+            help="Number of worker processes. This process supervises them, restarts those that crash, and replaces "
+            "those of which half the handler threads hang. Default: this process is the worker itself, or the "
+            "supervisor of one with --max-runs or --max-memory.",
             min=1,
             max=MAX_PROCESSES,
             metavar="N",
@@ -87,6 +92,8 @@ def worker(
     allow_command: AllowCommandOption = None,
     command_user: CommandUserOption = None,
     pass_env: PassEnvOption = None,
+    max_runs: MaxRunsOption = None,
+    max_memory: MaxMemoryOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each run that ends.")] = False,
     supervised: Annotated[UUID | None, typer.Option("--supervised", hidden=True, metavar="ID")] = None,
 ) -> None:
@@ -96,7 +103,9 @@ def worker(
     runs jobs whose handler is an HTTP endpoint or, with --allow-commands, a command.
     """
     from duly.cli.loading import app_to_run
+    from duly.node import wear_limits
     from duly.process import conceal, run
+    from duly.worker.wear import Limits
 
     conceal()
     lifeline = take_lifeline() if supervised is not None else None
@@ -115,7 +124,10 @@ def worker(
     settings = with_commands(
         settings, allowed=allow_commands, programs=allow_command, user=command_user, passed=pass_env
     )
+    settings = with_limits(settings, max_runs=max_runs, max_memory=max_memory)
     queues, tenants = queues_of(application, queue), tenants_of(settings, tenant)
+    if processes is None and supervised is None and wear_limits(settings) != Limits():
+        processes = 1  # only a supervisor can replace a worker process
     if processes is not None:
         workers = _workers(settings, app, application, queues, tenants, concurrency, processes=processes, quiet=quiet)
         raise typer.Exit(run(lambda: _supervise(workers, processes)))
@@ -155,6 +167,18 @@ def with_commands(
     settings = settings.model_copy(update=said)
     check_commands(settings)
     return settings
+
+
+def with_limits(settings: Settings, *, max_runs: int | None, max_memory: str | None) -> Settings:
+    """The settings with the flags about replacing worker processes."""
+    from duly.sizes import read_size
+
+    if max_memory is not None:
+        try:
+            read_size(max_memory)
+        except ValueError as error:
+            raise ConfigError(f"--max-memory: {error}") from None
+    return settings.changed(worker_max_runs=max_runs, worker_max_memory=max_memory)
 
 
 def queues_of(application: Duly, chosen: Sequence[str] | None) -> dict[str, int]:
@@ -265,14 +289,17 @@ async def _work(
     worker_id: UUID | None,
 ) -> int:
     from duly.cli.runlog import RunLog
+    from duly.cli.worker_messages import Ready, say
     from duly.maintenance.orphans import pause_orphans
-    from duly.node import node_name, running_worker
+    from duly.node import node_name, running_worker, wear_limits
     from duly.operations import StoreOperations
     from duly.operations.declare import DeclarationKeeper
     from duly.process import Signals
     from duly.store.opening import open_store
+    from duly.worker.wear import Wear
 
     signals = Signals()
+    wear = None if lifeline is None else Wear(wear_limits(settings), partial(say, lifeline))
     observer = None if quiet else RunLog()
     stop_now: list[Callable[[], None]] = []
     patience = settings.shutdown_grace_seconds + ENDING_SECONDS
@@ -305,6 +332,7 @@ async def _work(
                     observer=observer,
                     app=by.info(declaring.tenant),
                     worker_id=worker_id,
+                    wear=wear,
                 )
             )
             stop_now.append(running.stop_now)
@@ -320,6 +348,8 @@ async def _work(
                 shown_queues(queues),
                 f", for {', '.join(map(repr, tenants))} only" if tenants else "",
             )
+            if lifeline is not None and wear is not None:
+                say(lifeline, Ready(wear.baseline, wear.cramped))
         await signals.asked.wait()
         if lifeline is None:  # else its supervisor has logged it
             log.info("stopping: running handlers may finish (a second signal ends them)")

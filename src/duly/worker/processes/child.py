@@ -36,6 +36,7 @@ from duly.worker.execution import Execution, StopReason
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import exception_text, isinstance_of, result_text
 from duly.worker.processes.children import LENGTH, resolve
+from duly.worker.wear import resident_bytes
 
 if TYPE_CHECKING:
     from duly.store.pool import Connection
@@ -62,6 +63,8 @@ class Child:
                 call = self._call = _Call(self, message["number"], message["call"])
                 answer = call.answer()
                 self._call = None
+                if "weigh" in message:
+                    answer["memory"] = resident_bytes()
                 for stream in (sys.stdout, sys.stderr):
                     with suppress(OSError, ValueError, AttributeError):  # the handler may have closed it
                         stream.flush()

@@ -20,10 +20,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError, InvalidInput, Permanent, Snooze, Unable
+from duly.sizes import size_text
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import RemoteError, RemotePermanent, RemoteRetryAfter
 from duly.worker.handler.task import Task
 from duly.worker.processes.guard import Guard, GuardLost, NotStarted, Program, ending
+from duly.worker.wear import Limits
 
 if TYPE_CHECKING:
     from duly.model import ClaimedRun
@@ -45,13 +47,16 @@ IDLE_SECONDS = 300.0
 _CLOSE_SECONDS = 1.0
 # Longest wait for a dead child's remaining output.
 _LAST_WORDS_SECONDS = 0.5
+_NEVER = Limits()
 
 
 class Children:
     """A pool of child processes. Each runs one handler at a time."""
 
-    def __init__(self, limit: int | None = None) -> None:
-        """`limit`: number of handlers that run at once; by default one per core."""
+    def __init__(self, limit: int | None = None, worn_at: Limits = _NEVER) -> None:
+        """`limit`: number of handlers that run at once; by default one per core. `worn_at`: when a child is replaced
+        between two runs."""
+        self._worn_at = worn_at
         self._limit = limit or os.cpu_count() or 1
         self._free = asyncio.Semaphore(self._limit)
         self._guard = Guard()
@@ -96,10 +101,15 @@ class Children:
             if child.usable:
                 return child
             await child.kill()
-        return await _Child.start(self._guard)
+        return await _Child.start(self._guard, weigh=self._worn_at.memory is not None)
 
     def _give_back(self, child: _Child) -> None:
         if not child.usable:
+            return
+        if self._worn_at.reached(child.calls, child.memory):
+            size = "" if child.memory is None else f", {size_text(child.memory)}"
+            log.info("an isolated child process is replaced after %d runs%s", child.calls, size)
+            self._let_go(child)
             return
         loop = asyncio.get_running_loop()
         child.idle_since = loop.time()
@@ -113,11 +123,14 @@ class Children:
         long_ago = loop.time() - IDLE_SECONDS + 0.001
         for child in [child for child in self._idle if child.idle_since <= long_ago]:
             self._idle.remove(child)
-            closing = loop.create_task(child.close())
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            self._let_go(child)
         if self._idle:
             self._sweep = loop.call_at(self._idle[0].idle_since + IDLE_SECONDS, self._end_idle)
+
+    def _let_go(self, child: _Child) -> None:
+        closing = asyncio.get_running_loop().create_task(child.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
 
 class _Child(asyncio.Protocol):
@@ -126,8 +139,12 @@ class _Child(asyncio.Protocol):
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.idle_since = 0.0
+        #: Number of calls so far.
+        self.calls = 0
+        #: Its resident memory after the last call, if it was asked to weigh itself.
+        self.memory: int | None = None
+        self._weigh = False
         self._broken = False
-        self._calls = 0
         self._received = bytearray()
         self._answer: asyncio.Future[Mapping[str, Any]] | None = None
         self._context: Context | None = None
@@ -137,9 +154,11 @@ class _Child(asyncio.Protocol):
         self._answers: asyncio.ReadTransport
 
     @classmethod
-    async def start(cls, guard: Guard) -> _Child:
+    async def start(cls, guard: Guard, *, weigh: bool) -> _Child:
+        """`weigh`: let it say after each call how much memory it holds."""
         loop = asyncio.get_running_loop()
         child = cls()
+        child._weigh = weigh
         requests, our_requests = os.pipe()
         our_answers, answers = os.pipe()
         try:
@@ -173,8 +192,8 @@ class _Child(asyncio.Protocol):
         self._context = Context(execution)
         try:
             execution.ensure_startable()  # the run may have waited for a child
-            self._calls += 1
-            self._send({"call": request, "number": self._calls})
+            self.calls += 1
+            self._send({"call": request, "number": self.calls, **({"weigh": True} if self._weigh else {})})
             try:
                 await _first_of(answer, self._program.ended)
                 if not answer.done():
@@ -194,7 +213,7 @@ class _Child(asyncio.Protocol):
     async def _cancel(self, answer: asyncio.Future[Mapping[str, Any]]) -> None:
         """Tells the handler to stop, and kills its process if it does not end in time."""
         try:
-            self._send({"cancel": self._calls})
+            self._send({"cancel": self.calls})
             await _first_of(answer, self._program.ended, seconds=CANCEL_SECONDS)
         finally:
             if not answer.done() or answer.exception() is not None:
@@ -270,6 +289,7 @@ class _Child(asyncio.Protocol):
                 except (RuntimeError, ValueError) as error:
                     log.debug("progress of a child was not taken: %s", error)
         elif self._answer is not None and not self._answer.done():
+            self.memory = message.get("memory")
             self._answer.set_result(message)
 
     def _spoke_nonsense(self, what: str) -> None:

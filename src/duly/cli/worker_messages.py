@@ -1,0 +1,54 @@
+"""What a supervised worker says to its supervisor: that it runs, and later that it is worn out.
+
+One JSON document per line, through the socket that is the worker's lifeline (`ending.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from duly.worker.wear import Worn
+
+log = logging.getLogger("duly.cli")
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker claims runs. `memory`: its resident bytes before its first run, if that is known.
+
+    `cramped`: that is so much that its limit of memory leaves too little for the runs.
+    """
+
+    memory: int | None
+    cramped: bool
+
+
+def say(lifeline: int, message: Ready | Worn) -> None:
+    line = json.dumps({type(message).__name__: asdict(message)}) + "\n"
+    with suppress(OSError):  # the supervisor is gone, and this process ends as well
+        os.write(lifeline, line.encode())
+
+
+class Hearing:
+    """Reads the messages of a worker. `heard` is called with each."""
+
+    def __init__(self, heard: Callable[[Ready | Worn], None]) -> None:
+        self._heard = heard
+        self._received = b""
+
+    def receive(self, data: bytes) -> None:
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            try:
+                ((kind, fields),) = json.loads(line).items()
+                message = {"Ready": Ready, "Worn": Worn}[kind](**fields)
+            except (ValueError, TypeError, KeyError, AttributeError):
+                # Duly may have been installed anew since the supervisor started: its workers are of another version.
+                log.debug("a worker's message is not understood: %r", line)
+            else:
+                self._heard(message)
