@@ -29,8 +29,10 @@ WEIGH_SECONDS = 0.2
 # sooner than CRAMPED_SECONDS after its start: otherwise it would do little but start.
 CRAMPED = 0.75
 CRAMPED_SECONDS = 60.0
-# A process of this many times its limit claims no more runs.
+# A process of this many times its limit claims no more runs, and above the limit only this many at a time: what it has
+# claimed it executes, so a full claim of runs that leak could take it far beyond.
 BLOATED = 2
+HEAVY_ROOM = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,8 @@ class Wear:
         self._began = 0.0
         #: The resident memory before the first run.
         self.baseline: int | None = None
-        #: Whether the process is so large that it shall claim no more runs.
-        self.bloated = False
+        #: Whether the process is so large that `room` must be asked before a claim.
+        self.heavy = False
 
     @property
     def cramped(self) -> bool:
@@ -100,6 +102,15 @@ class Wear:
         self._busy = busy
         self._began = asyncio.get_running_loop().time()
         self.baseline = resident_bytes()
+
+    def room(self, room: int) -> int:
+        """Number of runs that may be claimed of those that there is room for."""
+        memory = resident_bytes()
+        return 0 if memory is not None and memory > self._bloated_at else min(room, HEAVY_ROOM)
+
+    @property
+    def _bloated_at(self) -> float:
+        return BLOATED * max(self._memory_limit or 0, self.baseline or 0)
 
     def stop(self) -> None:
         if self._weighing is not None:
@@ -133,11 +144,11 @@ class Wear:
         memory = resident_bytes()
         if memory is None or self._memory_limit is None:
             return
-        age = asyncio.get_running_loop().time() - self._began
-        if memory > self._memory_limit and (not self.cramped or age >= CRAMPED_SECONDS):
+        young = asyncio.get_running_loop().time() - self._began < CRAMPED_SECONDS
+        if memory > self._memory_limit and not (self.cramped and young):
             self._say("memory")
-        self.bloated = memory > BLOATED * max(self._memory_limit, self.baseline or 0)
-        if self._claimed_since or self.bloated or self._busy():
+        self.heavy = memory > (self._bloated_at if self.cramped else self._memory_limit)
+        if self._claimed_since or self.heavy or self._busy():
             self._claimed_since = False
             self._weigh_later()
 

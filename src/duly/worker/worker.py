@@ -242,8 +242,8 @@ class Worker:
     def _room(self) -> int:
         """Number of runs that may be claimed: of any task, or of tasks that need no thread (`_left_to_others`)."""
         room, threads = self._spare_concurrency(), self.executor.threads
-        if self._wear is not None and self._wear.bloated:
-            return 0
+        if self._wear is not None and self._wear.heavy:
+            room = self._wear.room(room)
         if threads.overdue and not self._no_threads():
             # Every run that is claimed now may need a thread.
             return min(room - threads.overdue, threads.free)
