@@ -30,6 +30,15 @@ def look(ctx: Context, **payload: Any) -> dict[str, Any]:
     return fields | {"scheduled_at": ctx.scheduled_at.isoformat(), "pid": os.getpid(), "payload": payload}
 
 
+_kept: list[bytes] = []
+
+
+@app.task(isolation="process")
+def leak(megabytes: int) -> int:
+    _kept.append(os.urandom(1_000_000) * megabytes)
+    return os.getpid()
+
+
 @app.task(isolation="process")
 def loaded() -> list[str]:
     return sorted(sys.modules)

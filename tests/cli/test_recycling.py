@@ -189,7 +189,6 @@ async def test_a_process_that_leaks_is_replaced_and_its_memory_comes_back(
         await asyncio.sleep(0.03)
         largest = max(largest, *(resident(pid) for pid in children(supervisor)))
         replaced = sum("is replaced (--max-memory 200MB)" in line for line in heard(supervisor))
-    assert 10 < len(jobs) < 400
     for job_id in jobs:
         assert (await bench.succeeded(job_id)).attempt == 1
     await eventually(lambda: len(children(supervisor)) == 1, seconds=30)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from harness.commands import PATIENCE, Ended, Process
 
@@ -190,7 +191,7 @@ def test_a_worker_whose_supervisor_is_gone_ends_though_a_handler_runs(
     duly: Run, project: Path, environment: dict[str, str]
 ) -> None:
     job_id = submit(duly, "stubborn")
-    command = [sys.executable, "-m", "duly.cli", "worker", *APP, "--supervised"]
+    command = [sys.executable, "-m", "duly.cli", "worker", *APP, "--supervised", str(uuid4())]
     with subprocess.Popen(
         command, env=environment, cwd=project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:

@@ -66,6 +66,46 @@ async def test_children_are_used_again_and_async_handlers_keep_their_loop(bench:
     assert (first["loops"], second["loops"]) == (1, 1)
 
 
+def wearing(bench: Workbench, **limits: Any) -> Workbench:
+    return Workbench(bench.pool, bench.settings.model_copy(update=limits), bench.operations, isolated_tasks.app)
+
+
+async def test_a_child_is_replaced_after_its_number_of_runs(bench: Workbench) -> None:
+    bench = wearing(bench, worker_max_runs=2)
+    async with bench.working():
+        pids = [(await result_of(bench, "look"))["pid"] for _ in range(5)]
+        assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4]
+        await gone(pids[0], pids[2])
+        assert is_alive(pids[4])
+
+
+async def test_a_child_that_leaks_is_replaced_between_two_runs(bench: Workbench) -> None:
+    bench = wearing(bench, worker_max_memory="200MB")
+    async with bench.working():
+        pids = [await result_of(bench, "leak", {"megabytes": 60}) for _ in range(5)]
+    # Each run ended, so the limit struck after it; two or three of them fit beside the interpreter.
+    assert pids[0] == pids[1]
+    assert len(set(pids)) == 2
+    assert not is_alive(pids[0])
+
+
+async def test_children_are_asked_for_their_memory_only_if_there_is_a_limit(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[Any] = []
+    send = children._Child._send
+
+    def noted(child: children._Child, message: Any) -> None:
+        sent.append(message)
+        send(child, message)
+
+    monkeypatch.setattr(children._Child, "_send", noted)
+    for worker in (bench, wearing(bench, worker_max_memory="1GB")):
+        async with worker.working():
+            await result_of(worker, "look")
+    assert ["weigh" in message for message in sent if "call" in message] == [False, True]
+
+
 async def test_what_a_handler_prints_goes_to_standard_error_and_its_input_is_empty(
     bench: Workbench, capfd: pytest.CaptureFixture[str]
 ) -> None:
