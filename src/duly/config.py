@@ -24,8 +24,8 @@ from duly.addresses import ServerAddress
 from duly.errors import ConfigError
 from duly.model import DEFAULT_TENANT
 from duly.schema_name import DEFAULT_SCHEMA, check_schema
-from duly.visible import CONTROLS
 from duly.sizes import read_size
+from duly.visible import CONTROLS
 
 # By scheme: the default port, and the options after a question mark.
 _COORDINATOR_SERVERS: dict[str, tuple[int, tuple[str, ...]]] = {
