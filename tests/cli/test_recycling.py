@@ -163,8 +163,9 @@ async def test_runs_go_on_without_a_pause_while_a_process_is_replaced(
     number = len(supply.submitted)
 
     await eventually(lambda: len(told(project)) >= number - 1)
-    starts = {int(one.word.split()[1]): one for one in told(project)}
-    assert len(starts) == len(told(project))
+    begun = told(project)
+    starts = {int(one.word.split()[1]): one for one in begun}
+    assert len(starts) == len(begun)
     lag = max(starts[n].at - supply.submitted[n] for n in starts)
     pids = [starts[n].pid for n in sorted(starts)]
     print(f"{len(starts)} runs in {len(set(pids))} processes, the longest lag {lag:.3f} s")
