@@ -47,3 +47,8 @@ def check_schema(name: str) -> str:
     if name in _WORDS:
         raise ValueError(f"{name} is a word of SQL: choose another name, such as {name}_jobs")
     return name
+
+
+def in_what_schema(name: str) -> str:
+    """The end of a sentence about a store: ` (schema x)`, and nothing for the default one."""
+    return "" if name == DEFAULT_SCHEMA else f" (schema {name})"

@@ -12,6 +12,7 @@ from duly.cluster.coordinator import Term
 from duly.cluster.making import make_coordinator
 from duly.cluster.member import MemberCoordinator
 from duly.config import load_settings
+from duly.schema_name import DEFAULT_SCHEMA
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from harness.forwarding import Armed
@@ -96,8 +97,11 @@ class Counting(Proxy):
 class Cluster:
     """Nodes of one kind over one store."""
 
-    def __init__(self, kind: str, database_url: str, server: RegistryServer | None) -> None:
+    def __init__(
+        self, kind: str, database_url: str, server: RegistryServer | None, *, schema: str = DEFAULT_SCHEMA
+    ) -> None:
         self.kind = kind
+        self.schema = schema
         self.url = database_url
         self.server = server
         self.room = f"test-{uuid4().hex}"
@@ -118,7 +122,7 @@ class Cluster:
         if coordinator is None:
             coordinator = self.kind if self.server is None else self.server.address(self.room, port=registry_port)
         settings = load_settings(database_url=url or self.url, leader_lease_seconds=lease, coordinator=coordinator)
-        pool = await Pool.connect(settings.database_url or "", size=4)
+        pool = await Pool.connect(settings.database_url or "", size=4, schema=self.schema)
         self._stack.push_async_callback(pool.close)
         node_id = uuid4()
         listener = Listener(self.record, node_id)
@@ -126,7 +130,7 @@ class Cluster:
         assert isinstance(made, MemberCoordinator)
         listener.coordinator = made
         if notified:
-            notifier = Notifier(pool.url)
+            notifier = Notifier(pool.url, schema=pool.schema)
             notifier.listen("duly_shards", lambda _: made.wake())
             await notifier.start()
             self._stack.push_async_callback(notifier.stop)

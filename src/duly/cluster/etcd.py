@@ -1,8 +1,8 @@
 """etcd: members are keys under a lease, changes are watched.
 
-`etcd://host:2379,host2:2379?prefix=/duly` (`etcds://` for TLS; `user:password@` before the hosts). A node's entry is
-`<prefix>/nodes/<node id>`, bound to an etcd lease that every pass keeps alive. `registry.py` says what follows when
-etcd, PostgreSQL or a node is away.
+`etcd://host:2379,host2:2379?prefix=/duly` (`etcds://` for TLS; `user:password@` before the hosts). Without a prefix it
+is `/duly`, and for a store in another schema x `/duly-x`. A node's entry is `<prefix>/nodes/<node id>`, bound to an
+etcd lease that every pass keeps alive. `registry.py` says what follows when etcd, PostgreSQL or a node is away.
 
 etcd's leases count whole seconds, their minimum depends on the server (1.5 election timeouts), and etcd looks for
 expired ones twice per second. None of that delays a takeover: the lease in `duly.nodes` ends no later. An etcd that
@@ -21,20 +21,18 @@ from uuid import UUID
 from duly.addresses import ServerAddress
 from duly.cluster.coordinator import TermListener
 from duly.cluster.etcd_gateway import EtcdGateway
-from duly.cluster.registry import RegistryCoordinator, node_id_of
+from duly.cluster.registry import RegistryCoordinator, default_path, node_id_of
 from duly.errors import CoordinatorUnavailable, DulyError
 from duly.store.pool import Pool
 
 log = logging.getLogger("duly.cluster")
-
-DEFAULT_PREFIX = "/duly"
 
 
 class EtcdCoordinator(RegistryCoordinator):
     def __init__(self, listener: TermListener, pool: Pool, *, address: ServerAddress, **rest: Any) -> None:
         super().__init__(listener, pool, **rest)
         self._etcd = EtcdGateway(address, patience=self._lease / 2)
-        self._prefix = address.options.get("prefix", DEFAULT_PREFIX).rstrip("/") + "/nodes/"
+        self._prefix = address.options.get("prefix", default_path(pool.schema)).rstrip("/") + "/nodes/"
         self._info["registry_path"] = self._prefix
         self._lease_id: str | None = None
         self._granted = self._lease

@@ -19,6 +19,7 @@ from abc import abstractmethod
 from uuid import UUID
 
 from duly.cluster.member import MemberCoordinator
+from duly.schema_name import DEFAULT_SCHEMA
 from duly.store import cluster as rows
 
 # Shortest timeout for entering: a server under load syncs its disk before it answers.
@@ -54,6 +55,11 @@ class RegistryCoordinator(MemberCoordinator):
             if self.node_id not in members:
                 return None
         return view.only(members)
+
+
+def default_path(schema: str) -> str:
+    """The place of a store's nodes in a registry, if its address names none: each schema has one of its own."""
+    return "/duly" if schema == DEFAULT_SCHEMA else f"/duly-{schema}"
 
 
 def node_id_of(name: str) -> UUID | None:

@@ -1,8 +1,8 @@
 """ZooKeeper: members are ephemeral nodes, their parent is watched.
 
 `zookeeper://host:2181,host2:2181/duly` (`user:password@` before the hosts: digest authentication, and then our nodes
-are closed to all other users). A member's entry is `<path>/nodes/<node id>`. `registry.py` says what follows when
-ZooKeeper, PostgreSQL or a node is away.
+are closed to all other users). The default path is `/duly`, and for a store in another schema x `/duly-x`. A member's
+entry is `<path>/nodes/<node id>`. `registry.py` says what follows when ZooKeeper, PostgreSQL or a node is away.
 
 kazoo works in threads of its own and keeps the session alive from there, even while this process's event loop hangs.
 So the session alone is no sign of life: a pass asks ZooKeeper and PostgreSQL, from the loop, and only a pass that
@@ -48,7 +48,7 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from duly.addresses import ServerAddress
 from duly.cluster.coordinator import TermListener
-from duly.cluster.registry import MIN_ENTRY_SECONDS, RegistryCoordinator, node_id_of
+from duly.cluster.registry import MIN_ENTRY_SECONDS, RegistryCoordinator, default_path, node_id_of
 from duly.errors import ConfigError, CoordinatorUnavailable
 from duly.store.pool import Pool
 
@@ -57,7 +57,6 @@ log = logging.getLogger("duly.cluster")
 _kazoo_log = logging.getLogger("duly.cluster.kazoo")
 _kazoo_log.setLevel(logging.ERROR)
 
-DEFAULT_PATH = "/duly"
 _CLOSE_SECONDS = 5.0
 _AWAY = (ConnectionLoss, KazooTimeoutError, OperationTimeoutError, SessionExpiredError)
 
@@ -66,7 +65,7 @@ class ZooKeeperCoordinator(RegistryCoordinator):
     def __init__(self, listener: TermListener, pool: Pool, *, address: ServerAddress, **rest: Any) -> None:
         super().__init__(listener, pool, **rest)
         self._address = address
-        self._parent = (address.path.rstrip("/") or DEFAULT_PATH) + "/nodes"
+        self._parent = (address.path.rstrip("/") or default_path(pool.schema)) + "/nodes"
         self._info["registry_path"] = self._parent
         self._entry = f"{self._parent}/{self.node_id}"
         self._client: KazooClient | None = None

@@ -289,10 +289,11 @@ class _Runner:
         await connection.execute("select pg_advisory_xact_lock($1)", lock_key(connection.schema))
         # `if not exists` would ask for the right to create before it looks.
         if not await connection.fetchval("select exists (select from pg_namespace where nspname = 'duly')"):
-            if not self._create_schema:
+            if not (self._create_schema and await connection.fetchval(_MAY_CREATE)):
+                role = await connection.fetchval("select quote_ident(current_user)")
                 raise StoreUnusable(
-                    f"there is no schema {connection.schema} in this database; let its owner run: "
-                    f"create schema {connection.schema}"
+                    f"there is no schema {connection.schema} in this database, and it is not to be created from here; "
+                    f"let the database's owner run: create schema {connection.schema} authorization {role}"
                 )
             await connection.execute("create schema duly")
         if await connection.fetchval("select to_regclass('duly.migrations') is null"):
@@ -348,6 +349,7 @@ class _Runner:
         return True
 
 
+_MAY_CREATE = "select has_database_privilege(current_database(), 'create')"
 _INDEX = re.compile(r"create (?:unique )?index concurrently (?:if not exists )?(?P<name>\w+)")
 _VALID = """\
 select i.indisvalid from pg_catalog.pg_index i join pg_catalog.pg_class c on c.oid = i.indexrelid
@@ -423,8 +425,19 @@ async def _holders(pool: Pool) -> str:
 async def check_version(pool: Pool, *, release: Release | None = None) -> None:
     """Raises if this Duly must not work on the store, so that a node does not touch it."""
     await _check_server(pool)
-    check(await recorded(pool), release or this_release())
+    now = await recorded(pool)
+    if BASELINE not in now.steps and (others := await other_schemas(pool)):
+        raise StoreMismatch(
+            f"the schema {pool.schema} of this database holds no Duly, and {others[0]} does: set "
+            f"DULY_SCHEMA={others[0]}, or make another Duly with: duly migrate"
+        )
+    check(now, release or this_release())
     await pool.read_steps()
+
+
+async def other_schemas(pool: Pool) -> list[str]:
+    """The other schemas of the database that hold a Duly; not more than a few."""
+    return [row["name"] for row in await pool.fetch("stores/other_schemas", pool.schema)]
 
 
 async def _check_server(pool: Pool) -> None:

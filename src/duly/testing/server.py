@@ -19,12 +19,13 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 
 from duly.errors import ConfigError, MissingExtra, StoreUnusable
+from duly.schema_name import DEFAULT_SCHEMA, check_schema
 from duly.store import embedded
 from duly.store.migrate import migrate
 from duly.store.pool import Pool, connection_options, translated_errors
 from duly.testing.statements import testing_statement
 
-DATABASE_URL = "DULY_TEST_DATABASE_URL"
+DATABASE_URL, SCHEMA = "DULY_TEST_DATABASE_URL", "DULY_TEST_SCHEMA"
 # The data lives only as long as the tests, so settings that protect it from a crash would only cost time.
 _SETTINGS = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "200"}
 # One shard: a step then reads one index, and a re-read is one statement. Tests cannot observe a job's shard.
@@ -36,7 +37,12 @@ T = TypeVar("T")
 class StoreServer:
     """Makes stores. It creates and drops databases of its own; other databases of the server are not touched."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, schema: str | None = None) -> None:
+        """`schema`: the schema of the stores; default: the one that `DULY_TEST_SCHEMA` names, else duly."""
+        try:
+            self.schema = check_schema(schema or os.environ.get(SCHEMA) or DEFAULT_SCHEMA)
+        except ValueError as error:
+            raise ConfigError(f"schema ({SCHEMA}): {error}") from error
         self._url = url
         self._template = _new_name()
 
@@ -52,7 +58,7 @@ class StoreServer:
 
     async def prepare(self) -> None:
         await self._create(self._template, "template1")
-        pool = await Pool.connect(self._at(self._template), size=1)
+        pool = await Pool.connect(self._at(self._template), size=1, schema=self.schema)
         try:
             await migrate(pool, shards=_SHARDS)
         finally:
@@ -92,10 +98,10 @@ class StoreServer:
 
 
 @contextmanager
-def running_server(database_url: str | None = None) -> Iterator[StoreServer]:
+def running_server(database_url: str | None = None, *, schema: str | None = None) -> Iterator[StoreServer]:
     """The PostgreSQL at `database_url` or `DULY_TEST_DATABASE_URL`; else an embedded one in a temporary folder."""
     with _address(database_url or os.environ.get(DATABASE_URL)) as url:
-        server = StoreServer(url)
+        server = StoreServer(url, schema=schema)
         _on_a_loop_of_its_own(server.prepare)
         try:
             yield server

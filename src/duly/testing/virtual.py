@@ -85,13 +85,13 @@ class DulyTest:
                 server = await asyncio.to_thread(running.__enter__)
                 stack.push_async_callback(asyncio.to_thread, running.__exit__, None, None, None)
             url = await stack.enter_async_context(server.store())
-            pool = await Pool.connect(url)
+            pool = await Pool.connect(url, schema=server.schema)
             stack.push_async_callback(pool.close)
             # Whole seconds, so that printed times are readable.
             clock = pool.clock = VirtualClock(datetime.now(UTC).replace(microsecond=0))
             await pool.query(testing_statement("set_clock"), clock.now())
             # Duly's defaults: the environment and duly.toml are meant for production.
-            settings = Settings.model_construct(database_url=url)
+            settings = Settings.model_construct(database_url=url, schema=server.schema)
             binding = Binding(pool, settings)
             stack.push_async_callback(binding.close)
             single = await SingleConnection.on(pool)

@@ -15,6 +15,7 @@ from duly.cli.invocation import invocation_of, own_tenant
 from duly.cli.output import coloured, hanging, print_json, say
 from duly.errors import ConfigError, DulyError, InvalidInput
 from duly.formats import rough_span
+from duly.schema_name import in_what_schema
 
 if TYPE_CHECKING:
     from duly.config import Settings
@@ -145,7 +146,7 @@ async def _check_store(settings: Settings) -> list[Check]:
     try:
         async with open_store(settings, checked=False) as store:
             where = "embedded PostgreSQL" if store.embedded else shown_postgres(store.pool.url)
-            checks.append(Check("database", "ok", f"{where} answers"))
+            checks.append(Check("database", "ok", f"{where} answers{in_what_schema(settings.schema)}"))
             try:
                 await migrate.check_version(store.pool)
             except DulyError as error:
@@ -192,7 +193,7 @@ def _check_clock(pool: Pool, facts: Facts) -> Check:
         return Check(
             "clock",
             "fail",
-            "the store's clock was stopped or moved, as tests do: reset the row of duly.clock to real time",
+            f"the store's clock was stopped or moved, as tests do: reset the row of {pool.schema}.clock to real time",
         )
     off = (datetime.now(UTC) - pool.clock.now()).total_seconds()
     if abs(off) > _CLOCK_SECONDS:

@@ -10,9 +10,10 @@ from uuid import UUID
 
 import typer
 
-from duly.cli.invocation import with_operations
+from duly.cli.invocation import invocation_of, with_operations
 from duly.cli.output import away, one_line, print_json, print_table, say
 from duly.formats import rough_span
+from duly.schema_name import DEFAULT_SCHEMA
 
 if TYPE_CHECKING:
     from duly.cli.backend import Backend
@@ -37,8 +38,11 @@ def status(
         return await operations.cluster.status(), operations.now()
 
     found, now = with_operations(context, look)
+    invocation = invocation_of(context)
+    schema = DEFAULT_SCHEMA if invocation.remote_url is not None else invocation.settings().schema
+    other_schema = {} if schema == DEFAULT_SCHEMA else {"schema": schema}
     if as_json:
-        print_json(status_document(found))
+        print_json(other_schema | status_document(found))
         return
     nodes = [node for node in found.nodes if everyone or _state(node) != "stopped"]
     if nodes:
@@ -79,6 +83,8 @@ def status(
             ],
         )
         say()
+    if other_schema:
+        say(f"schema   {schema}")
     led = sum(shard.alive for shard in found.shards)
     say(f"shards   {led} of {len(found.shards)} led by a live scheduler")
     counts = found.counts

@@ -39,6 +39,7 @@ from duly.cli.options import (
 )
 from duly.cli.output import examples, say, styled
 from duly.errors import ConfigError
+from duly.schema_name import in_what_schema
 
 if TYPE_CHECKING:
     from duly.app import Duly
@@ -291,7 +292,7 @@ def _greet(plan: _Plan, served: Served, home: Path | None) -> None:
     say()
     say(f"  {styled('Duly is up', bold=True)}: {styled(served.link, fg='cyan', bold=True)}")
     store = f"embedded PostgreSQL in {home}" if home is not None else shown_postgres(plan.settings.database_url or "")
-    say(f"  store: {store}")
+    say(f"  store: {store}{in_what_schema(plan.settings.schema)}")
     if plan.demo and home is not None:
         say(f"  from another terminal: duly --home {home} job list")
     work = shown_work(plan.application, plan.settings) + (f" of {plan.app_name}" if plan.app_name is not None else "")

@@ -89,6 +89,12 @@ begin
     values (allow_submit.role, allow_submit.tenant, coalesce(allow_submit.commands, false), duly.now())
     on conflict on constraint submitters_pkey do update set tenant = excluded.tenant, commands = excluded.commands;
     execute format('grant usage on schema duly to %I', role);
+    -- The owner of the functions need not be the owner of the schema, and then this grant was only a warning.
+    if not has_schema_privilege(role, 'duly'::regnamespace, 'USAGE') then
+        raise exception using errcode = 'invalid_parameter_value', column = 'role', message = format(
+            'duly.allow_submit: role: %I may not use the schema; first let its owner run: grant usage on schema duly to %1$I',
+            role);
+    end if;
     execute format('grant execute on function duly.submit to %I', role);
 end
 $$;
