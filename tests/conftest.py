@@ -85,6 +85,7 @@ async def database_url(server: Server) -> AsyncIterator[str]:
 @pytest.fixture
 async def pool(database_url: str) -> AsyncIterator[Pool]:
     pool = await Pool.connect(database_url, size=8)
+    await pool.read_steps()  # as every process does that opens a store
     yield pool
     await pool.close()
 

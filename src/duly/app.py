@@ -183,13 +183,16 @@ class Duly:
         schedule: str | datetime | None = None,
         **options: Unpack[JobOptions],
     ) -> JobRequest:
-        """The request that `submit` would send: the job's fields, on top of its task's defaults."""
+        """The request that `submit` would send. The defaults of a task of this app are in it.
+
+        Those of another task come from the offers of the workers that have it, when the job is stored.
+        """
         handler = self._handler_of(task)
         known = self.tasks.get(handler) if isinstance(handler, str) else None
         if known is None:
             return make_request(handler, payload, run_at, schedule, options, {})
         own = {"queue": known.queue, "priority": known.priority}
-        return make_request(handler, payload, run_at, schedule, options, own, known.policy)
+        return make_request(handler, payload, run_at, schedule, options, own, known.policy, POLICY_FIELDS)
 
     async def submit(
         self,

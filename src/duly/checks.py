@@ -19,7 +19,18 @@ from uuid import UUID
 
 from duly.errors import InvalidInput, InvalidSchedule
 from duly.masking import HIDDEN, shown_instead
-from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, DstFold, JobRequest, Policy, Rule, ScheduleKind
+from duly.model import (
+    DEFAULT_POLICY,
+    DEFAULT_PRIORITY,
+    DEFAULT_QUEUE,
+    JOB_RULES,
+    POLICY_RULES,
+    DstFold,
+    JobRequest,
+    Policy,
+    Rule,
+    ScheduleKind,
+)
 from duly.timing import Definition, Fuel, anchor_of, check_template, jitter_offset, load_zone, parse_schedule
 from duly.timing.schedule import DAWN
 from duly.visible import CONTROLS
@@ -288,8 +299,16 @@ def plan_schedule(request: JobRequest, *, now: datetime, job_id: UUID, created_a
 
 
 def fingerprint(request: JobRequest, payload: str, labels: str | None, schedule: str) -> bytes:
-    """A hash of everything the client chose: the same dedupe_key with other content is a conflict."""
+    """A hash of everything the client chose: the same dedupe_key with other content is a conflict.
+
+    It is of what the client sent, not of what the job got from its task: a task's defaults may change between two
+    submits of the same job. A field that was left out counts as one with the general default.
+    """
     own = {name: getattr(request, name) for name in JOB_RULES if name != "dedupe_key"}
+    if request.queue is None:
+        own["queue"] = DEFAULT_QUEUE
+    if request.priority is None:
+        own["priority"] = DEFAULT_PRIORITY
     content = [own | {"schedule": schedule, "labels": labels}, request.handler, payload, request.policy.to_stored()]
     return hashlib.sha256(_encode_content(content).encode()).digest()
 

@@ -24,6 +24,7 @@ from duly.maintenance.survey import Survey
 from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
 from duly.maintenance.zone_keeper import ZoneKeeper
+from duly.operations.offered import offered_defaults
 from duly.operations.sql_submits import plan_sql_submit
 from duly.scheduler.catch_up import CatchingUp
 from duly.scheduler.firer import Firer
@@ -208,6 +209,7 @@ async def running_worker(
         targets=await make_targets(settings, pool, version=duly_version()),
         worker_id=worker_id,
         wear=wear,
+        defaults=offered_defaults(tasks),
     )
     async with AsyncExitStack() as stack:
         if notifier is not None:

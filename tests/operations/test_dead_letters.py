@@ -33,7 +33,7 @@ async def dead(
     request = JobRequest("report", **{"payload": {"n": 7}, **fields})  # type: ignore[arg-type]
     for _ in range(total):
         await operations.submit(request, allow_unknown_handler=True)
-        await bury(pool, (await take(pool, queues=[request.queue])).runs, error=error)
+        await bury(pool, (await take(pool, queues=[request.queue or "default"])).runs, error=error)
     page = await operations.dead_letters.page(limit=total)
     return page.items[::-1]
 

@@ -323,8 +323,8 @@ class Model:
             for node in (self.nodes[one] for _, one in others)
         ]
 
-    def cluster_offer_handlers(self, _names: Sequence[str]) -> list[Row]:
-        return []
+    def cluster_offer_tasks(self, names: Sequence[str], *_: object) -> list[Row]:
+        return [Row(name=name) for name in names]
 
     def cluster_leave(self, node_id: UUID) -> list[Row]:
         if node_id in self.nodes:

@@ -32,8 +32,8 @@ from harness.living import live
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
 # The statements that run over a caller's connection, whose search_path may be anything.
 OVER_ANOTHERS = (
-    "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates", "jobs/submit",
-    "stores/transaction_facts", "tenants/count_new", "tenants/free_slots", "tenants/take",
+    "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates",
+    "jobs/submit", "stores/transaction_facts", "tenants/count_new", "tenants/free_slots", "tenants/take",
 )  # fmt: skip
 OWN = {"search_path": "pg_catalog"}
 TRAPS = Path(__file__).with_name("traps.sql")

@@ -30,6 +30,7 @@ from duly.model import (
     JOB_RULES,
     POLICY_FIELDS,
     POLICY_RULES,
+    TASK_FIELDS,
     DstFold,
     DstGap,
     JobRequest,
@@ -165,8 +166,14 @@ def _described(rule: Rule) -> tuple[Any, Any]:
     kind, rules = _schema_of(rule)
     extra = _or_null(kind, rules) if rule.optional else rules
     default: Any = {"default_factory": annotation} if rule.kind in (tuple, Mapping) else {"default": rule.default}
+    text = rule.help_text
+    if rule.name in TASK_FIELDS:
+        # Not as a `default` of the schema: clients that are made from it would send that, and so override the task's.
+        if "default" in default:
+            default = {"default_factory": lambda: rule.default}
+        text += f"; if not given, the task's default, else {rule.default if rule.default not in (None, ()) else 'none'}"
     return (annotation | None if rule.optional else annotation), Field(
-        **default, description=rule.help_text, json_schema_extra=extra
+        **default, description=text, json_schema_extra=extra
     )
 
 
@@ -215,12 +222,18 @@ class JobBody(_DescribedFields):
 
     def to_request(self, *, dedupe_key: str | None) -> JobRequest:
         given = {name: getattr(self, name) for name in _SETTABLE}
-        chosen = {name: given.pop(name) for name in POLICY_FIELDS}
-        chosen["secret_fields"] = tuple(chosen["secret_fields"])
+        values = {name: given.pop(name) for name in POLICY_FIELDS}
+        values["secret_fields"] = tuple(values["secret_fields"])
+        chosen = POLICY_FIELDS & self.model_fields_set
         # Most jobs do not choose a policy.
-        policy = policy_with(DEFAULT_POLICY, chosen) if POLICY_FIELDS & self.model_fields_set else DEFAULT_POLICY
-        return JobRequest(policy=policy, **{**given, "dedupe_key": dedupe_key})
+        policy = policy_with(DEFAULT_POLICY, values) if chosen else DEFAULT_POLICY
+        # What is left out comes from the task.
+        for name in _OWN_TASK_FIELDS - self.model_fields_set:
+            given[name] = None
+        return JobRequest(policy=policy, chosen=chosen, **{**given, "dedupe_key": dedupe_key})
 
+
+_OWN_TASK_FIELDS = TASK_FIELDS - POLICY_FIELDS
 
 # Fields that cannot be changed.
 _FIXED = frozenset({"dedupe_key"})

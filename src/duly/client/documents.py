@@ -248,17 +248,22 @@ def read_counts(document: Document) -> Counts:
 
 
 def job_body(request: JobRequest) -> dict[str, Any]:
-    """The fields of a request that differ from the defaults; the server applies its own defaults to the rest."""
+    """The fields that a request sets; the server applies the task's defaults, and its own, to the rest."""
     body = {
         field.name: value
         for field in fields(JobRequest)
-        if field.name not in ("policy", "handler", "name", "payload")
+        if field.name not in ("policy", "chosen", "handler", "name", "payload")
         and (value := getattr(request, field.name)) not in (None, _DEFAULTS[field.name])
     }
+    chosen = request.chosen
+    if chosen == POLICY_FIELDS:
+        # The code of a task has set them all. A server of the version before refuses a field that it does not know, and
+        # has no tasks' defaults, so what is general there need not be sent.
+        chosen -= _NEW_FIELDS
     body |= {
         name: value
         for name in POLICY_FIELDS
-        if (value := getattr(request.policy, name)) != getattr(DEFAULT_POLICY, name)
+        if (value := getattr(request.policy, name)) != getattr(DEFAULT_POLICY, name) or name in chosen
     }
     body["handler"] = request.handler if isinstance(request.handler, str) else dict(request.handler)
     # The API requires a name; the library derives one from the handler.
@@ -302,6 +307,8 @@ def encode(body: Any) -> bytes:
     raise InvalidInput("body", "must be JSON")
 
 
+# Fields of a policy that the version before does not know.
+_NEW_FIELDS = frozenset({"start_within_seconds"})
 _encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 _DEFAULTS: dict[str, Any] = {
     field.name: field.default_factory() if field.default_factory is not MISSING else field.default

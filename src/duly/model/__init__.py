@@ -5,6 +5,7 @@ Read in this order:
 - `fields`: the description of one field, from which checks, schema, options and documents follow;
 - `policy`: what a job's policy may say, its defaults, and the JSON it is stored as;
 - `job`: a job, as it is asked for and as it is stored;
+- `defaults`: what a task sets for its jobs, and how it fills in a request;
 - `options`: the keywords of `submit`, `task`, `cron` and `change`, typed;
 - `ids`: a run's id, which is its job and moment, written as one string;
 - `run`: one execution of an occurrence, and its attempts;
@@ -20,6 +21,7 @@ Read in this order:
 from duly.model.claim import Buried, Claim, ClaimedRun, Expired, Recorded, Requeued, Succeeded
 from duly.model.cluster import Cluster, ClusterStatus, Counts, NodeStatus, ShardStatus, Unrunnable
 from duly.model.dead_letter import DeadLetter, DeadLetterFilter, Swept
+from duly.model.defaults import NO_DEFAULTS, TASK_FIELDS, TaskDefaults, complete, without_repeated
 from duly.model.deploys import Declarer
 from duly.model.explanation import Explanation, Verdict
 from duly.model.fields import Rule, rules_of
@@ -66,8 +68,10 @@ __all__ = [
     "DEFAULT_QUEUE",
     "DEFAULT_TENANT",
     "JOB_RULES",
+    "NO_DEFAULTS",
     "POLICY_FIELDS",
     "POLICY_RULES",
+    "TASK_FIELDS",
     "Attempt",
     "Buried",
     "Claim",
@@ -111,8 +115,10 @@ __all__ = [
     "SubmittedId",
     "Succeeded",
     "Swept",
+    "TaskDefaults",
     "Unrunnable",
     "Verdict",
+    "complete",
     "each_request",
     "from_micros",
     "id_range",
@@ -124,4 +130,5 @@ __all__ = [
     "policy_with",
     "rules_of",
     "to_micros",
+    "without_repeated",
 ]

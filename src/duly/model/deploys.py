@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -35,6 +36,11 @@ class Declarer:
             "declares": sorted(self.keys),
             "tenant": tenant,
         }
+
+    @classmethod
+    def from_info(cls, info: Mapping[str, Any]) -> Declarer:
+        """The application and deploy of a worker, without what it declares. An empty `info`: unknown ones."""
+        return cls(info.get("name") or "", info.get("deploy"), info.get("rank") or "")
 
     def described(self) -> str:
         of = f" of app {self.owner!r}" if self.owner else ""

@@ -44,9 +44,14 @@ def described(
     *,
     json_format: str | None = None,
     timing: bool = False,
+    otherwise: Any = None,
 ) -> Any:
-    """A dataclass field with a default and the rest of its `Rule`. A field of choices needs no limits."""
+    """A dataclass field with a default and the rest of its `Rule`. A field of choices needs no limits.
+
+    `otherwise`: the default for clients, where the field itself is None as long as nobody has set it.
+    """
     rule = {
+        "otherwise": otherwise,
         "help_text": help_text,
         "minimum": minimum,
         "maximum": maximum,
@@ -70,5 +75,8 @@ def _rule(one: dataclasses.Field[Any], annotation: Any) -> Rule:
     united = get_args(annotation) if get_origin(annotation) is UnionType else ()
     first = next((part for part in united if part is not NoneType), annotation)
     kind = str if choices else get_origin(first) or first
-    default = None if one.default is dataclasses.MISSING else one.default
-    return Rule(one.name, annotation, kind, choices, default, NoneType in united, **one.metadata)
+    rest = dict(one.metadata)
+    otherwise = rest.pop("otherwise")
+    default = otherwise if otherwise is not None or one.default is dataclasses.MISSING else one.default
+    optional = NoneType in united and otherwise is None
+    return Rule(one.name, annotation, kind, choices, default, optional, **rest)

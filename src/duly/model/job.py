@@ -40,13 +40,20 @@ class JobRequest:
     start_at: datetime | None = described(None, "Earliest time of a recurring job's occurrences", timing=True)
     end_at: datetime | None = described(None, "Latest time of a recurring job's occurrences", timing=True)
     max_runs: int | None = described(None, "Maximum number of runs of a recurring job", 1, 2**31 - 1)
-    queue: str = described(DEFAULT_QUEUE, "Queue of the job's runs", 1, 100)
-    priority: int = described(DEFAULT_PRIORITY, "Priority, 0 to 9; higher runs first", 0, 9)
+    queue: str | None = described(None, "Queue of the job's runs", 1, 100, otherwise=DEFAULT_QUEUE)
+    priority: int | None = described(None, "Priority, 0 to 9; higher runs first", 0, 9, otherwise=DEFAULT_PRIORITY)
     policy: Policy = DEFAULT_POLICY
     dedupe_key: str | None = described(
         None, "Submitting the same job under the same key again returns the existing job", 1, 200
     )
     labels: Mapping[str, str] = described(dict, "Labels of the job, by key", 0, 32)
+    chosen: frozenset[str] = frozenset()
+    """The policy's fields that the client has set. Those that differ from the general defaults count as set, too."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the defaults of a task have nothing to fill in."""
+        return self.queue is not None and self.priority is not None and self.chosen >= POLICY_FIELDS
 
 
 #: The rules of a job's own fields. Handler and payload have rules of their own; the policy's are `POLICY_RULES`.
@@ -61,8 +68,12 @@ def make_request(
     options: Mapping[str, Any],
     own: dict[str, Any],
     policy: Policy = DEFAULT_POLICY,
+    chosen: frozenset[str] = frozenset(),
 ) -> JobRequest:
-    """The request of a submit with these arguments. `own` and `policy`: the defaults that the options change."""
+    """The request of a submit with these arguments. `own` and `policy`: the defaults that the options change.
+
+    `chosen`: the fields of `policy` that are not to be replaced by other defaults.
+    """
     if run_at is not None:
         if schedule is not None:
             raise InvalidInput("run_at", "cannot be given together with schedule")
@@ -78,7 +89,9 @@ def make_request(
                 raise InvalidInput(min(options.keys() - POLICY_FIELDS - JOB_RULES.keys()), "is not a field of a job")
         if changes:
             policy = policy_with(policy, changes)
-    return JobRequest(handler, payload={} if payload is None else payload, schedule=schedule, policy=policy, **own)
+            chosen = chosen.union(changes)
+    payload = {} if payload is None else payload
+    return JobRequest(handler, payload=payload, schedule=schedule, policy=policy, chosen=chosen, **own)
 
 
 def each_request(

@@ -124,10 +124,11 @@ def policy_from_stored(text: str | None) -> Policy:
     if not isinstance(stored, dict):
         raise InvalidInput("policy", "is not an object")
     known = {name: value for name, value in stored.items() if name in POLICY_RULES}
-    return Policy(**{name: _from_stored(POLICY_RULES[name], value) for name, value in known.items()})
+    return Policy(**{name: from_stored(POLICY_RULES[name], value) for name, value in known.items()})
 
 
-def _from_stored(rule: Rule, value: Any) -> Any:
+def from_stored(rule: Rule, value: Any) -> Any:
+    """The value of one stored field; `InvalidInput` if it is not valid."""
     if rule.kind is int and isinstance(value, float) and value.is_integer():
         value = int(value)  # 3.0, which only a person writes
     if rule.choices:

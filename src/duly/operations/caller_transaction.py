@@ -46,7 +46,7 @@ class CallerTransaction:
         self, connection: object, requests: Sequence[JobRequest], *, allow_unknown_handler: bool
     ) -> list[SubmittedId]:
         joined = Joined(recognise(connection), self._settings.schema)
-        facts = await self._facts(joined)
+        facts = await self._facts(joined, requests)
         check_min_version(facts.min_version, this_release())
         joined.steps = facts.steps
         joined.clock = ManualClock(facts.now)
@@ -55,6 +55,7 @@ class CallerTransaction:
             cast("Pool", joined), self._settings, shard_count=facts.shard_count, local_handlers=self._local_handlers
         )
         core.store_handlers = self._handlers.get(facts.store_id, frozenset())
+        core.believe_offered(facts.offered)
         core.believe(self._tenant, facts.tenants.get(self._tenant, UNKNOWN), until=math.inf)
         submits = SubmitOperations(core, self._tenant)
         try:
@@ -62,9 +63,10 @@ class CallerTransaction:
         finally:
             self._handlers[facts.store_id] = core.store_handlers
 
-    async def _facts(self, joined: Joined) -> stores.TransactionFacts:
+    async def _facts(self, joined: Joined, requests: Sequence[JobRequest]) -> stores.TransactionFacts:
+        tasks = {one.handler for one in requests if isinstance(one.handler, str) and not one.is_complete}
         try:
-            return await stores.transaction_facts(joined, tenants={self._tenant})
+            return await stores.transaction_facts(joined, tenants={self._tenant}, tasks=tasks)
         except Exception as error:
             if lacks_rights(error):
                 raise Forbidden(

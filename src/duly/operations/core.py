@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Collection
 from datetime import datetime
@@ -12,8 +13,9 @@ from weakref import WeakValueDictionary
 from duly.config import Settings
 from duly.errors import InvalidInput, NotFound
 from duly.model import Job
+from duly.operations.preparing import NOTHING_OFFERED, Offered
 from duly.operations.rights import Bounds
-from duly.store import tenants
+from duly.store import cluster, tenants
 from duly.store.pool import Pool
 from duly.store.tenants import KnownTenant
 from duly.timing import Definition, Timetable
@@ -41,6 +43,10 @@ class Core:
         self.local_handlers = local_handlers
         #: The tasks that workers of the store had when it was last asked.
         self.store_handlers: frozenset[str] = frozenset()
+        #: The defaults of the tasks of the store's workers, not older than `_BELIEVED_SECONDS` after `known`.
+        self.offered: Offered = NOTHING_OFFERED
+        self._offered_text: str | None = None
+        self._offered_until = 0.0
         self._believed: dict[str, tuple[float, KnownTenant]] = {}
         # Per tenant with a limit, the lock that its submits take. An entry lives while a submit uses it.
         self._submit_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -50,13 +56,27 @@ class Core:
         return self.pool.clock.now()
 
     async def known(self, tenant: str) -> KnownTenant:
-        """The limits of a tenant. The store is not asked for every submit."""
+        """The limits of a tenant. The store is not asked for every submit. The same answer brings `offered` up to
+        date."""
         now = time.monotonic()
-        if (believed := self._believed.get(tenant)) is not None and now < believed[0]:
+        if (believed := self._believed.get(tenant)) is not None and now < believed[0] and now < self._offered_until:
             return believed[1]
-        known = (await tenants.known(self.pool, {tenant})).get(tenant, tenants.UNKNOWN)
+        known, offered = await tenants.known_beside_offers(self.pool, tenant)
+        if offered != self._offered_text:
+            self.offered, self._offered_text = cluster.read_offered(offered), offered
+        self._offered_until = now + _BELIEVED_SECONDS
         self.believe(tenant, known, until=now + _BELIEVED_SECONDS)
         return known
+
+    async def read_handlers(self) -> None:
+        """Ask the store which tasks its workers have, and for their defaults."""
+        self.store_handlers, self.offered = await cluster.known_handlers(self.pool)
+        self._offered_text = ""  # unlike any text, so that the next one is read
+        self._offered_until = max(self._offered_until, time.monotonic() + _BELIEVED_SECONDS)
+
+    def believe_offered(self, offered: Offered) -> None:
+        """Take these for the defaults of the workers' tasks, and never ask the store for them."""
+        self.offered, self._offered_until = offered, math.inf
 
     def believe(self, tenant: str, known: KnownTenant, *, until: float) -> None:
         """Take these limits for the tenant's without asking the store, until this monotonic time."""

@@ -93,6 +93,8 @@ def redefine(
     """
     wanted = {field: getattr(request, field) for field in (*_PLAIN, *_TIMING)} | {
         "name": row.name,
+        "queue": row.queue,
+        "priority": row.priority,
         "payload": json.loads(row.payload),
         "schedule": row.schedule,
         "start_at": row.start_at,

@@ -17,7 +17,9 @@ log = logging.getLogger("duly.maintenance")
 def plan_sql_submit(job: Job, settings: Settings) -> PlannedSubmit:
     """Plans the job as of the moment when SQL stored it: occurrences due since then are late, not lost."""
     assert job.shard is not None
-    fields = {field.name: getattr(job, field.name) for field in dataclasses.fields(JobRequest)}
+    fields = {
+        field.name: getattr(job, field.name) for field in dataclasses.fields(JobRequest) if field.name != "chosen"
+    }
     fields["name"] = job.name or None
     try:
         if job.unreadable is not None:

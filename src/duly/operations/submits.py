@@ -24,11 +24,19 @@ from duly.errors import (
     StoreUnavailable,
     UnknownHandler,
 )
-from duly.model import JobRequest, Submitted, SubmittedId
+from duly.model import JobRequest, Submitted, SubmittedId, complete
 from duly.operations.core import Core
-from duly.operations.preparing import Preparing, check_rights, prepare, problems_of
-from duly.operations.rights import EVERYTHING, Rights
-from duly.store import cluster, copying, ids, jobs, tenants
+from duly.operations.preparing import (
+    NOTHING_OFFERED,
+    Offered,
+    Preparing,
+    check_rights,
+    defaults_of,
+    prepare,
+    problems_of,
+)
+from duly.operations.rights import EVERYTHING, Bounds, Rights
+from duly.store import copying, ids, jobs, tenants
 from duly.store.jobs import NewJob
 from duly.store.pool import Querier
 from duly.turns import Turns
@@ -69,20 +77,25 @@ class SubmitOperations:
         if await self._is_limited():
             many = await self.submit_many([request], allow_unknown_handler=allow_unknown_handler, rights=rights)
             return await self._whole_job(many[0])
-        check_rights(request, rights, await self._core.bounds(self._tenant))
+        bounds, offered = await self._facts([request], allow_unknown_handler=allow_unknown_handler)
+        check_rights(request, rights, bounds, offered)
         if not allow_unknown_handler:
-            await self._check_handlers([request], rights)
+            self._refuse_unknown([request], rights)
         now = self._core.now()
-        row = self.prepare(request, now)
+        preparing = self._preparing(now, offered)
+        try:
+            row = preparing.prepare_one(self._new_id(), request)
+        except InvalidInput as error:
+            raise self._with_all_problems(error, request, now, offered) from error.__cause__
         try:
             job = await jobs.submit_one(self._pool, row, created_at=now)
             if job is not None:
                 return Submitted(job, created=True)
-            found = await self._results([row], set(), now, self._pool)
+            found = await self._results([row], set(), preparing, self._pool)
         except StoreUnavailable:
             # The answer may have been lost after the commit. The id is the same, so sending it again finds it out.
             await asyncio.sleep(RESEND_SECONDS)
-            found = await self._store([row], now, None)
+            found = await self._store([row], preparing, None)
         return await self._whole_job(found[0])
 
     async def _whole_job(self, submitted: SubmittedId) -> Submitted:
@@ -100,19 +113,19 @@ class SubmitOperations:
         within: Querier | None = None,
     ) -> list[SubmittedId]:
         """Submit jobs. All are checked before the first is stored; one that is wrong refuses them all."""
-        bounds = await self._core.bounds(self._tenant)
+        bounds, offered = await self._facts(requests, allow_unknown_handler=allow_unknown_handler)
         for index, request in enumerate(requests):
             try:
-                check_rights(request, rights, bounds)
+                check_rights(request, rights, bounds, offered)
             except Forbidden as error:
                 if len(requests) > 1:
                     raise Forbidden(error.message, field=f"jobs[{index}].{error.field}") from error
                 raise
         if not allow_unknown_handler:
-            await self._check_handlers(requests, rights)
+            self._refuse_unknown(requests, rights)
         now = self._core.now()
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
-        preparing = self._preparing(now)
+        preparing = self._preparing(now, offered)
         rows = []
         turns = Turns()
         for index, (job_id, request) in enumerate(zip(job_ids, requests, strict=True)):
@@ -122,12 +135,12 @@ class SubmitOperations:
             except InvalidInput as error:
                 if len(requests) > 1:
                     raise InvalidInput(f"jobs[{index}].{error.field}", error.message) from error
-                raise self._with_all_problems(error, request, now) from error.__cause__
+                raise self._with_all_problems(error, request, now, offered) from error.__cause__
         if await self._is_limited():
-            return await self._store_within_limit(rows, now, within)
+            return await self._store_within_limit(rows, preparing, within)
         if within is not None:
-            return [one for batch in _batches(rows) for one in await self._store(batch, now, within)]
-        return await self._in_batches(rows, lambda batch: self._store(batch, now, None))
+            return [one for batch in _batches(rows) for one in await self._store(batch, preparing, within)]
+        return await self._in_batches(rows, lambda batch: self._store(batch, preparing, None))
 
     async def submit_each(
         self,
@@ -146,15 +159,15 @@ class SubmitOperations:
         answers: list[SubmittedId | DulyError | None] = [None] * len(requests)
         rows: list[NewJob] = []
         indexes: list[int] = []
-        bounds = await self._core.bounds(self._tenant)
-        unknown = {} if allow_unknown_handler else await self._unknown_handlers(requests)
+        bounds, offered = await self._facts(requests, allow_unknown_handler=allow_unknown_handler)
+        unknown = {} if allow_unknown_handler else self._unknown_handlers(requests)
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
-        preparing = self._preparing(now)
+        preparing = self._preparing(now, offered)
         turns = Turns()
         for index, (job_id, request) in enumerate(zip(job_ids, requests, strict=True)):
             await turns.give()
             try:
-                check_rights(request, rights, bounds)
+                check_rights(request, rights, bounds, offered)
                 if isinstance(request.handler, str) and (error := unknown.get(request.handler)) is not None:
                     raise error
                 rows.append(preparing.prepare(job_id, request))
@@ -167,11 +180,11 @@ class SubmitOperations:
             _refuse(answers)
         limited = await self._is_limited()
         if atomic or limited:
-            stored = await self._store_together(rows, now, atomic=atomic, limited=limited)
+            stored = await self._store_together(rows, preparing, atomic=atomic, limited=limited)
         else:
 
             async def store(batch: Sequence[NewJob]) -> list[SubmittedId | DulyError]:
-                return await self._settle(batch, await self._submit_surely(batch, now), now, self._pool)
+                return await self._settle(batch, await self._submit_surely(batch, now), preparing, self._pool)
 
             stored = await self._in_batches(rows, store)
         for index, one in zip(indexes, stored, strict=True):
@@ -181,19 +194,27 @@ class SubmitOperations:
         return [answer for answer in answers if answer is not None]
 
     def prepare(self, request: JobRequest, now: datetime) -> NewJob:
-        """The row for one new job, checked and planned."""
-        job_id = ids.new_job_ids(1, self._pool.clock.now_us())[0]
+        """The row for one job that code declares, checked and planned. The code decides, and not what workers offer."""
+        job_id = self._new_id()
         shard = ids.shard_of(job_id, self._core.shard_count)
         try:
             return prepare(job_id, request, now, tenant=self._tenant, settings=self._settings, shard=shard)
         except InvalidInput as error:
             raise self._with_all_problems(error, request, now) from error.__cause__
 
-    def _preparing(self, now: datetime) -> Preparing:
-        return Preparing(now, tenant=self._tenant, settings=self._settings, shard_count=self._core.shard_count)
+    def _new_id(self) -> UUID:
+        return ids.new_job_ids(1, self._pool.clock.now_us())[0]
 
-    def _with_all_problems(self, error: InvalidInput, request: JobRequest, now: datetime) -> InvalidInput:
+    def _preparing(self, now: datetime, offered: Offered) -> Preparing:
+        return Preparing(
+            now, tenant=self._tenant, settings=self._settings, shard_count=self._core.shard_count, offered=offered
+        )
+
+    def _with_all_problems(
+        self, error: InvalidInput, request: JobRequest, now: datetime, offered: Offered = NOTHING_OFFERED
+    ) -> InvalidInput:
         """The error together with every other wrong field, so that the caller can correct all of them at once."""
+        request = complete(request, defaults_of(request, offered))
         found = problems_of(request, now=now, payload_max_bytes=self._settings.payload_max_bytes, known=error.field)
         return error.beside([one for one in found if one.field != error.field])
 
@@ -202,18 +223,30 @@ class SubmitOperations:
     async def check_known(self, handler: object, rights: Rights) -> None:
         """Refuse a task that no worker has."""
         if isinstance(handler, str):
-            await self._check_handlers([JobRequest(handler)], rights)
+            request = JobRequest(handler)
+            await self._facts([request])
+            self._refuse_unknown([request], rights)
 
-    async def _check_handlers(self, requests: Sequence[JobRequest], rights: Rights) -> None:
+    async def _facts(
+        self, requests: Sequence[JobRequest], *, allow_unknown_handler: bool = False
+    ) -> tuple[Bounds | None, Offered]:
+        """The tenant's bounds, and the defaults of the workers' tasks. Asks the store about tasks not known here."""
+        bounds = await self._core.bounds(self._tenant)
+        if not allow_unknown_handler and self._unknown(requests):
+            # A task that is new has its defaults from the same answer.
+            await self._core.read_handlers()
+        return bounds, self._core.offered
+
+    def _unknown(self, requests: Sequence[JobRequest]) -> set[str]:
+        asked = {request.handler for request in requests if isinstance(request.handler, str)}
+        return asked - set(self._core.local_handlers) - self._core.store_handlers
+
+    def _refuse_unknown(self, requests: Sequence[JobRequest], rights: Rights) -> None:
         """Refuse a task that no worker has, while the misspelt name is still on its author's screen.
 
         The known tasks are named only to callers that may see the whole store.
         """
-        asked = {request.handler for request in requests if isinstance(request.handler, str)}
-        unknown = asked - set(self._core.local_handlers) - self._core.store_handlers
-        if unknown:
-            self._core.store_handlers = frozenset(await cluster.known_handlers(self._pool))
-            unknown -= self._core.store_handlers
+        unknown = self._unknown(requests)
         known = sorted({*self._core.local_handlers, *self._core.store_handlers})
         # A store that has never seen a worker knows no tasks: nothing can be told from that.
         if unknown and known:
@@ -224,15 +257,14 @@ class SubmitOperations:
                 "handlers"
             )
 
-    async def _unknown_handlers(self, requests: Sequence[JobRequest]) -> dict[str, InvalidInput]:
+    def _unknown_handlers(self, requests: Sequence[JobRequest]) -> dict[str, InvalidInput]:
         """The tasks that no worker has, each with its refusal."""
         try:
-            await self._check_handlers(requests, EVERYTHING)
+            self._refuse_unknown(requests, EVERYTHING)
         except UnknownHandler:
-            asked = {request.handler for request in requests if isinstance(request.handler, str)}
             return {
                 handler: UnknownHandler(f"no worker has a task {handler[:200]!r}; start a worker that has it")
-                for handler in asked - set(self._core.local_handlers) - self._core.store_handlers
+                for handler in self._unknown(requests)
             }
         return {}
 
@@ -249,14 +281,15 @@ class SubmitOperations:
 
         return [one for stored in await asyncio.gather(*map(store_one, _batches(rows))) for one in stored]
 
-    async def _store(self, rows: Sequence[NewJob], now: datetime, within: Querier | None) -> list[SubmittedId]:
+    async def _store(self, rows: Sequence[NewJob], preparing: Preparing, within: Querier | None) -> list[SubmittedId]:
+        now = preparing.now
         if within is None:
             created = await self._submit_surely(rows, now)
         elif copying.can_copy(within, rows):
             created = await copying.copy(within, rows, created_at=now)
         else:
             created = await jobs.submit(within, rows, created_at=now)
-        return await self._results(rows, created, now, within or self._pool)
+        return await self._results(rows, created, preparing, within or self._pool)
 
     async def _submit_surely(self, rows: Sequence[NewJob], now: datetime) -> set[UUID]:
         """An answer that was lost says nothing about the statement; ids made here make sending it again safe."""
@@ -280,7 +313,7 @@ class SubmitOperations:
         return self._settings.tenant_max_jobs is not None or (await self._core.known(self._tenant)).counted
 
     async def _store_within_limit(
-        self, rows: Sequence[NewJob], now: datetime, within: Querier | None
+        self, rows: Sequence[NewJob], preparing: Preparing, within: Querier | None
     ) -> list[SubmittedId]:
         """Store all jobs or none, in one transaction."""
 
@@ -288,15 +321,15 @@ class SubmitOperations:
             await self._check_slots(within, rows)
             results = []
             for batch in _batches(rows):
-                created = await jobs.submit(within, batch, created_at=now)
+                created = await jobs.submit(within, batch, created_at=preparing.now)
                 await self._take_slots(within, batch, created)
-                results += await self._results(batch, created, now, within)
+                results += await self._results(batch, created, preparing, within)
             return results
 
         return await (store(within) if within is not None else self._transact(store, rows, limited=True))
 
     async def _store_together(
-        self, rows: Sequence[NewJob], now: datetime, *, atomic: bool, limited: bool
+        self, rows: Sequence[NewJob], preparing: Preparing, *, atomic: bool, limited: bool
     ) -> list[SubmittedId | DulyError]:
         """Store the jobs in one transaction; with a limit, one that holds the tenant's row while it counts."""
 
@@ -305,10 +338,10 @@ class SubmitOperations:
                 await self._check_slots(within, rows)
             created: set[UUID] = set()
             for batch in _batches(rows):
-                created |= await jobs.submit(within, batch, created_at=now)
+                created |= await jobs.submit(within, batch, created_at=preparing.now)
             if limited:
                 await self._take_slots(within, rows, created)
-            settled = await self._settle(rows, created, now, within)
+            settled = await self._settle(rows, created, preparing, within)
             if atomic:
                 # Raised inside, so that the transaction is undone.
                 _refuse(settled)
@@ -385,7 +418,7 @@ class SubmitOperations:
         return {key: job for (_, key), job in found.items()}
 
     async def _results(
-        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Querier
+        self, rows: Sequence[NewJob], created: set[UUID], preparing: Preparing, store: Querier
     ) -> list[SubmittedId]:
         """The job that each row came to. A row that was not stored has a dedupe_key that is taken."""
         if len(created) == len(rows):
@@ -397,17 +430,17 @@ class SubmitOperations:
                 continue
             for _ in range(5):
                 existing = await self._duplicates([row], store)
-                if existing or await jobs.submit(store, [row], created_at=now):
+                if existing or await jobs.submit(store, [row], created_at=preparing.now):
                     break
                 # The key's job was removed after the submit and before this look: submit again.
             job_id, fingerprint = existing.get(row.dedupe_key, (row.job_id, row.fingerprint))
-            if job_id != row.job_id and fingerprint != row.fingerprint:
+            if job_id != row.job_id and not preparing.is_same(row, fingerprint):
                 raise _taken(row, job_id)
             results.append(SubmittedId(job_id, created=job_id == row.job_id))
         return results
 
     async def _settle(
-        self, rows: Sequence[NewJob], created: set[UUID], now: datetime, store: Querier
+        self, rows: Sequence[NewJob], created: set[UUID], preparing: Preparing, store: Querier
     ) -> list[SubmittedId | DulyError]:
         """`_results` with an error for each row whose dedupe_key is taken by other content. Most need one look."""
         if len(created) == len(rows):
@@ -419,14 +452,14 @@ class SubmitOperations:
             existing = None if row.dedupe_key is None else found.get(row.dedupe_key)
             if row.job_id in created or row.dedupe_key is None or (existing and existing[0] == row.job_id):
                 settled.append(SubmittedId(row.job_id, created=True))
-            elif existing is not None and existing[1] == row.fingerprint:
+            elif existing is not None and preparing.is_same(row, existing[1]):
                 settled.append(SubmittedId(existing[0], created=False))
             elif existing is not None:
                 settled.append(_taken(row, existing[0]))
             else:
                 # The key's job was removed after the submit and before this look.
                 try:
-                    settled += await self._results([row], set(), now, store)
+                    settled += await self._results([row], set(), preparing, store)
                 except Conflict as error:
                     settled.append(error)
         return settled

@@ -12,7 +12,7 @@ from uuid import UUID
 
 import asyncpg
 
-from duly.model import NodeStatus, ShardStatus
+from duly.model import NO_DEFAULTS, Declarer, NodeStatus, ShardStatus, TaskDefaults
 from duly.store.pool import Querier
 from duly.store.session import DirectSession
 from duly.store.translation import lock_key
@@ -145,12 +145,53 @@ async def leader_of(store: Querier, *, shard: int) -> Leader:
     return Leader(**row)
 
 
+#: The step that gives the rows of tasks their defaults (`migrations/0004_task_defaults.sql`).
+DEFAULTS_STEP = 4
+
+
 async def offer_handlers(store: Querier, names: Sequence[str]) -> None:
+    """Stores the names of a worker's tasks, on a store that keeps no more of them."""
     await store.fetch("cluster/offer_handlers", sorted(set(names)))
 
 
-async def known_handlers(store: Querier) -> list[str]:
-    return [row["name"] for row in await store.fetch("cluster/known_handlers")]
+async def offer_tasks(store: Querier, tasks: Mapping[str, TaskDefaults], *, by: Declarer) -> list[OfferedTask]:
+    """Stores a worker's tasks with the defaults that they set. Returns the tasks whose defaults stay another offer's:
+    that of a newer deploy, or of another application that is alive."""
+    names = sorted(tasks)
+    rows = await store.fetch(
+        "cluster/offer_tasks", names, [tasks[name].to_stored() for name in names], by.owner, by.deploy, by.rank
+    )
+    if not (refused := sorted(tasks.keys() - {row["name"] for row in rows})):
+        return []
+    rows = await store.fetch("cluster/offered_tasks", refused)
+    return [OfferedTask(row["name"], _defaults(row["defaults"]), row["owner"] or "", row["deploy"]) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedTask:
+    """A task as it was last offered, and the application and deploy of the worker that did."""
+
+    name: str
+    defaults: TaskDefaults
+    owner: str
+    deploy: str | None
+
+
+async def known_handlers(store: Querier) -> tuple[frozenset[str], dict[str, TaskDefaults]]:
+    """The tasks that workers have offered, and the defaults of those that set some."""
+    rows = await store.fetch("cluster/known_handlers")
+    offered = {row["name"]: _defaults(row["defaults"]) for row in rows}
+    return frozenset(offered), {name: defaults for name, defaults in offered.items() if defaults}
+
+
+def read_offered(text: str | None) -> dict[str, TaskDefaults]:
+    """The defaults of tasks by name, from a JSON object of them. Those without any are left out."""
+    offered = {name: TaskDefaults.from_stored(one) for name, one in json.loads(text or "{}").items()}
+    return {name: defaults for name, defaults in offered.items() if defaults}
+
+
+def _defaults(text: str | None) -> TaskDefaults:
+    return NO_DEFAULTS if text is None else TaskDefaults.from_stored(json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)

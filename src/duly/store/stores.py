@@ -9,7 +9,8 @@ from datetime import datetime
 from uuid import UUID
 
 from duly.errors import StoreMismatch
-from duly.model import Counts, from_micros
+from duly.model import Counts, TaskDefaults, from_micros
+from duly.store.cluster import read_offered
 from duly.store.pool import Querier
 from duly.store.steps import steps_of
 from duly.store.tenants import KnownTenant, to_known
@@ -57,6 +58,8 @@ class TransactionFacts:
     steps: frozenset[int]
     min_version: str | None
     tenants: dict[str, KnownTenant]
+    offered: dict[str, TaskDefaults]
+    """The defaults of those asked for that their workers offer with some."""
 
 
 async def shard_count(store: Querier) -> int:
@@ -70,14 +73,22 @@ async def facts(store: Querier) -> Facts:
     return Facts(**row)
 
 
-async def transaction_facts(store: Querier, *, tenants: Collection[str]) -> TransactionFacts:
-    row = await store.row("stores/transaction_facts", sorted(tenants))
+async def transaction_facts(
+    store: Querier, *, tenants: Collection[str], tasks: Collection[str] = ()
+) -> TransactionFacts:
+    row = await store.row("stores/transaction_facts", sorted(tenants), sorted(tasks))
     if row is None:
         raise StoreMismatch("the store is empty; run: duly migrate")
     known = {one["tenant"]: to_known(one) for one in json.loads(row["tenants"])}
     steps = steps_of(int(number) for number in row["applied"].split(","))
     return TransactionFacts(
-        UUID(row["store_id"]), row["shard_count"], from_micros(row["now_us"]), steps, row["min_version"], known
+        UUID(row["store_id"]),
+        row["shard_count"],
+        from_micros(row["now_us"]),
+        steps,
+        row["min_version"],
+        known,
+        read_offered(row["offered"]),
     )
 
 

@@ -11,6 +11,7 @@ from uuid import UUID
 import asyncpg
 
 from duly.errors import StoreBusy, StoreUnavailable
+from duly.store.cluster import DEFAULTS_STEP
 from duly.store.jobs import NewJob
 from duly.store.pool import InTransaction, Pool, Querier
 
@@ -61,6 +62,15 @@ async def list_tenants(store: Querier, *, tenant: str | None = None) -> list[Sto
 async def known(store: Querier, tenants: Collection[str]) -> dict[str, KnownTenant]:
     """Reads those of these tenants that have settings."""
     return {row["tenant"]: to_known(dict(row)) for row in await store.fetch("tenants/known", sorted(tenants))}
+
+
+async def known_beside_offers(store: Querier, tenant: str) -> tuple[KnownTenant, str | None]:
+    """What is known of one tenant, and the defaults of the workers' tasks, as a JSON object; None: there are none."""
+    if not store.has_step(DEFAULTS_STEP):
+        return (await known(store, {tenant})).get(tenant, UNKNOWN), None
+    row = await store.row("tenants/known_beside_offers", tenant)
+    assert row is not None
+    return to_known(dict(row)) if row["counted"] is not None else UNKNOWN, row["offered"]
 
 
 def to_known(row: Mapping[str, Any]) -> KnownTenant:

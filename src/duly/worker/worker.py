@@ -11,7 +11,7 @@ from uuid import UUID, uuid4
 
 from duly.config import Settings
 from duly.errors import DulyError, StoreUnavailable
-from duly.model import Buried, Claim, ClaimedRun
+from duly.model import Buried, Claim, ClaimedRun, Declarer, TaskDefaults
 from duly.states import RunFlag
 from duly.store import cluster
 from duly.store.notifier import Notifier
@@ -27,6 +27,7 @@ from duly.worker.handler.progress import ProgressWriter
 from duly.worker.handler.task import Task
 from duly.worker.handler.transactions import Transactions
 from duly.worker.leases import LeaseKeeper
+from duly.worker.offering import Offering
 from duly.worker.offers import Offers
 from duly.worker.targets import Isolated, Target
 from duly.worker.wear import Wear
@@ -75,7 +76,10 @@ class Worker:
         isolated: Isolated | None = None,
         worker_id: UUID | None = None,
         wear: Wear | None = None,
+        defaults: Mapping[str, TaskDefaults] | None = None,
     ) -> None:
+        """`app`: the application and deploy that it is of. `defaults`: those of its tasks that it offers; by default
+        all that they set."""
         self._wear = wear
         self.worker_id: UUID = worker_id or uuid4()
         self._pool = pool
@@ -102,6 +106,9 @@ class Worker:
             schema=pool.schema,
         )
         self._progress = ProgressWriter(pool)
+        if defaults is None:
+            defaults = {task_name: task.defaults for task_name, task in tasks.items()}
+        self._offering = Offering(pool, defaults, by=Declarer.from_info(app or {}))
         self._offers = Offers(pool, queues=self._queues, missing_seconds=settings.missing_task_seconds)
         self._thread_tasks = sorted(
             name for name, task in tasks.items() if not task.is_async and task.isolation == "thread"
@@ -177,10 +184,11 @@ class Worker:
                 **({"hanging_threads": hanging, "threads": self.executor.threads.limit} if hanging else {}),
             },
         )
-        await cluster.offer_handlers(pool, list(self._tasks))
+        await self._offering.offer(pool)
 
     async def start(self) -> None:
         await self._join(self._pool)
+        await self._offering.start()
         self.leases.start()
         await self._progress.start()
         await self.completer.start()
@@ -207,7 +215,7 @@ class Worker:
                 await self._idle.wait()
         except TimeoutError:
             log.error("%d outcomes could not be written; rescue will take those runs back", self._in_flight)
-        await asyncio.gather(self.completer.stop(), self._progress.stop(), self.leases.stop())
+        await asyncio.gather(self.completer.stop(), self._progress.stop(), self.leases.stop(), self._offering.stop())
         self.executor.close()
         if self._reporting is not None:
             self._reporting.cancel()

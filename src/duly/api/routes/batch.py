@@ -180,6 +180,9 @@ _PLAIN: dict[str, Callable[[Any], bool]] = {
 }
 
 
+_NONE: frozenset[str] = frozenset()
+
+
 def _quickly(document: dict[str, Any]) -> JobRequest | None:
     """The request, if all of its fields are of the plain kinds; else None."""
     if "name" not in document or "handler" not in document:
@@ -195,7 +198,7 @@ def _quickly(document: dict[str, Any]) -> JobRequest | None:
         else:
             return None
     policy = policy_with(DEFAULT_POLICY, chosen) if chosen else DEFAULT_POLICY
-    return JobRequest(policy=policy, **fields)
+    return JobRequest(policy=policy, chosen=frozenset(chosen) if chosen else _NONE, **fields)
 
 
 def _fits(rule: Rule, value: Any) -> bool:

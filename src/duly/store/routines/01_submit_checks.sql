@@ -120,7 +120,7 @@ begin
                 perform duly.refuse(field.name, 'must be a string');
             end if;
             perform duly.check_text(field.name, field.text, 500);
-        elsif field.name = 'catch_up_window_seconds' and jsonb_typeof(field.value) = 'null' then
+        elsif rule.standard = 'null' and jsonb_typeof(field.value) = 'null' then
             null;
         elsif jsonb_typeof(field.value) <> 'number' then
             perform duly.refuse(field.name, 'must be a number');

@@ -128,12 +128,50 @@ begin
 end
 $$;
 
+-- Whether a job with this fingerprint has the same content but for arguments that have the defaults of its task in one
+-- and were left out in the other. `content` is what duly.submit makes a fingerprint of: the policy is its element 5, queue
+-- and priority are 11 and 12. The rule is that of `Preparing.is_same`.
+create or replace function duly.repeats_defaults(fingerprint bytea, content jsonb, offer jsonb) returns boolean
+language sql stable
+set search_path = pg_catalog, pg_temp
+as $$
+    with own (queue, priority, policy) as (
+        select coalesce(offer -> 'queue', '"default"'), coalesce(offer -> 'priority', '5'), coalesce(offer -> 'policy', '{}')
+    ),
+    given (queue, priority, policy) as (
+        select content -> 11, content -> 12, case jsonb_typeof(content -> 5) when 'object' then content -> 5 else '{}' end
+    ),
+    other (queue, priority, policy) as (
+        -- With the defaults filled in.
+        select case given.queue when '"default"' then own.queue else given.queue end,
+            case given.priority when '5' then own.priority else given.priority end, own.policy || given.policy
+        from own, given
+        union all
+        -- Without those that were repeated.
+        select case given.queue when own.queue then '"default"' else given.queue end,
+            case given.priority when own.priority then '5' else given.priority end,
+            (
+                select coalesce(jsonb_object_agg(field.key, field.value), '{}')
+                from jsonb_each(given.policy) as field
+                where field.value is distinct from own.policy -> field.key
+            )
+        from own, given
+    )
+    select exists (
+        select from other
+        where fingerprint = sha256(convert_to(jsonb_set(jsonb_set(jsonb_set(content, '{11}', other.queue), '{12}',
+            other.priority), '{5}', coalesce(nullif(other.policy, '{}'), 'null'))::text, 'UTF8'))
+    )
+$$;
+
 -- Submits a job from any language, in the caller's transaction. Returns its id.
 --
 -- The tenant is the caller's own if a role is bound to one (duly.submitters). The caller is the session's user, or the
 -- role that it has set. A session may also be whatever role it has set, and can become again what it has left, so
 -- neither lets it submit for a tenant that it could not submit for anyway. (Inside the function, current_user is the
 -- store's owner.)
+--
+-- What the caller leaves out (null) of queue, priority and policy comes from the task, as its workers offer it.
 --
 -- A one-off of a Python task is stored whole at once. Everything else is stored paused, with a row in duly.sql_submits,
 -- and a scheduler checks and plans it with the same code as the other interfaces, within a second of the commit.
@@ -142,8 +180,8 @@ create or replace function duly.submit(
     payload               jsonb default '{}',
     schedule              text default null,
     name                  text default null,
-    queue                 text default 'default',
-    priority              integer default 5,
+    queue                 text default null,
+    priority              integer default null,
     timezone              text default 'UTC',
     dedupe_key            text default null,
     run_at                timestamptz default null,
@@ -174,6 +212,10 @@ declare
     task text := handler;
     title text := name;
     given_policy jsonb := nullif(policy, '{}');
+    offer jsonb;
+    filled_queue text;
+    filled_priority integer;
+    content jsonb;
     spelt text := btrim(coalesce(schedule, 'now'), E' \t\n\r\f\x0b');
     is_now boolean;
     is_planned boolean;
@@ -200,8 +242,9 @@ begin
     else
         perform duly.check_text('handler', handler, 200);
         title := coalesce(title, handler);
-        if not coalesce(allow_unknown_handler, false) and exists (select from duly.handlers)
-            and not exists (select from duly.handlers h where h.name = submit.handler) then
+        -- As JSON, because a store without migration 0004 has no such column.
+        select nullif(to_jsonb(h) -> 'defaults', 'null') into offer from duly.handlers h where h.name = submit.handler;
+        if not found and not coalesce(allow_unknown_handler, false) and exists (select from duly.handlers) then
             perform duly.refuse('handler', format('no worker has a task %L; start a worker that has it, or set '
                 'allow_unknown_handler', handler));
         end if;
@@ -210,9 +253,11 @@ begin
     if name is not null then
         perform duly.check_text('name', name, 200);
     end if;
-    if queue is distinct from 'default' then
+    if queue is not null and queue <> 'default' then
         perform duly.check_text('queue', queue, 100);
     end if;
+    filled_queue := coalesce(queue, offer ->> 'queue', 'default');
+    filled_priority := coalesce(priority, (offer ->> 'priority')::integer, 5);
     if caller <> current_user then
         tenant := duly.tenant_of(caller, tenant, task = 'command' and callee is not null);
     end if;
@@ -220,12 +265,12 @@ begin
     if tenant <> 'default' then
         perform duly.check_text('tenant', tenant, 100);
     end if;
-    perform duly.check_bounds(tenant, task, callee is not null, queue);
+    perform duly.check_bounds(tenant, task, callee is not null, filled_queue);
     if timezone is distinct from 'UTC' then
         perform duly.check_text('timezone', timezone, 100);
     end if;
-    if priority is null or priority not between 0 and 9 then
-        perform duly.refuse('priority', format('must be 0 to 9, not %s', coalesce(priority::text, 'null')));
+    if priority not between 0 and 9 then
+        perform duly.refuse('priority', format('must be 0 to 9, not %s', priority));
     end if;
     if payload is null then
         perform duly.refuse('payload', 'must be JSON, not null (for a JSON null give ''null'')');
@@ -239,6 +284,10 @@ begin
     end if;
     if policy is not null then
         policy := duly.stored_policy(policy);
+    end if;
+    if jsonb_typeof(offer -> 'policy') = 'object' then
+        -- A field that was given wins, also if it has the general default, which is not stored.
+        policy := nullif(((offer -> 'policy') - array(select jsonb_object_keys(given_policy))) || coalesce(policy, '{}'), '{}');
     end if;
     if labels is not null then
         if jsonb_typeof(labels) <> 'object' then
@@ -296,18 +345,25 @@ begin
         spelt := 'now';
     end if;
 
-    -- The same dedupe_key with the same arguments is the same job.
+    -- The same dedupe_key with the same arguments is the same job, whatever the task's defaults were then and are now: so
+    -- here those that were left out count as the general defaults.
+    queue := coalesce(queue, 'default');
+    priority := coalesce(priority, 5);
     if dedupe_key is not null then
-        print := sha256(convert_to(jsonb_build_array('duly.submit', handler, title, payload, spelt, given_policy,
-            payload_ref, timezone, start_at, end_at, max_runs, queue, priority, labels)::text, 'UTF8'));
+        content := jsonb_build_array('duly.submit', handler, title, payload, spelt, given_policy,
+            payload_ref, timezone, start_at, end_at, max_runs, queue, priority, labels);
+        print := sha256(convert_to(content::text, 'UTF8'));
     end if;
+    queue := filled_queue;
+    priority := filled_priority;
     for attempt in 1..10 loop
         if dedupe_key is not null then
             select j.job_id, j.fingerprint into existing
             from duly.jobs j
             where j.tenant = submit.tenant and j.dedupe_key = submit.dedupe_key;
             if found then
-                if existing.fingerprint is distinct from print then
+                if existing.fingerprint is distinct from print
+                    and not (offer is not null and duly.repeats_defaults(existing.fingerprint, content, offer)) then
                     raise exception using errcode = 'unique_violation', column = 'dedupe_key',
                         message = format('duly.submit: dedupe_key: %L is taken by job %s, whose content is different',
                             dedupe_key, existing.job_id);

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from duly.errors import InvalidInput, Permanent
-from duly.model import DEFAULT_POLICY, DEFAULT_PRIORITY, DEFAULT_QUEUE, Policy
+from duly.model import DEFAULT_POLICY, DEFAULT_PRIORITY, DEFAULT_QUEUE, Policy, TaskDefaults
 
 Handler = Callable[..., Any] | Callable[..., Awaitable[Any]]
 Isolation = Literal["thread", "process"]
@@ -54,6 +54,10 @@ class Task:
         set_field(self, "takes_context", takes_context)
         set_field(self, "required", frozenset(required))
         set_field(self, "allowed", None if open_ended else frozenset(parameter.name for parameter in named))
+
+    @property
+    def defaults(self) -> TaskDefaults:
+        return TaskDefaults(self.queue, self.priority, self.policy)
 
     def check_payload(self, payload: Any) -> Mapping[str, Any]:
         """The payload as keyword arguments. Raises `Permanent` with the reason if it does not fit the function."""
