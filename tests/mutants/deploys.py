@@ -1,10 +1,13 @@
-"""Mutants of declared jobs: deploys, renames, and jobs that no deploy declares."""
+"""Mutants of declared jobs (deploys, renames, jobs that no deploy declares) and of the defaults of tasks."""
 
 from __future__ import annotations
 
 from mutants.mutant import Mutant
 
 _TESTS = "operations/test_deploys.py"
+_DEFAULTS = "operations/test_task_defaults.py"
+_MATRIX = f"{_DEFAULTS}::test_what_is_left_out_comes_from_the_task_and_what_is_given_wins"
+_BOUNDS = f"{_DEFAULTS}::test_the_bounds_of_a_tenant_see_the_queue_that_results"
 
 MUTANTS = (
     Mutant(
@@ -86,5 +89,85 @@ MUTANTS = (
         "            rights.check_handler(handler)\n",
         "",
         (f"{_TESTS}::TestHandlerOfAChange::test_a_job_becomes_a_command_only_with_the_right_to_submit_one",),
+    ),
+    Mutant(
+        "older-defaults-win",
+        "an old worker that starts again puts its tasks' older defaults back",
+        "store/sql/cluster/offer_tasks.sql",
+        "coalesce(h.rank, '') <= excluded.rank",
+        "true",
+        (f"{_DEFAULTS}::TestDeploys::test_an_older_deploy_that_starts_again_changes_nothing",),
+    ),
+    Mutant(
+        "defaults-of-another-app",
+        "two applications with a task of one name replace each other's defaults",
+        "store/sql/cluster/offer_tasks.sql",
+        "else not exists (",
+        "else true or not exists (",
+        (f"{_DEFAULTS}::TestDeploys::test_a_task_of_another_live_application_keeps_its_defaults",),
+    ),
+    Mutant(
+        "defaults-over-a-given-queue",
+        "a queue that is given loses against the task's if it is the general default",
+        "model/defaults.py",
+        "queue=defaults.queue if request.queue is None else request.queue",
+        'queue=defaults.queue if request.queue in (None, "default") else request.queue',
+        (f"{_MATRIX}[rest]", f"{_MATRIX}[app_submit]"),
+    ),
+    Mutant(
+        "defaults-over-a-given-policy",
+        "a policy's field that is given loses against the task's if it has the general default",
+        "model/defaults.py",
+        " or name in chosen",
+        "",
+        (f"{_MATRIX}[rest_batch]", f"{_MATRIX}[client]"),
+    ),
+    Mutant(
+        "defaults-over-a-given-policy-in-sql",
+        "in SQL, a policy's field that is given loses against the task's if it has the general default",
+        "function submit",
+        "((offer -> 'policy') - array(select jsonb_object_keys(given_policy)))",
+        "(offer -> 'policy')",
+        (f"{_MATRIX}[sql]",),
+    ),
+    Mutant(
+        "bounds-without-defaults",
+        "a tenant gets into a queue that it may not use by leaving the queue out",
+        "operations/preparing.py",
+        "queue = defaults_of(request, offered).queue if request.queue is None else request.queue",
+        'queue = request.queue or "default"',
+        (_BOUNDS,),
+    ),
+    Mutant(
+        "bounds-without-defaults-in-sql",
+        "a tenant gets into a queue that it may not use by leaving the queue out, by SQL",
+        "function submit",
+        "callee is not null, filled_queue)",
+        "callee is not null, coalesce(queue, 'default'))",
+        (_BOUNDS,),
+    ),
+    Mutant(
+        "fingerprint-of-the-defaults",
+        "a change of a task's defaults turns the same request under the same key into a conflict",
+        "operations/preparing.py",
+        "fingerprint = checks.fingerprint(asked, payload, labels, sent)",
+        "fingerprint = checks.fingerprint(request, payload, labels, plan.canonical)",
+        (f"{_DEFAULTS}::TestTheSameKeyAgain::test_a_change_of_the_defaults_in_between_makes_no_conflict",),
+    ),
+    Mutant(
+        "repeated-default-conflicts",
+        "a client that sends back a job with the fields that it got from its task gets a conflict",
+        "operations/preparing.py",
+        "others = complete(request, defaults), without_repeated(request, defaults)",
+        "others = ()",
+        (f"{_DEFAULTS}::TestTheSameKeyAgain::test_what_the_job_got_may_be_sent_back_or_left_out",),
+    ),
+    Mutant(
+        "new-task-keeps-its-defaults",
+        "a process that has just learnt of a task never learns that the task's defaults are gone",
+        "operations/core.py",
+        'self._offered_text = ""',
+        "self._offered_text = None",
+        (f"{_DEFAULTS}::test_a_task_that_is_new_brings_its_defaults_to_the_first_submit",),
     ),
 )

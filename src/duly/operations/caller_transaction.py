@@ -55,7 +55,7 @@ class CallerTransaction:
             cast("Pool", joined), self._settings, shard_count=facts.shard_count, local_handlers=self._local_handlers
         )
         core.store_handlers = self._handlers.get(facts.store_id, frozenset())
-        core.believe_offered(facts.offered)
+        core.offered = facts.offered
         core.believe(self._tenant, facts.tenants.get(self._tenant, UNKNOWN), until=math.inf)
         submits = SubmitOperations(core, self._tenant)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Collection
 from datetime import datetime
@@ -43,10 +42,9 @@ class Core:
         self.local_handlers = local_handlers
         #: The tasks that workers of the store had when it was last asked.
         self.store_handlers: frozenset[str] = frozenset()
-        #: The defaults of the tasks of the store's workers, not older than `_BELIEVED_SECONDS` after `known`.
+        #: The defaults of the tasks of the store's workers. After `known` they are not older than what that returned.
         self.offered: Offered = NOTHING_OFFERED
         self._offered_text: str | None = None
-        self._offered_until = 0.0
         self._believed: dict[str, tuple[float, KnownTenant]] = {}
         # Per tenant with a limit, the lock that its submits take. An entry lives while a submit uses it.
         self._submit_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -59,12 +57,11 @@ class Core:
         """The limits of a tenant. The store is not asked for every submit. The same answer brings `offered` up to
         date."""
         now = time.monotonic()
-        if (believed := self._believed.get(tenant)) is not None and now < believed[0] and now < self._offered_until:
+        if (believed := self._believed.get(tenant)) is not None and now < believed[0]:
             return believed[1]
         known, offered = await tenants.known_beside_offers(self.pool, tenant)
         if offered != self._offered_text:
             self.offered, self._offered_text = cluster.read_offered(offered), offered
-        self._offered_until = now + _BELIEVED_SECONDS
         self.believe(tenant, known, until=now + _BELIEVED_SECONDS)
         return known
 
@@ -72,11 +69,6 @@ class Core:
         """Ask the store which tasks its workers have, and for their defaults."""
         self.store_handlers, self.offered = await cluster.known_handlers(self.pool)
         self._offered_text = ""  # unlike any text, so that the next one is read
-        self._offered_until = max(self._offered_until, time.monotonic() + _BELIEVED_SECONDS)
-
-    def believe_offered(self, offered: Offered) -> None:
-        """Take these for the defaults of the workers' tasks, and never ask the store for them."""
-        self.offered, self._offered_until = offered, math.inf
 
     def believe(self, tenant: str, known: KnownTenant, *, until: float) -> None:
         """Take these limits for the tenant's without asking the store, until this monotonic time."""

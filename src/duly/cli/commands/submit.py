@@ -112,7 +112,8 @@ def submit(
 ) -> None:
     """Submit a job that calls a task, an HTTP endpoint or a program, and show its id and next occurrence.
 
-    With --app, the task's own defaults (queue, priority, retries) apply, and a misspelt task is refused at once.
+    What is not given comes from the task's own defaults (queue, priority, retries), as its workers offer them or, with
+    --app, as that application's code says.
     """
     from duly.app import Duly
     from duly.cli.loading import load_app
