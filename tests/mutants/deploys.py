@@ -6,7 +6,7 @@ from mutants.mutant import Mutant
 
 _TESTS = "operations/test_deploys.py"
 _DEFAULTS = "operations/test_task_defaults.py"
-_MATRIX = f"{_DEFAULTS}::test_what_is_left_out_comes_from_the_task_and_what_is_given_wins"
+_EVERY_FIELD = f"{_DEFAULTS}::test_every_field_of_a_policy_travels"
 _BOUNDS = f"{_DEFAULTS}::test_the_bounds_of_a_tenant_see_the_queue_that_results"
 
 MUTANTS = (
@@ -112,7 +112,7 @@ MUTANTS = (
         "model/defaults.py",
         "queue=defaults.queue if request.queue is None else request.queue",
         'queue=defaults.queue if request.queue in (None, "default") else request.queue',
-        (f"{_MATRIX}[rest]", f"{_MATRIX}[app_submit]"),
+        (_BOUNDS,),
     ),
     Mutant(
         "defaults-over-a-given-policy",
@@ -120,7 +120,7 @@ MUTANTS = (
         "model/defaults.py",
         " or name in chosen",
         "",
-        (f"{_MATRIX}[rest_batch]", f"{_MATRIX}[client]"),
+        (_EVERY_FIELD,),
     ),
     Mutant(
         "defaults-over-a-given-policy-in-sql",
@@ -128,7 +128,7 @@ MUTANTS = (
         "function submit",
         "((offer -> 'policy') - array(select jsonb_object_keys(given_policy)))",
         "(offer -> 'policy')",
-        (f"{_MATRIX}[sql]",),
+        (_EVERY_FIELD,),
     ),
     Mutant(
         "bounds-without-defaults",

@@ -191,14 +191,19 @@ class Preparing:
 
 
 def problems_of(
-    request: JobRequest, *, now: datetime, payload_max_bytes: int | None = None, known: str | None = None
+    request: JobRequest,
+    *,
+    now: datetime,
+    payload_max_bytes: int | None = None,
+    known: str | None = None,
+    defaults: TaskDefaults = NO_DEFAULTS,
 ) -> list[InvalidInput]:
     """The errors of all wrong fields, each checked by itself. Only for a refused job: all checks are done again.
 
-    The request is a complete one: the defaults of its task are filled in.
-
-    `known` is a field already known to be wrong: a schedule that took too long is not worked out once more.
+    `known` is a field already known to be wrong: a schedule that took too long is not worked out once more. `defaults`:
+    those of the request's task.
     """
+    request = complete(request, defaults)
     found: dict[str, InvalidInput] = {}
 
     def judge(check: Callable[[], object]) -> bool:

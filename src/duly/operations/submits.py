@@ -24,7 +24,7 @@ from duly.errors import (
     StoreUnavailable,
     UnknownHandler,
 )
-from duly.model import JobRequest, Submitted, SubmittedId, complete
+from duly.model import JobRequest, Submitted, SubmittedId
 from duly.operations.core import Core
 from duly.operations.preparing import (
     NOTHING_OFFERED,
@@ -214,8 +214,13 @@ class SubmitOperations:
         self, error: InvalidInput, request: JobRequest, now: datetime, offered: Offered = NOTHING_OFFERED
     ) -> InvalidInput:
         """The error together with every other wrong field, so that the caller can correct all of them at once."""
-        request = complete(request, defaults_of(request, offered))
-        found = problems_of(request, now=now, payload_max_bytes=self._settings.payload_max_bytes, known=error.field)
+        found = problems_of(
+            request,
+            now=now,
+            payload_max_bytes=self._settings.payload_max_bytes,
+            known=error.field,
+            defaults=defaults_of(request, offered),
+        )
         return error.beside([one for one in found if one.field != error.field])
 
     # Handlers
