@@ -175,7 +175,7 @@ async def test_runs_for_a_queue_that_only_workers_without_the_task_serve_wait_an
     await submit_fresh(bench, 1_200)
     mine = await bench.submit("known")
     async with newer_worker(bench, queues=["reports"]), bench.working():
-        assert (await bench.end_of(mine, seconds=15)).status == "succeeded"
+        assert (await bench.end_of(mine, seconds=25)).status == "succeeded"
 
         async def all_back() -> bool:
             return await count(pool, "runs", "attempt = 0") == 1_200
@@ -251,8 +251,8 @@ async def test_a_long_backlog_of_another_application_holds_up_no_run_of_ours(ben
         await newer.claimer.stop()
         async with bench.working() as older:
             await eventually(lambda: older._offers.elsewhere() == ["fresh"])
-            assert (await bench.end_of(amid, seconds=10)).status == "succeeded"
+            assert (await bench.end_of(amid, seconds=20)).status == "succeeded"
             for _ in range(3):
                 mine = await bench.submit("known")
-                assert (await bench.end_of(mine, seconds=10)).status == "succeeded"
+                assert (await bench.end_of(mine, seconds=20)).status == "succeeded"
         assert await count(pool, "runs", "attempt = 0") == 3_000
