@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_the_jobs_do_what_the_lines_did(duly: Run, table: Path) -> None:
     assert poll["handler"]["env"] == {"PATH": "/usr/local/bin:/usr/bin:/bin"}
     assert poll["handler"]["secret_env"] == {"DB_PASSWORD": "***"}
     assert (poll["schedule"], poll["timezone"], poll["queue"]) == ("*/15 * * * *", "Europe/Berlin", "cron")
-    assert poll["labels"] == {"imported": "crontab"}
+    assert poll["labels"] == {"imported": "crontab", "source": f"{socket.gethostname()}:{table}"}
     # As with cron, runs are not retried, missed occurrences are not made up for, and runs may overlap.
     assert (poll["max_retries"], poll["missed_window"], poll["overlap"]) == (0, "SKIP", "parallel")
     assert poll["timeout_seconds"] == 86400

@@ -6,6 +6,7 @@ from mutants.mutant import Mutant
 
 _BOUNDS = "operations/test_tenant_bounds.py::"
 _COMMANDS = "worker/targets/test_command_rights.py::"
+_PRUNE = "cli/test_prune.py::"
 _PROGRAMS = "worker/targets/test_programs.py::"
 
 MUTANTS = (
@@ -96,6 +97,56 @@ MUTANTS = (
         'arguments += ["--allow-command", program]',
         'arguments += ["--allow-commands"]',
         ("cli/test_worker_processes.py::test_the_workers_of_a_supervisor_run_the_programs_of_its_list_only",),
+    ),
+    Mutant(
+        "prune-of-other-tables",
+        "a prune cancels the jobs of another table",
+        "cli/pruning.py",
+        "elif source not in sources:",
+        "elif False:",
+        (f"{_PRUNE}test_another_tables_jobs_stay_and_a_line_of_both_goes_with_the_last",),
+    ),
+    Mutant(
+        "prune-of-shared-lines",
+        "a prune cancels a job whose line another table still has",
+        "cli/pruning.py",
+        "elif len(sources) > 1:",
+        "elif False:",
+        (f"{_PRUNE}test_another_tables_jobs_stay_and_a_line_of_both_goes_with_the_last",),
+    ),
+    Mutant(
+        "prune-by-label-alone",
+        "a prune cancels a job that was made by hand",
+        "cli/pruning.py",
+        ' and (job.dedupe_key or "").startswith("crontab:")',
+        "",
+        (f"{_PRUNE}test_lines_that_are_gone_or_edited_are_shown_and_cancelled",),
+    ),
+    Mutant(
+        "prune-of-a-truncated-table",
+        "half a crontab empties the schedule",
+        "cli/pruning.py",
+        "return len(self.cancelled) > _HANDFUL and",
+        "return False and",
+        (f"{_PRUNE}test_a_truncated_table_does_not_empty_the_schedule",),
+    ),
+    Mutant(
+        "prune-revives",
+        "an import brings back a job that somebody cancelled by hand",
+        "cli/pruning.py",
+        'job.status == "cancelled" and PRUNED in job.labels',
+        'job.status == "cancelled"',
+        (f"{_PRUNE}test_a_line_that_comes_back_runs_again_unless_somebody_cancelled_it",),
+    ),
+    Mutant(
+        "prune-before-submit",
+        "an import that is killed leaves neither the old job of a line nor the new one",
+        "cli/commands/import_.py",
+        "    results = await _submit(operations, requests, source)\n    if plan",
+        "    for gone in plan.cancelled if plan is not None else ():\n"
+        "        await operations.jobs.cancel(str(gone.job.job_id))\n"
+        "    results = await _submit(operations, requests, source)\n    if plan",
+        (f"{_PRUNE}test_a_kill_between_leaves_both_and_the_next_import_finishes",),
     ),
     Mutant(
         "bounds-of-nobody",

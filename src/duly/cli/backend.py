@@ -61,6 +61,8 @@ class JobsBackend(Protocol):
 
     async def cancel(self, job_id: str, *, running: bool = False) -> Job: ...
 
+    async def change(self, job_id: str, changes: Mapping[str, Any]) -> Job: ...
+
     async def trigger(self, job_id: str) -> Run: ...
 
 
@@ -187,6 +189,9 @@ class _RemoteJobs:
         from duly.model import only_match
 
         return only_match(text, await self._client.find_jobs(text))
+
+    async def change(self, job_id: str, changes: Mapping[str, Any]) -> Job:
+        return await self._client.change(job_id, **changes)
 
 
 class _RemoteRuns:

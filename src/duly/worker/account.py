@@ -91,6 +91,17 @@ def clean_environment(
     """The worker's own variables that a command gets."""
     names = PASSED if account is None else PASSED - _OF_THE_ACCOUNT
     clean = {name: value for name, value in environment.items() if name in names or name.startswith("LC_")}
-    if account is not None:
+    if account is None:
+        clean = _own_variables() | clean
+    else:
         clean |= {"HOME": account.home, "USER": account.name, "LOGNAME": account.name, "SHELL": account.shell}
     return clean | {name: environment[name] for name in passed if name in environment}
+
+
+def _own_variables() -> dict[str, str]:
+    """The account's variables as cron sets them, for a worker whose environment lacks some, as a service's may."""
+    try:
+        known = pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return {}
+    return {"HOME": known.pw_dir, "USER": known.pw_name, "LOGNAME": known.pw_name, "SHELL": known.pw_shell or "/bin/sh"}

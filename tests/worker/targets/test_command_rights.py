@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import signal
 import sys
 import tempfile
@@ -105,6 +106,13 @@ def test_another_accounts_command_gets_that_accounts_home() -> None:
         "HOME": "/home/batch", "USER": "batch", "LOGNAME": "batch", "SHELL": "/bin/zsh", "PATH": "/bin",
     }  # fmt: skip
     assert clean_environment(worker, account=account, passed=frozenset({"TMPDIR"}))["TMPDIR"] == "/root/tmp"
+
+
+def test_a_worker_whose_environment_lacks_them_gives_commands_its_accounts_variables_as_cron_does() -> None:
+    known = pwd.getpwuid(os.geteuid())
+    own = {"HOME": known.pw_dir, "USER": known.pw_name, "LOGNAME": known.pw_name, "SHELL": known.pw_shell}
+    assert clean_environment({"PATH": "/bin"}) == {**own, "PATH": "/bin"}
+    assert clean_environment({"HOME": "/srv", "LOGNAME": "x"}) == {**own, "HOME": "/srv", "LOGNAME": "x"}
 
 
 # Access to the parent processes
