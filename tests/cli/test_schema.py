@@ -120,7 +120,9 @@ def run_as_owner(url: str, sql: str) -> None:
 def environment(environment: dict[str, str], store: Store, tmp_path: Path) -> dict[str, str]:
     (tmp_path / "tasks_of_schema.py").write_text(TASKS)
     chosen = {} if store.schema == "duly" else {"DULY_SCHEMA": store.schema}
-    return {**environment, "DULY_DATABASE_URL": store.url, **chosen}
+    # Leases that a busy machine keeps.
+    leases = {"DULY_WORKER_LEASE_SECONDS": "15", "DULY_LEADER_LEASE_SECONDS": "5"}
+    return {**environment, "DULY_DATABASE_URL": store.url, **leases, **chosen}
 
 
 def done(ended: Ended) -> Ended:
@@ -157,7 +159,7 @@ def test_a_whole_cluster_in_a_schema_that_was_made_for_its_role(
     assert "nothing to do" in done(duly("migrate", "--dry-run")).out
     assert "up to date" in done(duly("migrate", "--check")).out
     processes = [start("scheduler"), start("worker", *APP, "--processes", "1"), start("api", "--port", "0")]
-    processes[0].wait_for("leading 64 of 64 shards")
+    processes[0].wait_for("leading 64 of 64 shards", 90)
     api = processes[2].wait_for(r"(http://127\.0\.0\.1:\d+)/api/v1")[1]
     until(lambda: duly("job", "show", "weekly").code == 0)
 
@@ -212,7 +214,8 @@ def test_a_whole_cluster_in_a_schema_that_was_made_for_its_role(
         ["status", "--shards"],
     ):
         done(duly(*command))
-    report = done(duly("doctor")).out
+    until(lambda: duly("doctor").code == 0)
+    report = duly("doctor").out
     shown = f"(schema {store.schema})"
     assert (shown in report) == (f"schema   {store.schema}" in duly("status").out) == (store.schema != "duly")
     for process in processes:

@@ -18,6 +18,7 @@ from duly.model import JobRequest
 from duly.operations import Operations, StoreOperations
 from duly.store import cluster, maintenance
 from duly.store.migrate import migrate
+from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from duly.store.session import DirectSession
 from duly.store.translation import CHANNELS, lock_key
@@ -139,6 +140,23 @@ async def test_what_one_announces_does_not_wake_the_other(
         await eventually(lambda: len(ours) == len(theirs) == 3)
     assert sorted(channel for channel, _ in ours) == ["duly_due", "duly_submitted", "duly_work"]
     assert sorted(channel for channel, _ in theirs) == ["other_due", "other_submitted", "other_work"]
+
+
+async def test_a_node_hears_its_own_schema_only(
+    other: Pool, operations: Operations, other_operations: Operations
+) -> None:
+    heard: list[str | None] = []
+    notifier = Notifier(other.url, schema="other")
+    notifier.listen("duly_work", heard.append)
+    await notifier.start()
+    try:
+        await eventually(lambda: notifier.hearing)
+        heard.clear()
+        await operations.submit_many([JobRequest("x", queue="ours")], allow_unknown_handler=True)
+        await other_operations.submit_many([JobRequest("x", queue="theirs")], allow_unknown_handler=True)
+        await eventually(lambda: heard == ["theirs"])
+    finally:
+        await notifier.stop()
 
 
 @pytest.mark.parametrize("kind", KINDS)

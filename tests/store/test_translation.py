@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from importlib import resources
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 import asyncpg
 import pytest
 
+import duly
 from conftest import Server
 from duly.schema_name import DEFAULT_SCHEMA, check_schema
 from duly.store.migrate import migrate
@@ -163,3 +166,31 @@ async def test_no_name_that_postgresql_reads_as_a_word_is_allowed(empty_url: str
             continue
     assert len(words) > 100
     assert not allowed
+
+
+# Calls that open a way to a store, or ask for a statement's text.
+_CALLS = {"Pool.connect", "Notifier", "InTransaction", "DirectSession.open", "Joined", "statement"}
+# Files whose calls need no schema: the bench has stores of its own in the default one; statements that migrate and
+# foreign send name no table, or go through a connection that translates.
+_NAMELESS = ("statement('stores/notifications')", "statement('stores/listening')")
+_WITHOUT = re.compile(r"bench/|store/(migrate|foreign)\.py")
+
+
+def test_no_code_forgets_the_schema() -> None:
+    """Every pool, listener and session is opened for the store's schema, and every statement is asked for in it."""
+    forgotten = []
+    seen = set()
+    source = Path(duly.__file__).parent
+    for file in sorted(source.rglob("*.py")):
+        name = file.relative_to(source).as_posix()
+        if _WITHOUT.match(name):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(node, ast.Call) or (called := ast.unparse(node.func)) not in _CALLS:
+                continue
+            seen.add(called)
+            given = [*(ast.unparse(one) for one in node.args), *(one.arg or "" for one in node.keywords)]
+            if ast.unparse(node) not in _NAMELESS and not any("schema" in one for one in given):
+                forgotten.append(f"{name}:{node.lineno}: {ast.unparse(node)}")
+    assert not forgotten
+    assert seen == _CALLS
