@@ -140,6 +140,27 @@ def test_a_demo_without_a_home_leaves_the_users_own_alone(home: Path, start: Sta
     assert list(home.iterdir()) == [], "the demo leaves nothing behind"
 
 
+def test_an_application_beside_and_after_a_demo_shares_nothing_with_it(home: Path, start: Start) -> None:
+    home.mkdir(mode=0o755)
+    own: dict[str, str | None] = {"TMPDIR": str(home), "DULY_DATABASE_URL": None}
+    demo = start("up", "--demo", "--port", "0", DULY_HOME=None, **own)
+    demos = demo.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
+    mine = start("up", "--app", "tasks_of_test:app", "--port", "0", DULY_HOME=str(home / "own"), **own)
+    address = mine.wait_for(r"Duly is up: (http://127\.0\.0\.1:\d+)")[1]
+    mine.wait_for("worker .* is running")
+
+    def names(of: str) -> set[str]:
+        return {job["name"] for job in json.loads(answers(of, "/api/v1/jobs"))["items"]}
+
+    assert names(address) == {"weekly"}
+    assert "heartbeat" in names(demos)
+    assert "weekly" not in names(demos)
+    demo.press_ctrl_c()
+    assert demo.end() == 0, demo.said
+    assert names(address) == {"weekly"}
+    assert sorted(path.name for path in home.iterdir()) == ["own"]
+
+
 def test_the_next_demo_removes_what_a_killed_one_left(home: Path, start: Start) -> None:
     own: dict[str, str | None] = {"TMPDIR": str(home), "DULY_HOME": None, "DULY_DATABASE_URL": None}
     home.mkdir(mode=0o755)

@@ -1,7 +1,7 @@
 """Targets: endpoints and programs, which a run can call instead of a Python task. Read in this order:
 
 1. `Target`, below: the contract;
-2. `command`: runs programs;
+2. `command`: runs programs; `programs`: which ones a worker may start;
 3. `http`: calls endpoints; `egress` decides which addresses may be reached, `connecting` connects to no others,
    `signing` signs the calls, `answers` turns an answer into the run's result or error;
 4. `making`: makes the targets of a worker from its settings.
