@@ -16,6 +16,7 @@ from mutants import (
     text,
     timing,
     upkeep,
+    versions,
     working,
 )
 from mutants.mutant import Mutant
@@ -27,6 +28,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *deploys.MUTANTS,
     *runnable.MUTANTS,
     *upkeep.MUTANTS,
+    *versions.MUTANTS,
     *cluster.MUTANTS,
     *edges.MUTANTS,
     *timing.MUTANTS,
