@@ -6,6 +6,7 @@ import asyncio
 import io
 import itertools
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -196,6 +197,16 @@ class TestOnline:
 
         asyncio.run(to_the_end())
         assert first.pending() == []
+
+    def test_the_revision_of_the_guide(self, first: Project) -> None:
+        guide = (Path(__file__).parents[1] / "docs/upgrading.md").read_text()
+        (text,) = re.findall(r"```python\n(import duly\.alembic.*?)```", guide, re.DOTALL)
+        (first.folder / "versions" / "4f1c.py").write_text(text)
+        first.upgrade()
+        assert first.query("select max(number) from duly.steps") == [(3,)]
+        alembic.command.downgrade(first.config, "base")
+        first.upgrade()
+        assert first.query("select version_num from alembic_version") == [("4f1c",)]
 
     def test_an_error_in_the_revision_takes_the_steps_back(self, first: Project) -> None:
         first.revise("duly.alembic.upgrade(op); op.execute('select 1 / 0')")

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -300,7 +305,7 @@ class TestOtherOptions:
     def test_no_create_schema(self, duly: Run, empty_url: str) -> None:
         ended = duly("--database-url", empty_url, "migrate", "--no-create-schema")
         assert ended.code == 2
-        assert "let its owner run: create schema duly" in ended.err
+        assert "let the database's owner run: create schema duly" in ended.err
 
     def test_timeout(self, duly: Run, first_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(migrations, "PAUSE_SECONDS", 0.1)
@@ -323,3 +328,30 @@ class TestOtherOptions:
 def test_the_help_teaches(duly: Run, command: str) -> None:
     text = " ".join(duly("migrate", "--help").out.split())
     assert command in text
+
+
+GUIDE = (Path(__file__).parents[2] / "docs/upgrading.md").read_text()
+COMMANDS = re.findall(r"^(duly [^>#\n]*)", "\n".join(re.findall(r"```sh\n(.*?)```", GUIDE, re.DOTALL)), re.MULTILINE)
+
+
+def test_the_guide_has_commands() -> None:
+    assert len(COMMANDS) == 7
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_of_the_guide_works(duly: Run, command: str) -> None:
+    ended = duly(*shlex.split(command)[1:])
+    assert (ended.code, ended.err) == (0, "")
+
+
+@pytest.mark.skipif(shutil.which("psql") is None, reason="needs psql")
+def test_the_sql_pipes_into_psql_as_the_help_says(duly: Run, empty_url: str) -> None:
+    (line,) = re.findall(r"duly migrate --sql --from 0 .*psql .*", " ".join(duly("migrate", "--help").out.split()))
+    before, psql = line.split(" | ")[0], line.split(" | ")[1].split(" #")[0]
+    text = duly(*before.split()[1:]).out
+    ended = subprocess.run([*psql.split(), empty_url], input=text, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert duly("--database-url", empty_url, "migrate", "--check").code == 0
+    again = subprocess.run([*psql.split(), empty_url], input=text, capture_output=True, text=True, timeout=60)
+    assert again.returncode == 3
+    assert "a schema duly with a store in it" in again.stderr

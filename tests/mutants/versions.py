@@ -177,6 +177,14 @@ MUTANTS = (
         ("cli/test_migrate.py::TestPhases::test_one_after_the_other",),
     ),
     Mutant(
+        "schema-asks-for-create",
+        "a role that may not create schemas cannot migrate in the one that was made for it",
+        "store/migrate.py",
+        "if not await connection.fetchval(\"select exists (select from pg_namespace where nspname = 'duly')\"):",
+        "if True:",
+        ("store/test_migrate.py::TestRights::test_in_a_schema_that_was_made_for_it",),
+    ),
+    Mutant(
         "any-target",
         "a misspelt target is taken for one that is reached",
         "store/steps.py",

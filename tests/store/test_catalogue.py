@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -20,6 +21,8 @@ from duly.version import VERSION
 from harness.catalogue import MANIFEST, make_manifest
 from harness.old_store import make_first_store
 from harness.waiting import eventually
+
+GUIDE = Path(__file__).parents[2] / "docs/upgrading.md"
 
 
 @pytest.fixture
@@ -75,9 +78,9 @@ class TestNoDrift:
                 create role drift_reader login;
             end if;
         end $$""")
-        await pool.query("grant usage on schema duly to drift_reader")
-        await pool.query("grant select on duly.migrations, duly.clock, duly.nodes to drift_reader")
-        await pool.query("grant execute on function duly.now() to drift_reader")
+        (rights,) = re.findall(r"```sql\n(grant usage .*?)```", GUIDE.read_text(), re.DOTALL)
+        async with pool.transaction() as within:
+            await within.connection.execute(rights.replace("duly_reader", "drift_reader"))
         await pool.query("drop index duly.runs_lane")
         reader = await Pool.connect(re.sub(r"://[^/@]*@", "://drift_reader@", pool.url))
         assert [one.what for one in await drift(reader)] == ["index runs_lane of table runs"]

@@ -9,20 +9,21 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import asyncpg
 import pytest
 
 from conftest import Server
-from duly.errors import ConfigError, StoreMismatch, StoreUnavailable
+from duly.errors import ConfigError, StoreMismatch, StoreUnavailable, StoreUnusable
 from duly.schema_name import DEFAULT_SCHEMA
+from duly.store import catalogue, stores
 from duly.store import migrate as migrations
-from duly.store import stores
 from duly.store.migrate import check_version, migrate, plan
 from duly.store.pool import Pool
 from duly.store.steps import Release, Step, this_release
 from duly.store.translation import lock_key
-from harness.store import count
+from harness.store import count, new_job, put
 from harness.waiting import eventually
 
 
@@ -221,3 +222,52 @@ class TestALock:
         assert await migrate(pool) == []
         rows = await pool.query("select to_regclass('duly.history_' || to_char(duly.now(), 'YYYYMMDD')) as day")
         assert rows[0]["day"] is not None
+
+
+GUIDE = Path(__file__).parents[2] / "docs/upgrading.md"
+
+
+class TestRights:
+    """A role that may create nothing in the database but in the schema that somebody made for it."""
+
+    @pytest.fixture
+    async def role_url(self, server: Server, empty_url: str) -> AsyncIterator[str]:
+        connection = await asyncpg.connect(empty_url)
+        await connection.execute(
+            "drop role if exists migrations_role; create role migrations_role login nosuperuser nocreatedb; "
+            "revoke all on database test_empty from public; grant connect on database test_empty to migrations_role"
+        )
+        yield re.sub(r"://[^/@]*@", "://migrations_role@", empty_url)
+        await connection.execute("drop owned by migrations_role; drop role migrations_role")
+        await connection.close()
+
+    async def test_without_a_schema_it_is_told_what_to_do(self, role_url: str) -> None:
+        pool = await Pool.connect(role_url)
+        for create_schema in (True, False):
+            with pytest.raises(StoreUnusable, match="owner run: create schema duly authorization migrations_role"):
+                await migrate(pool, create_schema=create_schema)
+        await pool.close()
+
+    @pytest.mark.parametrize(
+        "given",
+        [
+            "create schema duly authorization duly_owner",
+            "create schema duly; grant usage, create on schema duly to duly_owner with grant option",
+        ],
+    )
+    async def test_in_a_schema_that_was_made_for_it(self, role_url: str, empty_url: str, given: str) -> None:
+        assert given.split("; ")[-1] in GUIDE.read_text()
+        connection = await asyncpg.connect(empty_url)
+        await connection.execute(given.replace("duly_owner", "migrations_role"))
+        pool = await Pool.connect(role_url)
+        assert [one.label for one in await migrate(pool)] == [step.label for step in this_release().steps]
+        await check_version(pool)
+        assert await catalogue.drift(pool) == []
+        more = one_more("alter table duly.jobs add column note text")
+        assert [one.label for one in await migrate(pool, release=more)] == ["9000_more"]
+        await put(pool, new_job(pool))
+        rows = await pool.query("select pg_catalog.has_database_privilege(current_database(), 'create') as may")
+        assert not rows[0]["may"]
+        await pool.close()
+        await connection.execute("drop schema duly cascade")
+        await connection.close()

@@ -198,7 +198,7 @@ class TestRefusals:
                 assert f"newer than the Duly that made this script, {VERSION}" in await refused(url, sql(1))
 
     async def test_a_schema_that_is_missing(self, url: str) -> None:
-        assert "let its owner run: create schema duly" in await refused(url, sql(create_schema=False))
+        assert "let the owner of the database run: create schema duly" in await refused(url, sql(create_schema=False))
         connection = await asyncpg.connect(url)
         await connection.execute("create schema duly")
         await connection.close()

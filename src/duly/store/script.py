@@ -208,7 +208,8 @@ def _empty_store(*, create_schema: bool) -> str:
     make = (
         "execute 'create schema duly';"
         if create_schema
-        else "raise exception 'there is no schema duly in this database; let its owner run: create schema duly';"
+        else "raise exception 'there is no schema duly in this database; let the owner of the database run: "
+        "create schema duly';"
     )
     # `if not exists` would ask for the right to create before it looks.
     return f"""\
