@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -29,6 +32,8 @@ from duly.store import cluster
 from duly.store.migrate import migrate
 from duly.store.pool import Pool
 from harness.old_store import make_first_store
+from harness.processes import clean_environment
+from harness.versions import previous_source
 from harness.waiting import eventually
 from harness.worker import Workbench
 
@@ -668,6 +673,66 @@ async def test_on_a_store_of_the_version_before_all_is_as_it_was_until_it_is_mig
         joined = await app.submit("report", connection=connection)
         assert (await operations.jobs.get(joined)).queue == "reports"
         await connection.close()
+
+
+_SUBMIT_BY_THE_VERSION_BEFORE = """
+import asyncio, json, sys
+from duly.config import load_settings
+from duly import Duly
+
+async def main():
+    app = Duly(settings=load_settings(database_url=sys.argv[1]))
+    for number, fields in enumerate(json.loads(sys.argv[2])):
+        print(await app.submit("report", {"n": 1}, dedupe_key=f"k{number}", allow_unknown_handler=True, **fields))
+    await app.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.slow
+async def test_the_keys_of_jobs_of_the_version_before_stay_valid(
+    first_store: Pool, settings: Settings, tmp_path: Path
+) -> None:
+    there = settings.model_copy(update={"database_url": first_store.url})
+    own = {"queue": "reports", "priority": 8, "max_retries": 0, "timeout_seconds": 5}
+    requests: list[dict[str, Any]] = [
+        {},
+        {"queue": "default", "max_retries": 3},
+        {"queue": "q", "jitter_seconds": 3},
+        own,
+    ]
+    calls = ["", ", queue => 'default', priority => 5", """, queue => 'q', policy => '{"max_retries": 3}'"""]
+    environment = {**clean_environment(), "PYTHONPATH": str(previous_source(tmp_path))}
+    program = [sys.executable, "-c", _SUBMIT_BY_THE_VERSION_BEFORE, first_store.url, json.dumps(requests)]
+    done = await asyncio.to_thread(
+        subprocess.run, program, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    before = done.stdout.split()
+    caller = await asyncpg.connect(first_store.url)
+
+    async def by_sql() -> list[str]:
+        statements = [f"select duly.submit('report', dedupe_key => 's{n}'{call})" for n, call in enumerate(calls)]
+        return [str(await caller.fetchval(statement)) for statement in statements]
+
+    before_by_sql = await by_sql()
+    await migrate(first_store)
+    for number, defaults in enumerate((NO_DEFAULTS, REPORT, TaskDefaults("other", 1, Policy(max_retries=7)))):
+        await offer(first_store, deploy(number), report=defaults)
+        app = Duly(settings=there)
+        again = [
+            await app.submit("report", {"n": 1}, dedupe_key=f"k{key}", **fields) for key, fields in enumerate(requests)
+        ]
+        assert again == before
+        assert await by_sql() == before_by_sql
+        await app.close()
+    # What leaves out the defaults that an older application filled in is the same job, too.
+    await offer(first_store, deploy(4), report=REPORT)
+    app = Duly(settings=there)
+    assert await app.submit("report", {"n": 1}, dedupe_key="k3") == before[3]
+    await app.close()
+    await caller.close()
 
 
 # Values

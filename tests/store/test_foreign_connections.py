@@ -30,6 +30,7 @@ from psycopg.rows import namedtuple_row
 from duly import Conflict, Duly, InvalidInput, UnknownHandler
 from duly.config import Settings
 from duly.errors import LimitReached, StoreMismatch
+from duly.model import NO_DEFAULTS, Declarer, Policy, TaskDefaults
 from duly.operations import Operations, StoreOperations
 from duly.store import cluster
 from duly.store.foreign import Joined, recognise
@@ -509,6 +510,21 @@ async def test_a_limit_refuses_and_leaves_the_transaction_whole(
 async def test_a_task_of_the_stores_workers_is_known(caller: Caller, pool: Pool) -> None:
     await cluster.offer_handlers(pool, ["elsewhere"])
     assert await caller.submit("elsewhere")
+
+
+async def test_the_defaults_of_such_a_task_apply(caller: Caller, pool: Pool, operations: Operations) -> None:
+    offered = {"elsewhere": TaskDefaults("reports", 8, Policy(max_retries=0)), "plain": NO_DEFAULTS}
+    await cluster.offer_tasks(pool, offered, by=Declarer())
+    submitted = [
+        await caller.submit("elsewhere"),
+        await caller.submit("elsewhere", queue="default", max_retries=3),
+        await caller.submit("plain"),
+    ]
+    await caller.commit()
+    found = [await operations.jobs.get(job_id) for job_id in submitted]
+    assert [(job.queue, job.priority, job.policy.max_retries) for job in found] == [
+        ("reports", 8, 0), ("default", 8, 3), ("default", 5, 3),
+    ]  # fmt: skip
 
 
 async def test_djangos_atomic_blocks_decide(database_url: str, app: Duly, pool: Pool) -> None:
