@@ -17,6 +17,7 @@ from mutants import (
     timing,
     upkeep,
     versions,
+    wearing,
     working,
 )
 from mutants.mutant import Mutant
@@ -29,6 +30,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *runnable.MUTANTS,
     *upkeep.MUTANTS,
     *versions.MUTANTS,
+    *wearing.MUTANTS,
     *cluster.MUTANTS,
     *edges.MUTANTS,
     *timing.MUTANTS,
