@@ -142,6 +142,7 @@ def resident(pid: int) -> int:
         return 0
 
 
+@pytest.mark.timeout(120 + COUNT)
 async def test_handlers_that_leak_and_hang_harm_no_innocent_run(
     bench: Workbench, pool: Pool, database_url: str, start: Start, project: Path
 ) -> None:

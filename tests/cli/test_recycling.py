@@ -257,7 +257,7 @@ async def test_a_handler_may_finish_within_the_grace_and_is_given_back_after_it(
 async def test_a_handler_that_ends_within_the_grace_is_left_to_finish(
     bench: Workbench, start: Start, project: Path
 ) -> None:
-    supervisor = start("worker", *APP, "--max-runs", "20")
+    supervisor = start("worker", *APP, DULY_WORKER_MAX_RUNS="20")
     await told_line(supervisor, "worker .* is running")
     (old,) = children(supervisor)
     lasting = await bench.submit("lasting", {"seconds": 8})
@@ -282,6 +282,17 @@ async def test_a_limit_below_what_a_process_needs_is_said_once_and_does_not_spin
     assert {one.pid for one in told(project)} == before
     assert sum("--max-memory 30MB leaves too little for the runs" in line for line in heard(supervisor)) == 1
     assert not re.search(REPLACED, supervisor.said)
+
+
+async def test_duly_up_replaces_its_worker_too(bench: Workbench, start: Start, project: Path) -> None:
+    up = start("up", "--app", "wearing_app:app", "--port", "0", "--max-runs", "20")
+    await told_line(up, "Duly is up")
+    async with Supply(bench, "quick", 20):
+        line = await told_line(up, REPLACED)
+    assert line["why"] == "--max-runs 20"
+    up.signal(signal.SIGTERM)
+    assert await asyncio.to_thread(up.end) == 0, up.said
+    assert len({one.pid for one in told(project)}) >= 1
 
 
 # What if it dies, hangs or is stopped right then?
