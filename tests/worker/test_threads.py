@@ -15,6 +15,7 @@ from duly import Context
 from duly.config import Settings
 from duly.operations import Operations
 from duly.store.pool import Pool
+from duly.worker.wear import Limits, Wear, Worn
 from harness.store import count
 from harness.waiting import eventually
 from harness.worker import Workbench
@@ -70,6 +71,29 @@ async def until_ended(bench: Workbench, number: int, status: str, handler: str, 
         return await ended(bench, status, handler) == number
 
     await eventually(all_of_them, seconds=seconds)
+
+
+async def test_a_worker_that_will_be_replaced_makes_up_for_threads_that_hang(
+    bench: Workbench, release: threading.Event
+) -> None:
+    told: list[Worn] = []
+    await submit_many(bench, "hang", 4)
+    async with bench.working(concurrency=4, wear=Wear(Limits(), told.append)) as worker:
+        await until_ended(bench, 4, "dead", "hang")
+        await eventually(lambda: worker.executor.threads.hanging == 4)
+        assert [(one.why, one.hanging, one.threads) for one in told] == [("threads", 2, 4)]
+        await submit_many(bench, "quick", 40)
+        await until_ended(bench, 40, "succeeded", "quick")
+        # As many again, and no more.
+        await submit_many(bench, "hang", 4)
+        await until_ended(bench, 8, "dead", "hang")
+        await eventually(lambda: worker.executor.threads.hanging == 8)
+        assert worker.executor.threads.crowded
+        release.set()
+        await eventually(lambda: worker.executor.threads.hanging == 0)
+        await eventually(lambda: worker.executor.threads.free == 4)
+        await submit_many(bench, "quick", 40)
+        await until_ended(bench, 80, "succeeded", "quick")
 
 
 @pytest.mark.parametrize(("concurrency", "threads"), [(4, 4), (100, 64)])

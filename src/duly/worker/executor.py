@@ -74,6 +74,7 @@ class Executor:
         offers: Offers | None = None,
         threads_changed: Callable[[], None] = lambda: None,
         blocking: Blocking | None = None,
+        spare_threads: bool = False,
     ) -> None:
         """`offers` decides about runs of missing tasks; without it there is no other worker, and such a run fails."""
         self._tasks = tasks
@@ -85,7 +86,7 @@ class Executor:
         self._isolated = isolated
         self._clock = clock
         self._report = report
-        self.threads = Threads(threads, threads_changed)
+        self.threads = Threads(threads, threads_changed, spares=spare_threads)
         # Executions that were started and not reported yet, whether their handler has been called or not.
         self._running: set[Execution] = set()
         self._drivers = Drivers(self._take_turn)

@@ -41,12 +41,18 @@ class _Call:
 
 
 class Threads:
-    """At most `limit` threads. `changed` is called when a thread comes free, hangs, or no longer hangs."""
+    """At most `limit` threads. `changed` is called when a thread comes free, hangs, or no longer hangs.
 
-    def __init__(self, limit: int, changed: Callable[[], None] = lambda: None) -> None:
+    `spares`: a thread that hangs is made up for by another one, up to `limit` of them. That is for a process which is
+    replaced once half of its threads hang: until its successor runs, the others must not be used up.
+    """
+
+    def __init__(self, limit: int, changed: Callable[[], None] = lambda: None, *, spares: bool = False) -> None:
         self.limit = limit
         self._changed = changed
-        self._pool = ThreadPoolExecutor(max_workers=limit, thread_name_prefix="duly-handler")
+        self._spares = spares
+        self._extra = 0
+        self._pool = ThreadPoolExecutor(max_workers=2 * limit if spares else limit, thread_name_prefix="duly-handler")
         self._taken = 0
         # Runs that wait for a thread, with the loop's time since when. A thread that comes free goes to the first.
         self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()
@@ -57,25 +63,25 @@ class Threads:
 
     @property
     def free(self) -> int:
-        return self.limit - self._taken
+        return self.limit + self._extra - self._taken
 
     @property
     def overdue(self) -> int:
-        """Number of threads whose run is over and that go on."""
-        return len(self._overdue)
+        """Number of threads whose run is over and that go on, without those that are made up for."""
+        return max(0, len(self._overdue) - self._extra)
 
     @property
     def crowded(self) -> bool:
         """Whether a run that came now would wait long for a thread, or forever."""
-        if self._taken < self.limit:
+        if self.free > 0:
             return False
-        if self._overdue:
+        if self.overdue:
             return True
         return bool(self._waiting) and asyncio.get_running_loop().time() - self._waiting[0][1] > CROWDED_SECONDS
 
     async def call(self, name: str, begins: Callable[[], None], work: Callable[[], Any]) -> Any:
         """Calls `work` in a thread. `begins` is called once there is one."""
-        if self._taken < self.limit:
+        if self.free > 0:
             self._taken += 1
         else:
             await self._wait_for_thread()
@@ -135,13 +141,14 @@ class Threads:
         self._overdue.discard(call)
         if call.hangs:
             self.hanging -= 1
+            self._extra = min(self._extra, self.hanging)
             log.warning("a handler thread that hung (%s) has come back; %s", call.name, self._summary())
         if not call.answer.done():
             call.answer.set_result(answer)
         self._give_back()
 
     def _give_back(self) -> None:
-        while self._waiting:
+        while self._waiting and self.free >= 0:
             turn, _ = self._waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
@@ -154,6 +161,10 @@ class Threads:
             return
         call.hangs = True
         self.hanging += 1
+        if self._spares and self._extra < self.limit:
+            self._extra += 1
+            self._taken += 1
+            self._give_back()
         if self.hanging < self.limit:
             log.warning(
                 "a handler thread (%s) hangs: it was told to stop %g s ago and goes on; %s",

@@ -124,6 +124,7 @@ class Worker:
             threads_changed=self._threads_changed,
             offers=self._offers,
             blocking=blocking,
+            spare_threads=wear is not None,
             host=self,
             ledger=Ledger(pool, retention_seconds=settings.ledger_retention_seconds),
             targets=self._targets,
