@@ -60,6 +60,7 @@ WAITS = (
 #: Property tests of hypothesis are recognised by themselves.
 SEARCH = (
     "api/test_contract.py",
+    "cli/test_leaks_and_hangs.py",
     "cluster/test_churn.py",
     "cluster/test_deploys.py",
     "cluster/test_exactly_once.py",
