@@ -94,6 +94,17 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """A command in this process sets up logging, to a stderr that is closed after the test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.getLogger("duly").setLevel(logging.NOTSET)
+
+
 @pytest.fixture
 def duly(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -110,13 +121,8 @@ def duly(
         captured = capsys.readouterr()
         return Ended(code, captured.out, captured.err)
 
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
     yield run
     sys.modules.pop("tasks_of_test", None)
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    logging.getLogger("duly").setLevel(logging.NOTSET)
 
 
 @pytest.fixture

@@ -234,7 +234,7 @@ def test_an_api_that_is_not_there_is_said_to_be_so(duly: Run, monkeypatch: pytes
     assert duly("--url", "nonsense", "job", "list").code == 2
     both = duly("--url", "http://127.0.0.1:1", "--home", "x", "job", "list")
     assert both.code == 2
-    assert "give one of them" in both.err
+    assert "omit --url or the others" in both.err
     after = duly("job", "list", "--url", "http://127.0.0.1:1")
     assert after.code == 2
     assert "duly --url … job list" in after.err

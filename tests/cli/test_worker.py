@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -202,3 +203,18 @@ def test_a_worker_whose_supervisor_is_gone_ends_though_a_handler_runs(
         assert worker.wait(PATIENCE) == 130
     runs_when(duly, job_id, "queued")
     assert json.dumps(duly("status", "--json").document["counts"]["running"]) == "0"
+
+
+def test_a_worker_whose_supervisor_died_with_messages_unread_ends(project: Path, environment: dict[str, str]) -> None:
+    ours, theirs = socket.socketpair()
+    command = [sys.executable, "-m", "duly.cli", "worker", *APP, "--supervised", str(uuid4())]
+    with theirs:
+        worker = subprocess.Popen(command, env=environment, cwd=project, stdin=theirs.fileno())
+    try:
+        with ours:
+            ours.settimeout(PATIENCE)
+            assert ours.recv(1, socket.MSG_PEEK), "the worker says that it is ready"
+        assert worker.wait(PATIENCE) == 130
+    finally:
+        worker.kill()
+        worker.wait()

@@ -34,6 +34,14 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "supervisor-dies-with-messages-unread",
+        "a worker lives on when its supervisor dies before it has read what the worker said",
+        "cli/ending.py",
+        "        with suppress(ConnectionResetError):\n            while os.read(lifeline, 1):\n                pass\n",
+        "        while os.read(lifeline, 1):\n            pass\n",
+        ("cli/test_worker.py::test_a_worker_whose_supervisor_died_with_messages_unread_ends",),
+    ),
+    Mutant(
         "worn-process-lives-on",
         "a process that was replaced and hangs in its end stays for ever",
         "cli/supervised.py",

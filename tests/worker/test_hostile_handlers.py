@@ -7,10 +7,13 @@ the seed; a failure names its seed.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import os
 import random
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -201,6 +204,31 @@ def assert_storable(text: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = json.loads(text)
     assert set(found) == {"type", "message", "traceback"}
     return found
+
+
+@pytest.fixture
+def unwritable_log(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Duly's log goes to a stream that is closed."""
+    closed = io.StringIO()
+    closed.close()
+    logger, handler = logging.getLogger("duly"), logging.StreamHandler(closed)
+    monkeypatch.setattr(logger, "propagate", False)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+@pytest.mark.usefixtures("unwritable_log")
+async def test_a_log_that_cannot_be_written_costs_no_run_its_outcome() -> None:
+    class Odd(Unable):
+        def __bool__(self) -> bool:
+            raise Panic("no truth")
+
+    ended = await outcomes_of({1: Odd("not here")}, "loop", raised=True)
+    assert isinstance(ended[1][0], Requeued)
 
 
 @pytest.mark.parametrize("handler", ["loop", "thread"])

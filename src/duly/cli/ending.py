@@ -87,12 +87,12 @@ def exit_code(signals: Signals) -> int:
     return INSISTED_EXIT_CODE if signals.insisted.is_set() else 0
 
 
-# A worker must not outlive the supervisor that started it. Its standard input is a pipe whose other end only the
-# supervisor holds: however the supervisor ends, the kernel closes that end, on every Unix.
+# A worker must not outlive the supervisor that started it. Its standard input is a socket or a pipe whose other end
+# only the supervisor holds: however the supervisor ends, the kernel closes that end, on every Unix.
 
 
 def take_lifeline() -> int:
-    """Replace standard input by /dev/null, so that handlers find it empty. Returns the descriptor of the pipe."""
+    """Replace standard input by /dev/null, so that handlers find it empty. Returns the descriptor of the lifeline."""
     lifeline = os.dup(sys.stdin.fileno())  # not inherited by programs that handlers start
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, sys.stdin.fileno())
@@ -101,7 +101,7 @@ def take_lifeline() -> int:
 
 
 def watch_lifeline(lifeline: int, signals: Signals) -> None:
-    """End as after a second signal when the pipe closes. In a thread, because a handler may block the event loop."""
+    """End as after a second signal when the lifeline closes. In a thread: a handler may block the event loop."""
     loop = asyncio.get_running_loop()
 
     def insist() -> None:
@@ -109,8 +109,10 @@ def watch_lifeline(lifeline: int, signals: Signals) -> None:
         signals.insisted.set()
 
     def watch() -> None:
-        while os.read(lifeline, 1):
-            pass
+        # A socket that was closed there with something unread in it is reset here, not at its end.
+        with suppress(ConnectionResetError):
+            while os.read(lifeline, 1):
+                pass
         with suppress(RuntimeError):  # the loop is closed: the process is ending already
             loop.call_soon_threadsafe(insist)
         threading.Event().wait(2 * INSISTED_SECONDS)

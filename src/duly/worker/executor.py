@@ -149,16 +149,21 @@ class Executor:
             self._end(execution, self._stopped(execution, asyncio.CancelledError()))
 
     async def _execute(self, execution: Execution) -> None:
-        outcome: Outcome | None
+        outcome: Outcome | None = None
+        error: BaseException | None = None
         try:
             execution.started_us = self._clock.now_us()
             outcome = self._returned(execution, await self._call(execution))
-        except GeneratorExit as error:
+        except GeneratorExit as raised:
             if not _is_running(execution):
                 raise  # the event loop has been closed: nothing drives this coroutine any more
+            error = raised
+        except BaseException as raised:  # noqa: BLE001 - a handler may raise anything: sys.exit() fails its run, not the worker
+            error = raised
+        if error is not None:
+            # Not while the error is handled: a log that cannot be written shows that error, which may raise again.
             outcome = self._raised(execution, error)
-        except BaseException as error:  # noqa: BLE001 - a handler may raise anything: sys.exit() fails its run, not the worker
-            outcome = self._raised(execution, error)
+            error = None  # it refers to this frame
         if not execution.abandoned:
             self._end(execution, outcome)
 
