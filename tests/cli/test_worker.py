@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -194,7 +195,7 @@ def test_a_worker_whose_supervisor_is_gone_ends_though_a_handler_runs(
     job_id = submit(duly, "stubborn")
     command = [sys.executable, "-m", "duly.cli", "worker", *APP, "--supervised", str(uuid4())]
     with subprocess.Popen(
-        command, env=environment, cwd=project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        command, env=os.environ | environment, cwd=project, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -209,7 +210,7 @@ def test_a_worker_whose_supervisor_died_with_messages_unread_ends(project: Path,
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-m", "duly.cli", "worker", *APP, "--supervised", str(uuid4())]
     with theirs:
-        worker = subprocess.Popen(command, env=environment, cwd=project, stdin=theirs.fileno())
+        worker = subprocess.Popen(command, env=os.environ | environment, cwd=project, stdin=theirs.fileno())
     try:
         with ours:
             ours.settimeout(PATIENCE)

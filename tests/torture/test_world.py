@@ -24,6 +24,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from harness.pids import children_of
 from harness.waiting import eventually
 from torture.faults import FAULTS, Fault, Planned, Sort, inject_all, open_record, plan
 from torture.world import Node, World, network
@@ -337,6 +338,20 @@ async def _has_joined(world: World, fault: Fault) -> None:
     await see_it_work(world)
 
 
+async def _replaced(world: World, fault: Fault) -> None:
+    """Processes of a supervisor take part; one was killed, and the supervisor has two again."""
+
+    async def joined() -> bool:
+        async with world.database.primary.session("duly") as connection:
+            statement = "select count(*) from duly.nodes where kind = 'worker' and lease_until > duly.now()"
+            return int(await connection.fetchval(statement)) > len(world.of_kind("worker"))
+
+    await eventually(joined, seconds=30)
+    await eventually(lambda: fault.details["killed"] > 0, seconds=60)
+    await eventually(lambda: len(children_of(fault.details["pid"])) >= 2)
+    await see_it_work(world)
+
+
 async def _full(world: World, fault: Fault) -> None:
     """The log cannot grow, so the server goes down. A write shows it, since the server may still be going down."""
 
@@ -424,6 +439,7 @@ IN_NAMESPACES: list[tuple[str, str, tuple[object, ...], Felt]] = [
     ("cancelled-statements", "primary", (), _cancelled),
     ("revoked-grant", "primary", ("insert", "runs"), _not_allowed),
     ("other-app", "workers", (), _has_joined),
+    ("worn-workers", "workers", (), _replaced),
     ("disk-full", "primary", ("log",), _full),
     ("promotion", "standby", (), _other_primary),
     ("failover", "standby", (), _other_primary),

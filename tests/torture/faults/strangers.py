@@ -16,8 +16,11 @@ from typing import Any
 
 import asyncpg
 
+from harness.pids import children_of, is_alive
+
 from ..world import World
-from .base import AWAY, Fault, NotNow, Sort, spread
+from ..world.world import PATIENCE
+from .base import AWAY, Fault, NotNow, Sort, spread, until
 
 #: The tables that every run goes through.
 HOT = ("jobs", "runs", "claims", "history", "attempts")
@@ -284,11 +287,12 @@ class RevokedGrant(_Stranger):
                 await asyncio.sleep(0.2)
 
 
-class OtherApp(_Stranger):
-    """A worker of another application serves the same queues and has none of the tasks."""
+class _FurtherWorker(_Stranger):
+    """A `duly worker` beside the nodes. In the end it is stopped properly or killed, depending on the seed."""
 
-    kind = "other-app"
     weight = 2.0
+    app: str | None = None
+    options: tuple[str, ...] = ()
 
     @classmethod
     def targets(cls, sort: Sort) -> tuple[str, ...]:
@@ -299,26 +303,87 @@ class OtherApp(_Stranger):
         return spread(random, 2.0, 10.0)
 
     async def inject(self, world: World, random: Random) -> None:
-        log = Path(world.folder / "other-app.log").open("ab")  # noqa: ASYNC230, SIM115 closed with the fault
+        await self._start(world)
+
+    async def _start(self, world: World) -> int:
+        """Returns its pid."""
+        log = Path(world.folder / f"{self.kind}.log").open("ab")  # noqa: ASYNC230, SIM115 closed with the fault
         self._theirs.callback(log.close)
-        arguments = ["worker", *world.worker_arguments]
-        arguments[arguments.index("--app") + 1] = _EMPTY_APP
+        arguments = ["worker", *world.worker_arguments, *self.options]
+        if self.app is not None:
+            arguments[arguments.index("--app") + 1] = self.app
         process = world.spawn(arguments, log)
         self.details["pid"] = process.pid
 
         async def end() -> None:
-            # The worker is stopped properly or killed, depending on the seed.
             process.send_signal(signal.SIGTERM if self.seed % 2 else signal.SIGKILL)
             try:
-                await asyncio.to_thread(process.wait, 40)
+                await asyncio.to_thread(process.wait, PATIENCE)
             except subprocess.TimeoutExpired:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await asyncio.to_thread(process.wait)
 
         self._theirs.push_async_callback(end)
+        return process.pid
+
+
+class OtherApp(_FurtherWorker):
+    """A worker of another application serves the same queues and has none of the tasks."""
+
+    kind = "other-app"
+    app = _EMPTY_APP
+
+
+class WornWorkers(_FurtherWorker):
+    """Worker processes under a supervisor, which replaces them after a few runs; and some of them are killed.
+
+    The processes must end with their supervisor, also when that is killed.
+    """
+
+    kind = "worn-workers"
+    weight = 4.0
+    options = ("--processes", "2", "--max-runs", "5")
+    _PAUSE_SECONDS = (0.5, 3.0)
+
+    @classmethod
+    def duration(cls, random: Random, sort: Sort, target: str) -> float:
+        return spread(random, 4.0, 15.0)  # the first processes take two seconds to start
+
+    async def inject(self, world: World, random: Random) -> None:
+        self._seen: set[int] = set()
+        # What is pushed first is called last: after the supervisor's end.
+        self._theirs.push_async_callback(self._all_gone)
+        supervisor = await self._start(world)
+        self.details["killed"] = 0
+        killing = asyncio.create_task(self._kill(supervisor, random))
+
+        async def end() -> None:
+            killing.cancel()
+            await asyncio.gather(killing, return_exceptions=True)
+            self._seen |= set(await asyncio.to_thread(children_of, supervisor))
+            self.details["processes"] = len(self._seen)
+
+        self._theirs.push_async_callback(end)
+
+    async def _kill(self, supervisor: int, random: Random) -> None:
+        while True:
+            await asyncio.sleep(random.uniform(*self._PAUSE_SECONDS))
+            workers = await asyncio.to_thread(children_of, supervisor)
+            self._seen |= set(workers)
+            if workers and random.random() < 0.5:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(random.choice(workers), signal.SIGKILL)
+                    self.details["killed"] += 1
+
+    async def _all_gone(self) -> None:
+        await until(lambda: asyncio.to_thread(self._none_lives), PATIENCE)
+
+    def _none_lives(self) -> bool:
+        return not any(is_alive(pid) for pid in self._seen)
 
 
 FAMILY: tuple[type[Fault], ...] = (
     TableLock, CreateIndex, Report, Dump, OpenSubmit, StuckListener, CancelledStatements, RevokedGrant, OtherApp,
+    WornWorkers,
 )  # fmt: skip
