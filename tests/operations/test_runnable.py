@@ -112,8 +112,12 @@ def test_the_message_says_how_many_which_and_why_and_the_next_step() -> None:
     assert endpoint is not None
     assert "duly[http]" in endpoint.next_step
     assert command is not None
-    assert "--allow-commands" in command.next_step
     assert "'/bin/x'" in command.message
+    assert command.next_step == "start one that allows it: duly worker --allow-command /bin/x"
+    for program in ("bin/x", "x*y", "*"):  # no pattern of a worker names it alone
+        command = only(demand(program, "command"), worker())
+        assert command is not None
+        assert command.next_step == "start one that allows it: duly worker --allow-commands"
 
 
 def test_those_of_most_jobs_come_first() -> None:

@@ -7,10 +7,12 @@ the question is asked per demand, not per job. No I/O.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from duly.config import check_programs
 from duly.model import NodeStatus, Unrunnable
 from duly.store.demands import Demand
 from duly.worker.targets.programs import may_start
@@ -135,7 +137,12 @@ def _of_endpoints(_: str) -> tuple[str, str]:
 
 
 def _of_commands(program: str) -> tuple[str, str]:
-    return f"runs the command {program!r}", "that allows it: duly worker --allow-commands"
+    try:
+        (pattern,) = check_programs([program])
+        option = f"--allow-command {shlex.quote(pattern)}"
+    except ValueError:  # a relative path, for example, which no pattern names
+        option = "--allow-commands"
+    return f"runs the command {program!r}", f"that allows it: duly worker {option}"
 
 
 _WORDS = {"task": _of_task, "http": _of_endpoints, "command": _of_commands}
