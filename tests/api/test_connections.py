@@ -7,6 +7,7 @@ import json
 import logging
 import resource
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -127,6 +128,19 @@ def site(serving: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
                 made.close()
 
     return open_site
+
+
+async def test_an_answer_on_a_kept_connection_waits_for_no_acknowledgement(site: Any) -> None:
+    """With Nagle's algorithm each would wait 40 ms: head and body are sent apart, and callers acknowledge late."""
+    async with site(QUICK) as here:
+        client = await here.connect()
+        took = []
+        for _ in range(60):
+            began = time.monotonic()
+            assert await client.is_open()
+            took.append(time.monotonic() - began)
+        # The first answers are acknowledged at once. Of the later ones a single fast one is enough, on a busy machine.
+        assert min(took[30:]) < 0.03, took
 
 
 async def test_a_head_that_does_not_come_ends_the_connection(site: Any) -> None:

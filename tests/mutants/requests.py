@@ -14,6 +14,14 @@ MUTANTS = (
         ("api/test_growth.py::test_no_header_costs_more_than_in_proportion",),
     ),
     Mutant(
+        "answers-wait-for-acknowledgements",
+        "each answer on a kept connection takes 40 ms",
+        "api/binding.py",
+        "socket.SOCK_STREAM, socket.IPPROTO_TCP)",
+        "socket.SOCK_STREAM)",
+        ("api/test_connections.py::test_an_answer_on_a_kept_connection_waits_for_no_acknowledgement",),
+    ),
+    Mutant(
         "length-beside-chunks",
         "the bytes after a request with two lengths are answered as a second request",
         "api/connections.py",

@@ -43,7 +43,9 @@ class PortTaken(ConfigError):
 
 
 def bind(family: socket.AddressFamily, address: str, port: int) -> socket.socket:
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # The protocol is named: without it asyncio leaves Nagle's algorithm on in the connections it accepts, and then each
+    # answer on a connection that is kept waits 40 ms for the caller's delayed acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((address, port))
