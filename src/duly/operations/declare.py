@@ -22,6 +22,7 @@ from duly.errors import Conflict, InvalidInput
 from duly.model import Declarer, Job, JobRequest
 from duly.operations.core import Core
 from duly.operations.jobs import JobOperations
+from duly.operations.notices import declared_but_cancelled
 from duly.operations.preparing import check_rights
 from duly.operations.revising import redefine
 from duly.operations.rights import EVERYTHING
@@ -181,13 +182,8 @@ class DeclareOperations:
             raise _Again
         if job.status == "cancelled":
             await self._bind(within, key, job_id, row)
-            return Declared(
-                key,
-                job_id,
-                "cancelled",
-                f"job {job.name!r} is declared by the code but cancelled, so it does not run; "
-                f"to bring it back: duly job resume {job_id}",
-            )
+            notice = declared_but_cancelled(job.name, job_id)
+            return Declared(key, job_id, "cancelled", f"{notice.message}; {notice.next_step}")
         if change is None and not await jobs.agree(within, job, fingerprint=row.fingerprint):
             raise _Again
         current = changed or job

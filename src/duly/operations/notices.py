@@ -29,19 +29,22 @@ def notices_of(unrunnable: Iterable[Unrunnable]) -> list[Notice]:
     return [Notice("unrunnable", one.job_id, one.message, one.next_step) for one in unrunnable]
 
 
+def declared_but_cancelled(name: str, job_id: UUID) -> Notice:
+    """Of a cancelled job that the code declares: for those who ask, and for the worker that declares it."""
+    return Notice(
+        "cancelled",
+        job_id,
+        f"job {name!r} is declared by the code but cancelled, so it does not run",
+        f"to bring it back: duly job resume {job_id}",
+    )
+
+
 def declared_notices(noted: Iterable[Noted]) -> list[Notice]:
     """Of jobs that the code declares and that do not run, that run although no code declares them, or that are paused
     because none does: in this order."""
     noted = list(noted)
     found = [
-        Notice(
-            "cancelled",
-            one.job_id,
-            f"job {one.name!r} is declared by the code but cancelled, so it does not run",
-            f"to bring it back: duly job resume {one.job_id}",
-        )
-        for one in noted
-        if one.status == "cancelled" and one.declared
+        declared_but_cancelled(one.name, one.job_id) for one in noted if one.status == "cancelled" and one.declared
     ]
     undeclared = [one for one in noted if one.undeclared_at is not None and not one.declared]
     found += [
