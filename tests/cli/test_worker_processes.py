@@ -67,16 +67,13 @@ def test_a_killed_worker_process_is_replaced_and_every_run_ends(duly: Run, start
     told = supervisor.wait_for(r"(worker \d of 3) ended unexpectedly \(killed by SIGKILL\); starting another")
     assert told[1]
     until(lambda: len(children(supervisor)) == 3 and killed not in children(supervisor))
-    # Rescue, which runs in a scheduler, takes back the runs that the killed process held.
-    scheduler = start("scheduler")
+    # No scheduler, whose rescue would take them back: the supervisor gives back what the killed process held.
     until(lambda: all(statuses(duly, job_id) == ["succeeded"] for job_id in jobs), seconds=60)
     until(lambda: len(workers(duly)) == 3)
     supervisor.signal(signal.SIGTERM)
     assert supervisor.end() == 0, supervisor.said
     assert "Traceback" not in supervisor.said
     assert not any(Path(f"/proc/{pid}").exists() for pid in before)
-    scheduler.signal(signal.SIGTERM)
-    assert scheduler.end() == 0
 
 
 LONG_LEASE = {"DULY_WORKER_LEASE_SECONDS": "120", "DULY_HEARTBEAT_SECONDS": "1"}

@@ -6,6 +6,22 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "late-loop-times-out",
+        "a run whose handler returned in time fails because another one blocked the loop",
+        "worker/executor.py",
+        "self._lenient = not self._lenient and now",
+        "self._lenient = False and now",
+        ("worker/test_stops.py::test_handlers_that_ended_in_time_while_the_loop_was_blocked_have_ended",),
+    ),
+    Mutant(
+        "late-loop-has-no-timeouts",
+        "on a loop that is always late, no handler is stopped",
+        "worker/executor.py",
+        "self._lenient = not self._lenient and now",
+        "self._lenient = now",
+        ("worker/test_stops.py::test_a_loop_that_is_blocked_again_and_again_keeps_no_handler_from_its_timeout",),
+    ),
+    Mutant(
         "expired-runs-start",
         "a one-time code that waited for an hour is sent all the same",
         "worker/executor.py",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
 from uuid import uuid4
@@ -15,6 +16,19 @@ from duly.model import Buried, ClaimedRun, Requeued, Succeeded
 from duly.worker.execution import StopReason
 from duly.worker.executor import Executor, Outcome
 from duly.worker.handler.task import Task
+from harness.waiting import eventually
+
+
+def run_of(handler: str, **fields: Any) -> ClaimedRun:
+    run = ClaimedRun()
+    values: dict[str, Any] = {
+        "claim_id": uuid4(), "ordinal": 1, "job_id": uuid4(), "scheduled_at": datetime.now(UTC), "attempt": 1,
+        "flags": 0, "name": "n", "handler": handler, "target": None, "payload": "{}", "payload_ref": None,
+        "timezone": "UTC", "policy_text": None,
+    }  # fmt: skip
+    for name, value in (values | fields).items():
+        setattr(run, name, value)
+    return run
 
 
 class Bench:
@@ -46,14 +60,7 @@ class Bench:
         self, why: StopReason, *, stubborn: bool = False, begun: bool = True, **fields: Any
     ) -> Outcome | None:
         self.stubborn = stubborn
-        run = ClaimedRun()
-        values: dict[str, Any] = {
-            "claim_id": uuid4(), "ordinal": 1, "job_id": uuid4(), "scheduled_at": datetime.now(UTC), "attempt": 1,
-            "flags": 0, "name": "n", "handler": "wait", "target": None, "payload": "{}", "payload_ref": None,
-            "timezone": "UTC", "policy_text": None,
-        }  # fmt: skip
-        for name, value in (values | fields).items():
-            setattr(run, name, value)
+        run = run_of("wait", **fields)
         async with asyncio.timeout(10):
             self.executor.start(run)
             if begun:
@@ -104,3 +111,62 @@ async def test_a_handler_that_finished_although_it_was_told_to_stop_has_finished
     outcome = await bench.stopped(why, stubborn=True)
     assert isinstance(outcome, Succeeded)
     assert outcome.result == '"all the same"'
+
+
+@pytest.fixture
+async def blocked() -> AsyncIterator[tuple[Executor, dict[str, Outcome | None]]]:
+    """An executor with handlers that block the loop, and some whose time is short, and the outcomes by handler."""
+    outcomes: dict[str, Outcome | None] = {}
+
+    async def blocks() -> None:
+        time.sleep(0.5)  # noqa: ASYNC251 - this is what the test is about
+
+    async def blocks_again_and_again() -> None:
+        while "endless" not in outcomes:
+            time.sleep(0.2)  # noqa: ASYNC251
+            await asyncio.sleep(0)
+
+    async def sleeps() -> None:
+        await asyncio.sleep(0.05)
+
+    def has_a_thread() -> None:
+        time.sleep(0.05)
+
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    handlers: list[Callable[..., Any]] = [blocks, blocks_again_and_again, sleeps, has_a_thread, endless]
+    executor = Executor(
+        {handler.__name__: Task(handler.__name__, handler) for handler in handlers},
+        DatabaseClock(),
+        lambda run, outcome: outcomes.__setitem__(run.handler, outcome),
+        threads=1,
+    )
+    yield executor, outcomes
+    executor.close()
+
+
+_SHORT = '{"timeout_seconds": 0.3}'
+
+
+async def test_handlers_that_ended_in_time_while_the_loop_was_blocked_have_ended(
+    blocked: tuple[Executor, dict[str, Outcome | None]],
+) -> None:
+    """The machine may stand still, or another handler block the loop, for longer than a handler has time."""
+    executor, outcomes = blocked
+    for handler in ("sleeps", "has_a_thread", "endless"):
+        executor.start(run_of(handler, policy_text=_SHORT))
+    executor.start(run_of("blocks"))
+    await eventually(lambda: len(outcomes) == 4)
+    kinds = {handler: type(outcome) for handler, outcome in outcomes.items()}
+    assert kinds == {"sleeps": Succeeded, "has_a_thread": Succeeded, "blocks": Succeeded, "endless": Requeued}
+
+
+async def test_a_loop_that_is_blocked_again_and_again_keeps_no_handler_from_its_timeout(
+    blocked: tuple[Executor, dict[str, Outcome | None]],
+) -> None:
+    executor, outcomes = blocked
+    executor.start(run_of("endless", policy_text=_SHORT))
+    executor.start(run_of("blocks_again_and_again"))
+    await eventually(lambda: len(outcomes) == 2)
+    assert isinstance(outcomes["endless"], Requeued)

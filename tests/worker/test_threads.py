@@ -70,7 +70,12 @@ async def until_ended(bench: Workbench, number: int, status: str, handler: str, 
     async def all_of_them() -> bool:
         return await ended(bench, status, handler) == number
 
-    await eventually(all_of_them, seconds=seconds)
+    try:
+        await eventually(all_of_them, seconds=seconds)
+    except TimeoutError:
+        left = await bench.pool.query("select state, attempt, run_at - duly.now() as due_in from duly.runs limit 5")
+        failed = await bench.pool.query("select attempt, error from duly.attempts where error is not null limit 5")
+        raise AssertionError(f"left: {[dict(row) for row in left]}; errors: {[dict(row) for row in failed]}") from None
 
 
 async def test_a_worker_that_will_be_replaced_makes_up_for_threads_that_hang(

@@ -47,6 +47,8 @@ Report = Callable[[ClaimedRun, Outcome | None], None]
 # Pause between checks for timeouts. One timer serves all running handlers; one per run would cost more than many
 # handlers do.
 _WATCH_SECONDS = 0.1
+# A check that comes this late was held up: by a handler that blocked the loop, or by a machine that stood still.
+_LATE_SECONDS = 0.05
 # A handler that ignores its stop is abandoned after this long: its run must not wait for it.
 ABANDON_SECONDS = 5.0
 # A run that this worker cannot execute starts again after a quarter of its age, within these bounds.
@@ -91,6 +93,7 @@ class Executor:
         self._running: set[Execution] = set()
         self._drivers = Drivers(self._take_turn)
         self._watch: asyncio.TimerHandle | None = None
+        self._lenient = False
         self._time: Callable[[], float] = time.monotonic
 
     def __len__(self) -> int:
@@ -338,8 +341,13 @@ class Executor:
         """Stops handlers whose time is up, and sets the timer again."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        for execution in [execution for execution in self._running if execution.deadline <= now]:
-            self._stop(execution, StopReason.TIMEOUT)
+        assert self._watch is not None
+        # While the loop was held up, handlers may have ended in time, or had no chance to: they have until the next
+        # check, which is lenient no more.
+        self._lenient = not self._lenient and now - self._watch.when() >= _LATE_SECONDS
+        if not self._lenient:
+            for execution in [execution for execution in self._running if execution.deadline <= now]:
+                self._stop(execution, StopReason.TIMEOUT)
         self._watch = loop.call_later(_WATCH_SECONDS, self._check_deadlines) if self._running else None
         if self._blocking is not None:
             self._blocking.turned(busy=self._watch is not None)
