@@ -17,7 +17,7 @@ $(VENV)/.ready: pyproject.toml requirements/locked.txt scripts/setup
 demo: $(VENV)/.ready ## run Duly with its dashboard and a few sample jobs
 	@$(BIN)/duly up --demo
 
-test: check ## check everything and run all tests (25 minutes on two cores)
+test: check ## check everything and run all tests (under 20 minutes on two cores)
 	@./scripts/test-services
 	@$(BIN)/python tests/steady.py $(ARGS)
 

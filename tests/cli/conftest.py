@@ -50,8 +50,9 @@ def report() -> None:
 @app.task()
 async def slow(seconds: float = 60) -> None:
     import asyncio
+    import os
 
-    print("slow began", flush=True)
+    print(f"slow began in {os.getpid()}", flush=True)
     await asyncio.sleep(seconds)
 
 
