@@ -43,6 +43,11 @@ def defaults_of(request: JobRequest, offered: Offered) -> TaskDefaults:
     return offered.get(handler, NO_DEFAULTS) if offered and isinstance(handler, str) else NO_DEFAULTS
 
 
+def may_refuse(rights: Rights, bounds: Bounds | None) -> bool:
+    """Whether `check_rights` may refuse any job at all."""
+    return bounds is not None or not rights.commands
+
+
 def check_rights(
     request: JobRequest, rights: Rights, bounds: Bounds | None, offered: Offered = NOTHING_OFFERED
 ) -> None:

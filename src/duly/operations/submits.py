@@ -32,6 +32,7 @@ from duly.operations.preparing import (
     Preparing,
     check_rights,
     defaults_of,
+    may_refuse,
     prepare,
     problems_of,
 )
@@ -77,10 +78,9 @@ class SubmitOperations:
         if await self._is_limited():
             many = await self.submit_many([request], allow_unknown_handler=allow_unknown_handler, rights=rights)
             return await self._whole_job(many[0])
-        bounds, offered = await self._facts([request], allow_unknown_handler=allow_unknown_handler)
+        bounds, offered, unknown = await self._facts([request], allow_unknown_handler=allow_unknown_handler)
         check_rights(request, rights, bounds, offered)
-        if not allow_unknown_handler:
-            self._refuse_unknown([request], rights)
+        self._refuse_unknown(unknown, rights)
         now = self._core.now()
         preparing = self._preparing(now, offered)
         try:
@@ -113,16 +113,15 @@ class SubmitOperations:
         within: Querier | None = None,
     ) -> list[SubmittedId]:
         """Submit jobs. All are checked before the first is stored; one that is wrong refuses them all."""
-        bounds, offered = await self._facts(requests, allow_unknown_handler=allow_unknown_handler)
-        for index, request in enumerate(requests):
+        bounds, offered, unknown = await self._facts(requests, allow_unknown_handler=allow_unknown_handler)
+        for index, request in enumerate(requests if may_refuse(rights, bounds) else ()):
             try:
                 check_rights(request, rights, bounds, offered)
             except Forbidden as error:
                 if len(requests) > 1:
                     raise Forbidden(error.message, field=f"jobs[{index}].{error.field}") from error
                 raise
-        if not allow_unknown_handler:
-            self._refuse_unknown(requests, rights)
+        self._refuse_unknown(unknown, rights)
         now = self._core.now()
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
         preparing = self._preparing(now, offered)
@@ -159,8 +158,8 @@ class SubmitOperations:
         answers: list[SubmittedId | DulyError | None] = [None] * len(requests)
         rows: list[NewJob] = []
         indexes: list[int] = []
-        bounds, offered = await self._facts(requests, allow_unknown_handler=allow_unknown_handler)
-        unknown = {} if allow_unknown_handler else self._unknown_handlers(requests)
+        bounds, offered, unknown = await self._facts(requests, allow_unknown_handler=allow_unknown_handler)
+        refused = self._refusals(unknown)
         job_ids = ids.new_job_ids(len(requests), self._pool.clock.now_us())
         preparing = self._preparing(now, offered)
         turns = Turns()
@@ -168,7 +167,7 @@ class SubmitOperations:
             await turns.give()
             try:
                 check_rights(request, rights, bounds, offered)
-                if isinstance(request.handler, str) and (error := unknown.get(request.handler)) is not None:
+                if isinstance(request.handler, str) and (error := refused.get(request.handler)) is not None:
                     raise error
                 rows.append(preparing.prepare(job_id, request))
                 indexes.append(index)
@@ -228,33 +227,35 @@ class SubmitOperations:
     async def check_known(self, handler: object, rights: Rights) -> None:
         """Refuse a task that no worker has."""
         if isinstance(handler, str):
-            request = JobRequest(handler)
-            await self._facts([request])
-            self._refuse_unknown([request], rights)
+            _, _, unknown = await self._facts([JobRequest(handler)])
+            self._refuse_unknown(unknown, rights)
 
     async def _facts(
         self, requests: Sequence[JobRequest], *, allow_unknown_handler: bool = False
-    ) -> tuple[Bounds | None, Offered]:
-        """The tenant's bounds, and the defaults of the workers' tasks. Asks the store about tasks not known here."""
+    ) -> tuple[Bounds | None, Offered, set[str]]:
+        """The tenant's bounds, the defaults of the workers' tasks, and the tasks to refuse, which no worker has."""
         bounds = await self._core.bounds(self._tenant)
-        if not allow_unknown_handler and self._unknown(requests):
+        unknown: set[str] = set()
+        if not allow_unknown_handler and (unknown := self._unknown(requests)):
             # A task that is new has its defaults from the same answer.
             await self._core.read_handlers()
-        return bounds, self._core.offered
+            unknown = self._unknown(requests)
+        return bounds, self._core.offered, unknown
 
     def _unknown(self, requests: Sequence[JobRequest]) -> set[str]:
         asked = {request.handler for request in requests if isinstance(request.handler, str)}
         return asked - set(self._core.local_handlers) - self._core.store_handlers
 
-    def _refuse_unknown(self, requests: Sequence[JobRequest], rights: Rights) -> None:
+    def _refuse_unknown(self, unknown: set[str], rights: Rights) -> None:
         """Refuse a task that no worker has, while the misspelt name is still on its author's screen.
 
         The known tasks are named only to callers that may see the whole store.
         """
-        unknown = self._unknown(requests)
+        if not unknown:
+            return
         known = sorted({*self._core.local_handlers, *self._core.store_handlers})
         # A store that has never seen a worker knows no tasks: nothing can be told from that.
-        if unknown and known:
+        if known:
             shown = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
             others = f" (known: {shown})" if rights.whole_store else ""
             raise UnknownHandler(
@@ -262,14 +263,14 @@ class SubmitOperations:
                 "handlers"
             )
 
-    def _unknown_handlers(self, requests: Sequence[JobRequest]) -> dict[str, InvalidInput]:
+    def _refusals(self, unknown: set[str]) -> dict[str, InvalidInput]:
         """The tasks that no worker has, each with its refusal."""
         try:
-            self._refuse_unknown(requests, EVERYTHING)
+            self._refuse_unknown(unknown, EVERYTHING)
         except UnknownHandler:
             return {
                 handler: UnknownHandler(f"no worker has a task {handler[:200]!r}; start a worker that has it")
-                for handler in self._unknown(requests)
+                for handler in unknown
             }
         return {}
 
