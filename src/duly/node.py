@@ -146,8 +146,13 @@ class SchedulerNode:
                 service.lead(False)
 
     async def start(self) -> None:
-        for service in self._services:
-            await service.start()
+        try:
+            for service in self._services:
+                await service.start()
+        except BaseException:
+            # The coordinator, which starts last, refuses: the others must not go on over a pool that is closed next.
+            await asyncio.gather(*(service.stop() for service in self._services if service is not self.coordinator))
+            raise
 
     async def stop(self) -> None:
         """Stops firing, lets the current fire end, then gives up the shards."""

@@ -44,6 +44,8 @@ async def test_another_coordinator_is_refused_before_it_takes_a_shard(pool: Pool
         await start(pool, second)
     rows = await pool.query("select name from duly.nodes")
     assert [row["name"] for row in rows] == ["first:1"]
+    # What had started before the coordinator does not go on.
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 async def test_another_place_in_the_same_registry_is_refused(pool: Pool) -> None:
