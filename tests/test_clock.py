@@ -55,6 +55,17 @@ def test_a_clock_that_stepped_is_followed_at_once() -> None:
     assert off_us(clock) == pytest.approx(-3_600_000_000, abs=25_000)
 
 
+def test_a_slow_answer_does_not_move_the_estimate_far_when_the_clocks_have_drifted_apart() -> None:
+    clock = DatabaseClock()
+    observe(clock, 100.0, 100.001, 100.002)
+    # A minute later the clocks are 12 ms further apart, and this answer takes 6 s.
+    observe(clock, 160.0, 160.001, 166.0, ahead_us=AHEAD_US - 12_000)
+    assert off_us(clock) == pytest.approx(-12_000, abs=1_000)
+    # A better measurement, though not as good as the first, decides from then on.
+    observe(clock, 167.0, 167.01, 167.02, ahead_us=AHEAD_US - 12_000)
+    assert off_us(clock) == pytest.approx(-12_000, abs=1)
+
+
 def test_it_goes_on_between_measurements() -> None:
     clock = DatabaseClock()
     now = time.monotonic()

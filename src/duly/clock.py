@@ -38,17 +38,23 @@ class DatabaseClock:
         error_us = (received - sent) * 500_000
         faded = self._error_us + (received - self._measured_at) * self._FADE_US_PER_S
         offset_us = to_micros(database_now) - int((sent + received) * 500_000)
-        # Measurements that contradict each other mean that the database has another clock now.
-        if error_us <= faded or abs(offset_us - self._offset_us) > error_us + faded:
+        if error_us <= faded:
             self._offset_us = offset_us
             self._error_us = error_us
             self._measured_at = received
-        else:
-            # A worse measurement still bounds the offset: the database read its clock after it was asked and before it
-            # answered. So a run that the database called due is due by this clock too, once the answer is here.
-            earliest = to_micros(database_now) - int(received * 1e6)
-            latest = to_micros(database_now) - int(sent * 1e6)
-            self._offset_us = min(max(self._offset_us, earliest), latest)
+            return
+        # A worse measurement still bounds the offset: the database read its clock after it was asked and before it
+        # answered. So a run that the database called due is due by this clock too, once the answer is here.
+        earliest = to_micros(database_now) - int(received * 1e6)
+        latest = to_micros(database_now) - int(sent * 1e6)
+        bounded_us = min(max(self._offset_us, earliest), latest)
+        moved_us = abs(bounded_us - self._offset_us)
+        if moved_us > faded:
+            # The clocks have drifted apart faster than was thought, or the database has another clock now. The middle
+            # of this measurement would be off by seconds if only its answer was slow.
+            self._error_us = min(2 * error_us, faded + moved_us)
+            self._measured_at = received
+        self._offset_us = bounded_us
 
     @property
     def error_us(self) -> float:
