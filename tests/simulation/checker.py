@@ -15,6 +15,8 @@ from uuid import UUID
 from simulation.model import Ended, Event, Key
 
 QUEUE, ENDED = "queue", "ended"
+# A worker judges by its own estimate of the database's clock.
+CLOCK_ERROR = timedelta(seconds=1)
 
 
 @dataclass
@@ -27,6 +29,11 @@ class Expected:
     end_at: datetime
     overlap: str
     max_retries: int
+    start_within: int | None
+
+    def expires_at(self, at: datetime) -> datetime | None:
+        """The time from which on a run of this occurrence must not begin."""
+        return None if self.start_within is None else at + timedelta(seconds=self.start_within)
 
     def occurrences(self, after_or_at: datetime, before: datetime | None) -> list[datetime]:
         """The occurrences in a range of time, counted off one by one."""
@@ -58,6 +65,8 @@ class Checker:
     live: int = 0
     under: dict[UUID, set[Key]] = field(default_factory=dict)
     standing: dict[UUID, datetime] = field(default_factory=dict)
+    #: Runs whose handler has been called.
+    begun: set[Key] = field(default_factory=set)
     moving: list[Any] | None = None
     answered: set[datetime] = field(default_factory=set)
 
@@ -194,10 +203,29 @@ class Checker:
             return
         if place != ended.claim_id:
             raise Broken(f"{_name(key)} was recorded under the stale token {ended.claim_id}; it is {place}")
+        if ended.status == "missed":
+            self._expired(key)
         self.where[key] = ENDED
         self.live -= 1
         self.under[ended.claim_id].discard(key)
         self.active[key[0]].discard(key)
+
+    def _expired(self, key: Key) -> None:
+        """A worker has recorded the run as missed instead of starting it."""
+        expires_at = self.jobs[key[0]].expires_at(key[1])
+        if expires_at is None or self.now() < expires_at - CLOCK_ERROR:
+            raise Broken(f"{_name(key)} ended as missed; it expires at {expires_at}")
+        if key in self.begun:
+            raise Broken(f"{_name(key)} ended as missed, although its handler had begun")
+
+    def begins(self, key: Key, attempt: int) -> str | None:
+        """Notes that a worker calls the handler. Returns what is wrong with that."""
+        expires_at = self.jobs[key[0]].expires_at(key[1])
+        first = attempt == 1 and key not in self.begun
+        self.begun.add(key)
+        if first and expires_at is not None and self.now() > expires_at + CLOCK_ERROR:
+            return f"{_name(key)} began although it had expired at {expires_at}"
+        return None
 
     def _rescued(self, claim_id: UUID, worker_id: UUID) -> None:
         if self.trusts(worker_id, claim_id):

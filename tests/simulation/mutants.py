@@ -13,8 +13,10 @@ from typing import Any
 from uuid import UUID
 
 import duly.store.fires
+import duly.worker.executor
 from duly.cluster.member import TRUSTED_FRACTION, MemberCoordinator
 from duly.worker.completer import Completer
+from duly.worker.executor import Executor
 from duly.worker.leases import LeaseKeeper
 from simulation.loop import VirtualTime
 from simulation.model import Claim, Held, Job, Key, Model, Row
@@ -150,6 +152,10 @@ def _never(_original: Any) -> Any:
     return lambda *_: None
 
 
+def _nothing_begun(_original: Any) -> Any:
+    return lambda _execution: 0
+
+
 def _advance_before_insert(original: Any) -> Any:
     async def fire(store: Any, epochs: dict[int, int], batch: Any) -> Any:
         own = [epochs[shard] for shard in batch.shards]
@@ -179,6 +185,8 @@ LOGIC: dict[str, list[Patch]] = {
     "claim measured from the answer": [(LeaseKeeper, "hold", _claim_from_answer)],
     "claims never given up": [(LeaseKeeper, "_give_up_expired", _never)],
     "claim closed over unfinished runs": [(Completer, "_claims_to_close", _close_too_early)],
+    "expired runs start": [(Executor, "_heed_expiry", _never)],
+    "what has begun expires": [(duly.worker.executor, "_begun", _nothing_begun)],
     "next_run_at stays": [(duly.store.fires, "_send_simple_fires", _not_strictly)],
     "schedule advanced before insert": [(duly.store.fires, "_send_simple_fires", _advance_before_insert)],
 }

@@ -343,10 +343,13 @@ class World:
             retry_backoff=dice.choice(["immediate", "linear"]),
             retry_delay_seconds=3,
             timeout_seconds=dice.choice([4, 300]),
+            start_within_seconds=dice.choice([None, None, None, 6]),
         )
         # Never at an occurrence, so that it does not matter whether the end is included.
         end_at = BEGINNING + timedelta(seconds=FAULTS_UNTIL, microseconds=dice.randrange(500_000))
-        expected = Expected(job_id, now, period, end_at, policy.overlap, policy.max_retries)
+        expected = Expected(
+            job_id, now, period, end_at, policy.overlap, policy.max_retries, policy.start_within_seconds
+        )
         self.checker.add(expected)
         self.model.put(
             Job(
@@ -431,6 +434,8 @@ class World:
         job = self.checker.jobs[run.job_id]
         executing = self.executing.setdefault(run.job_id, [])
         self.say(f"{node.name} executes {str(run.job_id)[-4:]}@{run.scheduled_at:%M:%S} (attempt {run.attempt})")
+        if late := self.checker.begins((run.job_id, run.scheduled_at), run.attempt):
+            raise_later(self, late)
         if job.overlap != "parallel":
             for other, thread, claim_id in executing:
                 if claim_id != run.claim_id and not thread.dead and other.healthy:
