@@ -168,6 +168,19 @@ class TestOlderAndNewer:
             await DeclarationKeeper(code.operations.declarations, [request], deploy(number, request), {}).run_once()
         assert (await code.job()).schedule == "0 11 * * *"
 
+    async def test_what_a_promoted_standby_lacks_is_declared_again(self, code: Code) -> None:
+        old, new = job(schedule="0 9 * * *"), job(schedule="0 10 * * *")
+        await code.declare(1, old)
+        await code.live(2, new)  # it has declared its job, but the standby had not received that
+        keeper = DeclarationKeeper(code.operations.declarations, [new], deploy(2, new), {})
+        await keeper.run_once()
+        assert (await code.job()).schedule == "0 10 * * *"
+        await keeper.run_once()
+        assert [what for what, _ in await code.log()] == ["redefined"]
+        # Another application's declaration is not contested all the time.
+        foreign = deploy(3, new, owner="billing")
+        assert await code.operations.declarations.astray(foreign) == set()
+
     async def test_a_job_of_another_live_application_is_left_to_it(self, code: Code) -> None:
         await code.declare(1, job(), owner="shop")
         node = await code.live(1, job(), owner="shop")

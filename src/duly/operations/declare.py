@@ -281,7 +281,8 @@ class _Redefining:
 class DeclarationKeeper(Service):
     """Declares again what an old node has redefined: nodes of Duly 0.1 know no deploys, and the last to start wins.
 
-    Also records the declarations of this process when the store gets the table for them.
+    Also declares again what an asynchronous standby lacked when it was promoted, and records the declarations of this
+    process when the store gets the table for them.
     """
 
     interval = 20.0
@@ -305,6 +306,6 @@ class DeclarationKeeper(Service):
         if again:
             for declared in await self._operations.declare_all(again, self._by, self._renamed_from):
                 if declared.outcome == "applied":
-                    log.warning("%s was redefined by an older node, and is again as %s declares it",
-                                declared.key, self._by.described())  # fmt: skip
+                    log.warning("%s was not as %s declares it (redefined by a node of Duly 0.1, or forgotten by a "
+                                "promoted standby), and is again", declared.key, self._by.described())  # fmt: skip
         return None

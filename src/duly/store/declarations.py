@@ -101,7 +101,8 @@ async def pass_key(within: Querier, *, tenant: str, job_id: UUID, key: str, new_
 
 async def astray(store: Querier, *, tenant: str, by: Declarer) -> set[str]:
     """Keys whose jobs are not as this deploy declared them, unless a newer one has."""
-    return {row["key"] for row in await store.fetch("declarations/astray", tenant, sorted(by.keys), by.rank)}
+    rows = await store.fetch("declarations/astray", tenant, sorted(by.keys), by.rank, by.owner)
+    return {row["key"] for row in rows}
 
 
 async def list_noted(store: Querier, *, tenant: str, limit: int) -> list[Noted]:
