@@ -180,6 +180,13 @@ class History:
         self.note(at, job_id, "changed", old={"schedule": row["schedule"]})
         self.asked("change", job_id, at, schedule=schedule)
 
+    def redeclare(self, job_id: str, at: float, schedule: str, following: float, by: str) -> None:
+        """A deploy's code declares another schedule."""
+        self.begin_transaction()
+        row = self.job(job_id)
+        self.set_job(at, job_id, schedule=schedule, next_run_at=iso(following), version=row["version"] + 1)
+        self.note(at, job_id, "redefined", schedule=row["schedule"], reason=by)
+
     def cancel(self, job_id: str, at: float) -> None:
         self.begin_transaction()
         self.set_job(at, job_id, status="cancelled", next_run_at=None, version=self.job(job_id)["version"] + 1)
@@ -291,6 +298,14 @@ class History:
             old = self.rows("runs")[next_in_line.job_id, iso(next_in_line.due)]
             self.write(at, "runs", "update", old, {**old, "state": "queued", "run_at": iso(at)})
 
+    def expire(self, at: float, claim: Claim, run: Run, *, within: float) -> None:
+        self.begin_transaction()
+        note = {
+            "reason": "expired", "start_within_seconds": within, "count": 1, "first": iso(run.due), "last": iso(run.due)
+        }  # fmt: skip
+        self._record_of(at, claim, run, "missed", begun=False, note=note)
+        self._close(at, claim)
+
     def whole(self, run: Run, at: float, takes: float = 0.5) -> Claim:
         """Claims, executes and completes the run."""
         claim = self.claim(at, run)
@@ -385,12 +400,15 @@ class History:
         }  # fmt: skip
         self.write(at, "history", "insert", None, {**row, **values})
 
-    def _record_of(self, at: float, claim: Claim, run: Run, status: str) -> None:
+    def _record_of(
+        self, at: float, claim: Claim, run: Run, status: str, *, begun: bool = True, note: Document | None = None
+    ) -> None:
         old = self.rows("claims")[claim.claim_id]
         place = claim.runs.index(run)
         self._record(
-            at, run, status, claim_id=claim.claim_id, worker_id=claim.worker, attempt=old["attempts"][place],
-            epoch=old["epochs"][place], fired_at=old["fired_ats"][place], started_at=old["claimed_at"],
+            at, run, status, claim_id=claim.claim_id, worker_id=claim.worker,
+            attempt=old["attempts"][place] - (not begun), epoch=old["epochs"][place], fired_at=old["fired_ats"][place],
+            started_at=old["claimed_at"] if begun else None, note=note,
         )  # fmt: skip
 
     def _tried(self, at: float, claim: Claim, run: Run, attempt: int, error: str) -> None:

@@ -11,6 +11,7 @@ the question is whether the checker sees the damage, not whether one guard cover
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ def apply(name: str) -> None:
 
 def _mutate_statements(mutant: Mutant) -> None:
     module = import_module("duly.store.statements")
-    original: Callable[[str], str] = module.statement
+    original: Callable[..., str] = module.statement
     texts = {}
     for name, pairs in mutant.statements.items():
         text = original(name)
@@ -71,8 +72,11 @@ def _mutate_statements(mutant: Mutant) -> None:
         if surely not in texts:
             raise Unmatched(f"mutant {mutant.name}: {surely}.sql has no {old!r}")
 
-    def statement(name: str) -> str:
-        return texts.get(name) or original(name)
+    def statement(name: str, schema: str = "duly") -> str:
+        return texts.get(name) or original(name, schema)
+
+    if str(inspect.signature(statement)) != str(inspect.signature(original)):
+        raise Unmatched(f"`statement` has other parameters: {inspect.signature(original)}")
 
     # All other modules import `statement` by name, and later.
     module.statement = statement  # type: ignore[attr-defined]
@@ -148,6 +152,11 @@ from unnest($1::uuid[], $2::timestamptz[], $3::smallint[], $4::smallint[], $5::i
     as f (job_id, at, flags, shard, epoch)
 join duly.jobs j on j.job_id = f.job_id
 """
+
+
+def _never_expire() -> None:
+    """Workers start runs however old they are."""
+    _replace(import_module("duly.worker.executor").Executor, "_heed_expiry", lambda self, execution: None)
 
 
 def _next_or_same() -> None:
@@ -257,6 +266,7 @@ _MUTANTS = (
             ],
         },
     ),
+    Mutant("expired-all-the-same", "runs that have expired are started", faults=("kill",), patch=_never_expire),
     Mutant(
         "epoch-check-dropped",
         "a node that once led a shard may still fire for it",

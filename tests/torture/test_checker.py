@@ -348,6 +348,111 @@ def began_before_the_one_before_had_ended(told: Told) -> None:
     words(told.history, told.runs["waiting"], "begin")[0]["at"] = START + 24.2
 
 
+# Expiry
+
+
+def an_expired_run(expires: float = 4) -> tuple[History, Run, Claim]:
+    """A run that waits in line for five seconds and has then expired."""
+    h = History()
+    h.lead(0.1, 1)
+    job_id = h.submit("psi", "every 10s", 1, first=11, overlap="queue", start_within_seconds=expires)
+    slow = h.fire(job_id, 11.01, 21)
+    claim = h.claim(11.02, slow)
+    h.say(11.03, "begin", claim, slow)
+    for at in (13, 15, 17, 19, 21, 23, 25):
+        h.beat(at, claim)
+    waits = h.fire(job_id, 21.01, 31, state="waiting")
+    h.say(26, "effect", claim, slow)
+    h.say(26.1, "end", claim, slow)
+    h.complete(26.2, claim, slow, next_in_line=waits)
+    late = h.claim(26.3, waits)
+    h.pause(job_id, 27)
+    return h, waits, late
+
+
+def test_a_run_that_expired_is_no_finding(tmp_path: Path) -> None:
+    h, run, claim = an_expired_run()
+    h.expire(26.4, claim, run, within=4)
+    assert check(h, tmp_path) == []
+
+
+@spoils("expiry")
+def expired_too_early(told: Told) -> History:
+    h, run, claim = an_expired_run(expires=8)
+    h.expire(26.4, claim, run, within=8)
+    return h
+
+
+@spoils("expiry")
+def expired_without_a_limit(told: Told) -> None:
+    row = rows(told.history, "history", run=told.runs["last"])[0]["new"]
+    row |= {"status": "missed", "attempt": 0}
+    told.history.sink = [word for word in told.history.sink if word["run_id"] != told.runs["last"].run_id]
+
+
+@spoils("expiry")
+def expired_although_it_had_begun(told: Told) -> History:
+    h, run, claim = an_expired_run()
+    h.say(26.35, "begin", claim, run)
+    h.expire(26.4, claim, run, within=4)
+    return h
+
+
+@spoils("expiry")
+def began_although_it_had_expired(told: Told) -> History:
+    h, run, claim = an_expired_run(expires=1)
+    h.run["settings"]["misfire_grace"] = 3
+    h.execute(claim, run, 26.31, 26.4)
+    h.complete(26.5, claim, run)
+    return h
+
+
+# Deploys
+
+
+def deployed(*deploys: str) -> History:
+    """A job that these deploys declare one after the other, each with another schedule."""
+    h = History()
+    h.lead(0.1, 1)
+    job_id = h.submit("declared:shop_report_1", "every 10s", 1, first=11)
+    h.whole(h.fire(job_id, 11.01, 21), 11.02)
+    for number, deploy in enumerate(deploys):
+        h.redeclare(job_id, 12 + number, f"every {5 * (number + 1)}s", 1 + 5 * (number + 1) * (3 - number), deploy)
+    h.pause(job_id, 14.5)
+    return h
+
+
+def test_a_deploy_after_a_deploy_is_no_finding(tmp_path: Path) -> None:
+    assert check(deployed("deploy 9 of app 'shop'", "deploy 10 of app 'shop'"), tmp_path) == []
+
+
+@spoils("deploys")
+def redefined_by_an_older_deploy(told: Told) -> History:
+    return deployed("deploy 10 of app 'shop'", "deploy 9 of app 'shop'")
+
+
+@spoils("deploys")
+def redefined_by_nobody_knows_whom(told: Told) -> History:
+    return deployed("somebody")
+
+
+@spoils("deploys")
+def renamed_and_made_anew(told: Told) -> History:
+    h = deployed("deploy 2 of app 'shop'")
+    h.pause(h.submit("declared:shop_report_2", "every 10s", 1, first=11), 2)
+    return h
+
+
+@spoils("owed")
+def given_up_by_a_deploy_without_a_record(told: Told) -> History:
+    h = History()
+    h.lead(0.1, 1)
+    job_id = h.submit("declared:shop_tick", "every 10s", 1, first=11)
+    h.redeclare(job_id, 40, "every 7s", 43, "deploy 2 of app 'shop'")
+    h.pause(job_id, 41)
+    return h
+
+
 # next_run_at
 
 

@@ -352,6 +352,19 @@ async def _replaced(world: World, fault: Fault) -> None:
     await see_it_work(world)
 
 
+async def _deployed(world: World, fault: Fault) -> None:
+    """The shop's jobs fire, and one of its workers was restarted."""
+
+    async def fires() -> bool:
+        async with world.database.primary.session("duly") as connection:
+            tick = "select exists (select from duly.jobs where dedupe_key = 'declared:shop_tick' and run_count > 0)"
+            return bool(await connection.fetchval(tick))
+
+    await eventually(fires, seconds=30)
+    await eventually(lambda: fault.details["restarts"] > 0, seconds=60)
+    await see_it_work(world)
+
+
 async def _full(world: World, fault: Fault) -> None:
     """The log cannot grow, so the server goes down. A write shows it, since the server may still be going down."""
 
@@ -440,6 +453,7 @@ IN_NAMESPACES: list[tuple[str, str, tuple[object, ...], Felt]] = [
     ("revoked-grant", "primary", ("insert", "runs"), _not_allowed),
     ("other-app", "workers", (), _has_joined),
     ("worn-workers", "workers", (), _replaced),
+    ("deploys", "shop", (), _deployed),
     ("disk-full", "primary", ("log",), _full),
     ("promotion", "standby", (), _other_primary),
     ("failover", "standby", (), _other_primary),

@@ -18,9 +18,11 @@ from .invariants import (
     acknowledged,
     attempts,
     changes,
+    deploys,
     ending,
     epochs,
     executions,
+    expiry,
     fencing,
     grid,
     leases,
@@ -37,7 +39,7 @@ INVARIANTS: dict[str, Callable[[Facts], Iterable[Finding]]] = {
     module.NAME: module.check
     for module in (
         owed, outcomes, fencing, acknowledged, executions, overlap, grid, epochs, moves, attempts, changes, leases,
-        ending,
+        expiry, deploys, ending,
     )
 }  # fmt: skip
 

@@ -12,13 +12,13 @@ from random import Random
 from typing import Any, NamedTuple
 
 from ..world import World
-from . import clocks, database, network, processes, registries, strangers
+from . import clocks, database, deploys, network, processes, registries, strangers
 from .base import Fault, NotNow, Sort
 
 #: All faults by kind. Their classes have the weights and needs.
 FAULTS: dict[str, type[Fault]] = {
     fault.kind: fault
-    for family in (processes, network, database, strangers, clocks, registries)
+    for family in (processes, network, database, strangers, deploys, clocks, registries)
     for fault in family.FAMILY
 }  # fmt: skip
 

@@ -36,6 +36,7 @@ def recurring(dice: Random, palette: Palette, name: str) -> dict[str, Any]:
         "max_missed": 3 if busy > 1 else dice.choice((5, 20, 100)),
         "max_queued": 2 if busy > 1 else dice.choice((3, 20)),
         **_retries(dice),
+        **_expiry(dice),
     }
     if dice.random() < 0.15:
         body["timezone"] = dice.choice(("America/New_York", "Australia/Lord_Howe", "Asia/Kolkata"))
@@ -51,6 +52,7 @@ def one_off(dice: Random, palette: Palette, name: str) -> dict[str, Any]:
         "dedupe_key": name,
         "priority": dice.choice((0, 5, 5, 9)),
         **_retries(dice),
+        **_expiry(dice),
     }
     if dice.random() < 0.6:
         moment = datetime.now(UTC) + timedelta(seconds=dice.uniform(0.2, 15))
@@ -93,6 +95,10 @@ def _retries(dice: Random) -> dict[str, Any]:
         "retry_max_delay_seconds": 3,
         "timeout_seconds": 60,
     }
+
+
+def _expiry(dice: Random) -> dict[str, Any]:
+    return {"start_within_seconds": dice.choice((2, 4, 10))} if dice.random() < 0.2 else {}
 
 
 def _handler(dice: Random, palette: Palette) -> tuple[str, dict[str, Any], float]:

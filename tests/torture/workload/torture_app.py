@@ -1,6 +1,7 @@
 """The application under torture. Each task reports its begin, its effect and its end to the sink.
 
-Besides `empty_app`, this is the only module of the torture that imports `duly` as a user's application does. The random
+Besides `empty_app` and `shop_app`, this is the only module of the torture that imports `duly` as a user's application
+does. The random
 choices of a handler depend on its run and the seed, so that a seed repeats them.
 """
 
@@ -17,6 +18,8 @@ from collections.abc import Awaitable, Callable
 from uuid import uuid4
 
 from duly import Context, Duly, Permanent, Snooze
+
+from . import SHOP_DEPLOYS
 
 app = Duly()
 
@@ -163,6 +166,12 @@ async def quick(ctx: Context, seconds: float = 0) -> None:
         await asyncio.sleep(seconds / 2)
 
     await _witnessed(ctx, work)
+
+
+#: What `shop_app` declares. These workers have its tasks as well, so that runs end when no deploy of it lives.
+SHOP_TASKS = ["shop_tick"] + [f"shop_{what}_{n}" for what in ("report", "extra") for n in range(1, SHOP_DEPLOYS + 1)]
+for shop_task in SHOP_TASKS:
+    app.task(shop_task)(quick)
 
 
 @app.task()

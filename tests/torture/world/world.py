@@ -84,6 +84,8 @@ class World:
         #: The proxy between clients and the API.
         self.front: Proxy
         self.network = Network(namespaces=self.namespaces)
+        #: Number of deploys of the shop (`faults/deploys.py`) so far.
+        self.deploys = 0
         #: Nodes that ended by themselves: `{name, at, code}`.
         self.exits: list[dict[str, Any]] = []
         self._exposed: set[int] = set()
@@ -134,11 +136,12 @@ class World:
             raise RuntimeError(f"{' '.join(arguments)} ended with {done.returncode}: {done.stderr[-2000:]}")
         return done.stdout
 
-    def spawn(self, arguments: Sequence[str], log: BinaryIO) -> subprocess.Popen[bytes]:
-        """Starts a process beside the nodes, connected directly to the present primary. It is never restarted."""
+    def spawn(self, arguments: Sequence[str], log: BinaryIO, **more: str) -> subprocess.Popen[bytes]:
+        """Starts a process beside the nodes, connected directly to the present primary. It is never restarted. `more`:
+        variables of its environment."""
         tests = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (self._environment.get("PYTHONPATH"), tests)))
-        environment = {**self._environment, "DULY_DATABASE_URL": self.database.owner_url, "PYTHONPATH": path}
+        environment = {**self._environment, "DULY_DATABASE_URL": self.database.owner_url, "PYTHONPATH": path, **more}
         process = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *self._launcher, *arguments], env=environment, cwd=self.folder,
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,

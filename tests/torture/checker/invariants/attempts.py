@@ -13,8 +13,9 @@ NAME = "attempts"
 def check(facts: Facts) -> Iterator[Finding]:
     """The attempts of a run are 1, 2, … n, without gaps or repeats; a redrive starts again at 1.
 
-    A failure or a crash counts as an attempt; a snooze or a return at shutdown does not. The record and the handler
-    have the attempt number of the claim. There are at most `max_retries` attempts after the first.
+    A failure or a crash counts as an attempt; a snooze, a return at shutdown or a run that has expired does not. The
+    record and the handler have the attempt number of the claim. There are at most `max_retries` attempts after the
+    first.
     """
     stale = {id(write.row.new) for write in facts.token_writes if write.hold is None or write.gone_since is not None}
     most_of: dict[str, int] = {}
@@ -58,7 +59,8 @@ def _outcomes(facts: Facts, key: Key) -> Iterator[Finding]:
         if event.op != "insert" or event.new is None or event.new.get("claim_id") is None:
             continue
         hold = facts.hold_of.get((str(event.new["claim_id"]), key))
-        if hold is not None and int(event.new["attempt"]) != hold.attempt:
+        begun = event.new["status"] != "missed"  # a run that has expired was claimed, but not begun
+        if hold is not None and int(event.new["attempt"]) != hold.attempt - (not begun):
             yield Finding(
                 NAME,
                 f"{facts.called(key)}: recorded as {event.new['status']} at {moment(event.transaction.at)} in attempt "

@@ -20,6 +20,8 @@ _WAIT = 5 * SECOND
 # A handler with isolation="process" may wait this long for one of the worker's few child processes.
 _ISOLATED, _CHILD = "isolated", 5 * SECOND
 _POLICY_RULES = {"SKIP": "SKIP", "RUN_ONCE": "RUN_ONCE", "max_missed": "RUN_ALL"}
+# Changes of a job's schedule: by a client, and by a deploy whose code declares another one.
+_RETIMING = ("changed", "redefined")
 _BAD_VERDICTS = ("unrecorded", "overdue")
 
 
@@ -68,7 +70,7 @@ def _step(facts: Facts, job: Job, version: Version) -> Iterator[Finding]:
                 "change that is not recorded",
                 [_both(version)],
             )
-        elif any(change["what"] == "changed" for change in version.changes) and not grid.once and not _is_once(version):
+        elif any(change["what"] in _RETIMING for change in version.changes) and not grid.once and not _is_once(version):
             # Occurrences overdue beyond the grace are given up and recorded; those within it still fire.
             until = at - facts.grace - _WAIT
             yield from _unaccounted(facts, job, version.transaction, grid, left, until, f"the change at {moment(at)}")
@@ -290,7 +292,7 @@ def _skipped(facts: Facts, birth: Birth) -> Iterator[Finding]:
 
 
 def _begins(facts: Facts) -> Iterator[Finding]:
-    quiet = _Deadlines(facts)
+    quiet = Deadlines(facts)
     begins = sorted(word.at for words in facts.words.values() for word in words if word.word == "begin")
     busy = Queue(begins, longest=2 * facts.grace)
     for birth in facts.births:
@@ -360,7 +362,7 @@ class Queue:
         return max(later - earlier for earlier, later in pairwise(stretch)) <= SECOND
 
 
-class _Deadlines:
+class Deadlines:
     """The time by which a run that could begin must have begun: the grace, extended while faults and their consequences
     last."""
 
