@@ -6,6 +6,14 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "refused-and-still-there",
+        "a scheduler that may not start goes on with upkeep and warns of its closing pool",
+        "node.py",
+        "await asyncio.gather(*(service.stop() for service in self._services if service is not self.coordinator))",
+        "pass",
+        ("cluster/test_other_coordinators.py",),
+    ),
+    Mutant(
         "acquire-from-the-living",
         "a shard is taken from a leader that is alive",
         "store/sql/cluster/acquire.sql",

@@ -19,6 +19,14 @@ MUTANTS = (
         (f"{_TESTS}::TestOlderAndNewer::test_an_older_deploy_changes_nothing_and_says_so",),
     ),
     Mutant(
+        "forgotten-by-a-standby",
+        "a promoted standby that lacked a declaration keeps the older deploy's schedule",
+        "store/sql/declarations/astray.sql",
+        "or (d.rank < $3 and d.owner = $4)",
+        "or (d.rank < $3 and d.owner = $4 and false)",
+        (f"{_TESTS}::TestOlderAndNewer::test_what_a_promoted_standby_lacks_is_declared_again",),
+    ),
+    Mutant(
         "declare-for-another-app",
         "two applications with a task of one name redefine each other's job",
         "store/sql/declarations/take.sql",

@@ -14,6 +14,22 @@ MUTANTS = (
         ("store/test_errors.py",),
     ),
     Mutant(
+        "slow-answer-moves-the-clock",
+        "one slow answer makes a worker's clock wrong by seconds: runs expire too early or start too late",
+        "clock.py",
+        "self._offset_us = bounded_us",
+        "self._offset_us = offset_us if moved_us > faded else bounded_us",
+        ("test_clock.py::test_a_slow_answer_does_not_move_the_estimate_far_when_the_clocks_have_drifted_apart",),
+    ),
+    Mutant(
+        "poor-estimate-for-good",
+        "after the database's clock has stepped, the first poor estimate is kept",
+        "clock.py",
+        "self._error_us = min(2 * error_us, faded + moved_us)",
+        "pass",
+        ("test_clock.py::test_a_slow_answer_does_not_move_the_estimate_far_when_the_clocks_have_drifted_apart",),
+    ),
+    Mutant(
         "no-error-is-the-data",
         "a job whose data are refused is tried for ever, and so are all jobs that are due with it",
         "store/pool.py",

@@ -157,6 +157,22 @@ MUTANTS = (
         (f"{_BOUNDS}test_what_is_out_of_bounds_is_refused_by_its_field",),
     ),
     Mutant(
+        "nobody-may-be-refused",
+        "a batch of jobs is stored whatever the tenant's bounds and the caller's rights are",
+        "operations/preparing.py",
+        "return bounds is not None or not rights.commands",
+        "return False",
+        (f"{_BOUNDS}test_what_is_out_of_bounds_is_refused_by_its_field",),
+    ),
+    Mutant(
+        "commands-by-the-batch",
+        "a caller without the right to commands submits them together with another job",
+        "operations/preparing.py",
+        "return bounds is not None or not rights.commands",
+        "return bounds is not None",
+        ("operations/test_bulk_submit.py::test_commands_without_the_right_are_refused_whatever_is_beside_them",),
+    ),
+    Mutant(
         "change-out-of-bounds",
         "a job moves to a queue that its tenant may not use",
         "operations/jobs.py",

@@ -14,10 +14,11 @@ import pytest
 
 from duly import Duly, InvalidInput
 from duly.config import Settings
-from duly.errors import Conflict, DataRefused, StoreUnavailable
+from duly.errors import Conflict, DataRefused, Forbidden, StoreUnavailable
 from duly.model import DEFAULT_TENANT, JobRequest, Policy, SubmittedId
 from duly.operations import Operations, StoreOperations
 from duly.operations.preparing import Preparing
+from duly.operations.rights import Rights
 from duly.store import copying, ids, jobs
 from duly.store.jobs import NewJob
 from duly.store.pool import LARGE, Pool
@@ -299,3 +300,14 @@ async def test_a_submitter_that_is_cancelled_in_the_middle_of_a_copy_leaves_noth
         assert stored % len(requests) == 0
         assert await count(pool, "runs") == stored
     assert await operations.submit_many(requests)
+
+
+async def test_commands_without_the_right_are_refused_whatever_is_beside_them(
+    pool: Pool, operations: Operations
+) -> None:
+    requests = [JobRequest("noop"), JobRequest({"type": "command", "argv": ["id"]})]
+    with pytest.raises(Forbidden, match="submitting a command needs the role operator") as refused:
+        await operations.submit_many(requests, allow_unknown_handler=True, rights=Rights.of("write"))
+    assert refused.value.field == "jobs[1].handler"
+    assert await count(pool, "jobs") == 0
+    assert len(await operations.submit_many(requests, allow_unknown_handler=True, rights=Rights.of("operator"))) == 2
