@@ -74,6 +74,9 @@ class _Version:
             [sys.executable, str(ROOT / "bench" / "before" / "one_pass.py"), url, str(scale)],
             env={**os.environ, "PYTHONPATH": str(source)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
+        assert self._process.stdout is not None
+        if self._process.stdout.readline() != "ready\n":
+            sys.exit(f"the version in {source} does not start")
 
     def measure(self, one_pass: str) -> dict[str, float]:
         assert self._process.stdin is not None

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 from duly.bench import drain, lag, submit
 from duly.bench.figures import Figure, Spread
 from duly.bench.lab import Lab, application, submit_all
-from duly.bench.server import running_server
+from duly.bench.server import Store, running_server
 
 Figures = dict[str, float]
 
@@ -22,25 +23,33 @@ Figures = dict[str, float]
 async def main(url: str, scale: float) -> None:
     async with running_server(url, None) as server:
         lab = Lab(server=server, rounds=1, scale=scale, say=lambda _: None)
-        passes: dict[str, Callable[[Lab], Awaitable[Figures]]] = {
-            "drain": lambda lab: _drain(lab, 1),
-            "drain2": lambda lab: _drain(lab, 2),
-            "submit": _submit,
-            "lag": _lag,
-        }
-        while line := await asyncio.to_thread(sys.stdin.readline):
-            figures = await passes[line.strip()](lab)
-            print(json.dumps(figures), flush=True)
+        async with _queue(lab) as queue:
+            passes: dict[str, Callable[[Lab], Awaitable[Figures]]] = {
+                "drain": lambda lab: _drain(lab, queue, 1),
+                "drain2": lambda lab: _drain(lab, queue, 2),
+                "submit": _submit,
+                "lag": _lag,
+            }
+            print("ready", flush=True)
+            while line := await asyncio.to_thread(sys.stdin.readline):
+                figures = await passes[line.strip()](lab)
+                print(json.dumps(figures), flush=True)
 
 
-async def _drain(lab: Lab, processes: int) -> Figures:
-    runs = lab.scaled(drain.RUNS)
-    rate, cost = Figure("drain", "rate", "/s"), Figure("drain", "cost", "µs")
+@asynccontextmanager
+async def _queue(lab: Lab) -> AsyncIterator[Store]:
+    """The runs that every drain finds. Made once, so that the passes of a pair follow each other without a pause: the
+    speed of a machine changes within the seconds that a submit takes."""
     async with lab.server.store() as queue:
         async with application(queue) as app:
-            await submit_all(app, (app.request("noop", {"n": n}) for n in range(runs)))
+            await submit_all(app, (app.request("noop", {"n": n}) for n in range(lab.scaled(drain.RUNS))))
         await queue.analyze()
-        await drain._duly(lab, queue, runs, processes, rate, cost)
+        yield queue
+
+
+async def _drain(lab: Lab, queue: Store, processes: int) -> Figures:
+    rate, cost = Figure("drain", "rate", "/s"), Figure("drain", "cost", "µs")
+    await drain._duly(lab, queue, lab.scaled(drain.RUNS), processes, rate, cost)
     return {"runs/s": rate.duly[0], "1/CPU of the process": 1 / cost.duly[0]}
 
 
