@@ -122,6 +122,7 @@ async def ended(*processes: subprocess.Popen[bytes]) -> None:
         assert code == 0, f"process {process.args!r} ended with {code}"
 
 
+@pytest.mark.timeout(120 + 7 * STATE_SECONDS)
 async def test_a_rolling_upgrade_and_a_rollback_under_load_refuse_no_submit_and_pause_nothing(
     versions: Versions, tmp_path: Path
 ) -> None:
