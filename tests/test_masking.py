@@ -161,12 +161,16 @@ def test_hiding_costs_what_the_payload_does_however_it_is_built() -> None:
     deep: object = "end"
     for _ in range(100_000):
         deep = [deep]
-    began = time.thread_time()
-    shown_payload([deep, [{}] * 80_000, {"a": {"a": 1}}], paths)
-    long = time.thread_time() - began
-    began = time.thread_time()
-    json.dumps([[{}] * 80_000, ["x"] * 100_000])
-    assert long < 100 * max(time.thread_time() - began, 0.001)
+    hiding, writing = [], []
+    # The best of three: others slow the machine down by several times for a moment, but not in all of them.
+    for _ in range(3):
+        began = time.thread_time()
+        shown_payload([deep, [{}] * 80_000, {"a": {"a": 1}}], paths)
+        hiding.append(time.thread_time() - began)
+        began = time.thread_time()
+        json.dumps([[{}] * 80_000, ["x"] * 100_000])
+        writing.append(time.thread_time() - began)
+    assert min(hiding) < 100 * min(writing)
 
 
 def test_the_secrets_of_a_payload_are_its_texts_and_numbers() -> None:

@@ -149,7 +149,7 @@ class SchedulerNode:
         try:
             for service in self._services:
                 await service.start()
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             # The coordinator, which starts last, refuses: the others must not go on over a pool that is closed next.
             await asyncio.gather(*(service.stop() for service in self._services if service is not self.coordinator))
             raise

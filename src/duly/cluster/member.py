@@ -115,10 +115,10 @@ class MemberCoordinator(Coordinator):
             await self._join()
             try:
                 await self._refuse_other_coordinators()
-            except BaseException:
+            except (Exception, asyncio.CancelledError):
                 await rows.leave(self._pool, node_id=self.node_id)
                 raise
-        except BaseException:
+        except (Exception, asyncio.CancelledError):
             await self._depart()
             raise
         await super().start()

@@ -78,11 +78,13 @@ async def test_what_follows_the_commit_changes_nothing(bench: Workbench) -> None
     assert await count(bench.pool, "runs") == await count(bench.pool, "dead_letters") == 0
 
 
-async def test_a_lost_lease_rolls_both_back(bench: Workbench) -> None:
+async def test_a_lost_lease_rolls_both_back(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The worker does not know yet that its lease is lost: the commit itself is fenced."""
     told: list[BaseException] = []
-    # With short leases a heartbeat could come between the rescue and the commit, and the worker would know.
     bench.settings = bench.settings.model_copy(update={"worker_lease_seconds": 60})
+
+    async def no_beat(_: object) -> None:
+        """A heartbeat between the rescue and the commit would tell the worker. One comes whenever LISTEN is back."""
 
     @bench.app.task()
     async def write(ctx: Context) -> None:
@@ -96,9 +98,9 @@ async def test_a_lost_lease_rolls_both_back(bench: Workbench) -> None:
             told.append(error)
             raise
 
-    job_id = await bench.submit(write)
-    async with bench.working():
-        run = await bench.succeeded(job_id)
+    async with bench.working() as worker:
+        monkeypatch.setattr(worker.leases, "_beat", no_beat)
+        run = await bench.succeeded(await bench.submit(write))
     assert run.attempt == 2
     assert [type(error) for error in told] == [LeaseLost]
     assert await effects(bench) == 0
