@@ -10,6 +10,7 @@ import pytest
 
 from duly import Snooze
 from duly.config import Settings
+from duly.errors import Unable
 from duly.model import Expired, Policy, Requeued, Verdict
 from duly.operations import Operations
 from duly.states import RunFlag
@@ -42,6 +43,18 @@ class Bench(Workbench):
             if self.snoozes:
                 self.snoozes -= 1
                 raise Snooze(0)
+
+        @self.app.task()
+        async def unable() -> None:
+            self.called.append("unable")
+            if self.called.count("unable") == 1:
+                raise Unable("the end of its transaction was not confirmed")
+
+        @self.app.task()
+        def unable_in_thread() -> None:
+            self.called.append("unable_in_thread")
+            if self.called.count("unable_in_thread") == 1:
+                raise Unable("the end of its transaction was not confirmed")
 
         @self.app.task()
         async def failing() -> None:
@@ -129,6 +142,29 @@ async def test_a_worker_marks_a_snoozed_run_as_begun(bench: Bench) -> None:
             _, outcome = await bench.ended.get()
     assert isinstance(outcome, Requeued)
     assert outcome.flags == RunFlag.BEGUN
+
+
+@pytest.mark.parametrize("task", ["unable", "unable_in_thread"])
+async def test_a_run_that_comes_back_after_its_handler_was_called_does_not_expire(bench: Bench, task: str) -> None:
+    """As when the end of its `ctx.transaction()` was not confirmed, and it had not been committed."""
+    job_id = await bench.submit_within(task)
+    async with bench.working():
+        run = await bench.attempt_of(job_id)
+        assert (run.status, run.attempt) == ("queued", 0)
+        await bench.pass_time()
+        run = await bench.end_of(job_id, "succeeded", "missed")
+    assert (run.status, run.attempt) == ("succeeded", 1)
+    assert bench.called == [task, task]
+
+
+async def test_a_run_that_no_worker_could_start_expires(bench: Bench) -> None:
+    job_id = await bench.command("true", start_within_seconds=WITHIN)
+    async with bench.working():  # it may run no commands
+        run = await bench.attempt_of(job_id)
+        assert (run.status, run.attempt) == ("queued", 0)
+        await bench.pass_time()
+        run = await bench.end_of(job_id, "succeeded", "missed")
+    assert (run.status, run.attempt) == ("missed", 0)
 
 
 async def test_a_late_retry_is_not_expired(bench: Bench) -> None:

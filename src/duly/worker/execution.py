@@ -54,8 +54,8 @@ class Execution:
     """A run being executed. Made for every run, hence the slots and the few methods."""
 
     __slots__ = (
-        "abandoned", "deadline", "host", "is_late", "ledger_key", "mask", "recorded", "run", "started_us", "stop",
-        "task",
+        "abandoned", "begun", "deadline", "host", "is_late", "ledger_key", "mask", "recorded", "run", "started_us",
+        "stop", "task",
     )  # fmt: skip
 
     def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
@@ -65,6 +65,8 @@ class Execution:
         self.started_us: int | None = None
         #: The event loop's time at which the attempt times out.
         self.deadline = NO_DEADLINE
+        #: The handler has been called, or is called now: from here on the run does not expire, whatever becomes of it.
+        self.begun = False
         self.stop: StopReason | None = None
         #: The handler ignored its stop. The run has been reported; the handler's own end no longer counts.
         self.abandoned = False
@@ -90,11 +92,13 @@ class Execution:
         )
 
     def ensure_startable(self) -> None:
-        """Raises `NotHeld` if the lease has ended, `TooLate` if the run has expired.
-
-        Called right before the handler is, and again after any wait.
-        """
+        """Raises `NotHeld` if the lease has ended, `TooLate` if the run has expired. Called again after any wait."""
         if self.host is not None and not self.host.holds(self.run):
             raise NotHeld
         if self.is_late is not None and self.is_late():
             raise TooLate
+
+    def begin(self) -> None:
+        """Called right before the handler is. Raises as `ensure_startable`."""
+        self.ensure_startable()
+        self.begun = True

@@ -246,6 +246,7 @@ class Executor:
                 raise Unable("this worker has no child processes")
             return await self._isolated.call(task, execution, arguments)
         if task.is_async:
+            execution.begun = True
             return await _call_function(task, execution, arguments)
         # Waiting for a thread does not count as the handler's time.
         execution.deadline = NO_DEADLINE
@@ -264,6 +265,7 @@ class Executor:
 
     def _begin(self, execution: Execution) -> None:
         """Starts the attempt's clock, once its handler has a thread."""
+        execution.begun = True
         execution.started_us = self._clock.now_us()
         execution.deadline = self._time() + _timeout(execution.run)
 
@@ -293,7 +295,7 @@ class Executor:
         )
         age = (self._clock.now_us() - to_micros(run.scheduled_at)) / 1e6
         delay = min(_MAX_UNABLE_SECONDS, max(_MIN_UNABLE_SECONDS, age / 4))
-        return Requeued(run, "queued", delay, None, None, refund=1)
+        return Requeued(run, "queued", delay, None, None, refund=1, flags=_begun(execution))
 
     def _failed(self, execution: Execution, error: BaseException) -> Outcome:
         run = execution.run
@@ -323,9 +325,7 @@ class Executor:
             case StopReason.LEASE_LOST:
                 return None
             case StopReason.SHUTDOWN:
-                # Without a deadline, its handler was still waiting for a thread.
-                flags = 0 if execution.deadline == NO_DEADLINE else _begun(execution)
-                return Requeued(run, "queued", 0.0, None, None, refund=1, flags=flags)
+                return Requeued(run, "queued", 0.0, None, None, refund=1, flags=_begun(execution))
             case StopReason.CANCELLED:
                 text = error_text("Cancelled", "the run was cancelled while it was running")
                 return self._cancelled(execution, text)
@@ -364,7 +364,7 @@ def _call_in_thread(task: Task, execution: Execution, arguments: Mapping[str, An
 
 def _begun(execution: Execution) -> int:
     """The flag of a run whose handler has been called, if that matters to it: it no longer expires."""
-    return 0 if execution.is_late is None else _BEGUN
+    return _BEGUN if execution.begun and execution.is_late is not None else 0
 
 
 def _payload_secrets(run: ClaimedRun) -> Iterator[str]:

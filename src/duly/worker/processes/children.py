@@ -191,7 +191,7 @@ class _Child(asyncio.Protocol):
         answer = self._answer = asyncio.get_running_loop().create_future()
         self._context = Context(execution)
         try:
-            execution.ensure_startable()  # the run may have waited for a child
+            execution.begin()  # the run may have waited for a child
             self.calls += 1
             self._send({"call": request, "number": self.calls, **({"weigh": True} if self._weigh else {})})
             try:

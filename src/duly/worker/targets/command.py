@@ -92,7 +92,7 @@ class CommandTarget:
     ) -> Program:
         with ExitStack() as stack:
             stdout, stderr = [stack.enter_context(await output.open()) for output in outputs]
-            execution.ensure_startable()
+            execution.begin()
             try:
                 return await self._guard.start(
                     argv,

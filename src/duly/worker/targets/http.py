@@ -83,6 +83,7 @@ class HttpTarget:
         url = _parse_url(target["url"])
         headers = self._headers(execution, body)
         jobs_own = {**target.get("headers", {}), **target.get("secret_headers", {})}
+        execution.begin()
         for _ in range(_MAX_REDIRECTS + 1):
             called = f"{method} {short_url(str(url))}"
             answer = await self._ask(method, url, _merged(headers, jobs_own), body, called)
