@@ -495,8 +495,8 @@ MUTANTS = (
         "shutdown-costs-an-attempt",
         "a run that is given back at shutdown loses an attempt",
         "worker/executor.py",
-        'return Requeued(run, "queued", 0.0, None, None, refund=1, flags=flags)',
-        'return Requeued(run, "queued", 0.0, None, None, flags=flags)',
+        'return Requeued(run, "queued", 0.0, None, None, refund=1, flags=_begun(execution))',
+        'return Requeued(run, "queued", 0.0, None, None, flags=_begun(execution))',
         ("worker/test_stops.py",),
     ),
     Mutant(
