@@ -31,6 +31,7 @@ from duly.model import (
     Rule,
     ScheduleKind,
 )
+from duly.pings import check_ping_url
 from duly.timing import Definition, Fuel, anchor_of, check_template, jitter_offset, load_zone, parse_schedule
 from duly.timing.schedule import DAWN
 from duly.visible import CONTROLS
@@ -155,6 +156,8 @@ def check_field(rule: Rule, value: object) -> None:
         _check_seconds(rule.name, value, rule.minimum, rule.maximum)
     elif rule.kind is tuple:
         _check_paths(rule, value)
+    elif rule.json_format == "duly-ping-url":
+        check_ping_url(rule.name, check_text(rule.name, value, longest=int(rule.maximum)))
     else:
         check_text(rule.name, value, longest=int(rule.maximum))
 

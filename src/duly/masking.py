@@ -1,9 +1,10 @@
 """The secrets of a job, and how they are hidden in shown jobs and in stored results. No I/O; the only home of both
 rules.
 
-Secret are the values of `secret_env` and `secret_headers`, of a few headers wherever they stand, of a URL's query, and
-of the payload fields that the job names (`secret_fields`). Shown jobs have `***` instead. So do the output, errors,
-results, progress and log lines of a run, because programs print their input and endpoints echo it.
+Secret are the values of `secret_env` and `secret_headers`, of a few headers wherever they stand, of a URL's query, of
+the payload fields that the job names (`secret_fields`), and all of a `ping_url` that follows its host. Shown jobs have
+`***` instead. So do, for what a handler gets of these, the output, errors, results, progress and log lines of a run,
+because programs print their input and endpoints echo it.
 
 A path in `secret_fields` consists of the names that lead to a value, separated by dots: `card.number`. It applies to
 every item of a list on the way: `users.password` names the password of each user. A dot within a name is written `\\.`.
@@ -12,6 +13,7 @@ every item of a list on the way: `users.password` names the password of each use
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
@@ -60,6 +62,15 @@ def shown_url(url: str) -> str:
     shown = [part.partition("=") for part in query.split("&")] if query else []
     parts = [f"{name}={HIDDEN}" if equals else HIDDEN for name, equals, _ in shown]
     return f"{path}{question}{'&'.join(parts)}" + (f"{sharp}{HIDDEN}" if sharp else "")
+
+
+def shown_ping_url(url: str | None) -> str | None:
+    """The address of a watching service without what follows its host: that is a key to ping with."""
+    if url is None:
+        return None
+    scheme, _, rest = url.partition("://")
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return f"{scheme}://{host}/{HIDDEN}"
 
 
 # A payload's secret fields

@@ -38,7 +38,7 @@ from duly.store.pool import Pool
 from duly.version import VERSION
 from duly.worker.handler.task import Task
 from duly.worker.processes.children import Children, check_isolated
-from duly.worker.targets.making import make_targets
+from duly.worker.targets.making import make_pings, make_targets
 from duly.worker.wear import Limits, Wear
 from duly.worker.worker import Observer, Worker
 
@@ -215,6 +215,7 @@ async def running_worker(
         worker_id=worker_id,
         wear=wear,
         defaults=offered_defaults(tasks),
+        pings=make_pings(settings, name=node_name(), version=duly_version()),
     )
     async with AsyncExitStack() as stack:
         if notifier is not None:

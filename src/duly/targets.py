@@ -10,10 +10,10 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 from duly.errors import InvalidInput
 from duly.masking import HIDDEN, is_secret_header, shown_url
+from duly.urls import split_url
 
 METHODS = ("POST", "PUT", "PATCH", "GET", "DELETE")
 MAX_HEADERS = 50
@@ -69,15 +69,7 @@ def is_reserved(header: str) -> bool:
 def _check_http(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     _refuse_unknown(handler, {"type", "url", "method", "headers", "secret_headers"})
     url = _text(handler.get("url"), "handler.url", longest=2048)
-    try:
-        parts = urlsplit(url)
-        host, _ = parts.hostname, parts.port
-    except ValueError as error:
-        raise InvalidInput("handler.url", f"is not a URL: {error}") from error
-    if parts.scheme not in ("http", "https"):
-        raise InvalidInput("handler.url", "must begin with https:// or http://")
-    if not host or any(character.isspace() for character in url):
-        raise InvalidInput("handler.url", "must name a host, as in https://example.org/hook")
+    parts = split_url("handler.url", url)
     if parts.username is not None or parts.password is not None:
         raise InvalidInput("handler.url", "must not hold a user or password; use secret_headers")
     if HIDDEN in (part.rpartition("=")[2] for part in parts.query.split("&")):
@@ -91,7 +83,7 @@ def _check_http(handler: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     for field in ("headers", "secret_headers"):
         if headers := _check_headers(handler.get(field, {}), f"handler.{field}"):
             target[field] = headers
-    return target, f"{host}{parts.path}"[:200]
+    return target, f"{parts.hostname}{parts.path}"[:200]
 
 
 def _check_headers(headers: object, field: str) -> dict[str, str]:

@@ -71,6 +71,7 @@ async def test_a_job_document_has_every_field_of_the_spec_with_its_default(clien
         "dst_gap": "shift",
         "dst_fold": "first",
         "idempotency_key_template": "{{job_id}}:{{scheduled_at_unix}}",
+        "ping_url": None,
         "secret_fields": [],
         "dedupe_key": None,
         "labels": {},

@@ -6,6 +6,30 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "pings-without-an-end",
+        "a watching service hears that a run starts and never that it ended",
+        "worker/completer.py",
+        "                self._pings.recorded(outcome)\n",
+        "                pass\n",
+        ("worker/test_pings.py::test_a_run_tells_its_start_and_its_end_and_the_end_after_it_was_recorded",),
+    ),
+    Mutant(
+        "pings-tell-errors",
+        "the message of an error, with whatever it quotes, is sent to another company",
+        "worker/pings.py",
+        "    return kind, None if found is None else int(found[1])",
+        "    return f\"{kind}: {error['message']}\", None if found is None else int(found[1])",
+        ("worker/test_pings.py::test_each_outcome_tells_its_own",),
+    ),
+    Mutant(
+        "pings-overtake-each-other",
+        "the start of a short run arrives after its end, and the service waits for ever",
+        "worker/pings.py",
+        "        if report.rid in host.runs:\n            host.runs[report.rid].append(request)\n        else:\n",
+        "        if True:\n",
+        ("worker/test_pings.py::test_the_pings_of_a_run_keep_their_order_when_the_service_is_slow_to_answer_one",),
+    ),
+    Mutant(
         "late-loop-times-out",
         "a run whose handler returned in time fails because another one blocked the loop",
         "worker/executor.py",

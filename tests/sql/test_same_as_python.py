@@ -83,6 +83,11 @@ TEMPLATES = [
     "{{job_id}}:{{scheduled_at_unix}}", "{{name}}:{{date}}", "{{week}}", "plain", "{{nonsense}}", "{{name", "}}", "",
     " ", "{{ name }}", "{{name}}" * 70, "x" * 500, "x" * 501, "a\nb", "\u200b", "{{hour}}-{{month}}-{{year}}",
 ]  # fmt: skip
+PING_URLS = [
+    "https://hc-ping.com/key/nightly", "sentry+http://s:9000/cron/a/b/?c=d", "plain+https://h/x", "ftp://h/x", "h/x",
+    "", "pager+https://h/x", "https://u:p@h/", "https://h/#x", "https://h/***", "https://h/" + "x" * 2048,
+    "https://h/a\nb",
+]  # fmt: skip
 PATHS = [
     "[]", '["password"]', '["b", "a", "b", "\\u00fc", "Z"]', '["card.number", "a.b.c"]', '"password"', "null", "7",
     "{}", "[7]",
@@ -439,6 +444,8 @@ async def test_every_single_value_by_itself(door: Door) -> None:
     cases += [Case(policy={name: number}) for name in NUMERIC for number in NUMBERS]
     cases += [Case(policy={name: text_of(word)}) for name in WORDS for word in CHOICES]
     cases += [Case(policy={"idempotency_key_template": text_of(template)}) for template in TEMPLATES]
+    cases += [Case(policy={"ping_url": text_of(url)}) for url in PING_URLS]
+    cases += [Case(policy={"ping_url": other}) for other in ("null", "7", "[]", "{}", "true")]
     cases += [Case(policy={"secret_fields": paths}) for paths in PATHS]
     cases += [Case(policy={"secret_fields": json.dumps([f"a{odd}b", odd])}) for odd in ODD]
     cases += [Case(handler=endpoint) for endpoint in ENDPOINTS]

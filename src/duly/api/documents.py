@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any, get_type_hints
 
 from duly.formats import time_text
-from duly.masking import shown_payload
+from duly.masking import shown_payload, shown_ping_url
 from duly.model import (
     POLICY_RULES,
     Attempt,
@@ -42,6 +42,7 @@ def job_document(job: Job) -> dict[str, Any]:
     document |= {name: time_text(document[name]) for name in _TIME_FIELDS}
     document["job_id"] = str(job.job_id)
     document["secret_fields"] = list(policy.secret_fields)
+    document["ping_url"] = shown_ping_url(policy.ping_url)
     if not isinstance(job.handler, str):
         document["handler"] = shown_target(job.handler)
     if policy.secret_fields:

@@ -11,12 +11,14 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from duly.formats import rough_span
+from duly.masking import shown_ping_url
 from duly.visible import visible, visible_json, visible_lines
 
 if TYPE_CHECKING:
@@ -191,8 +193,9 @@ def _console() -> Console:
 
 def policy_changes(policy: Any, default: Any) -> dict[str, str]:
     """The policy fields of a job that differ from the defaults."""
+    shown = replace(policy, ping_url=shown_ping_url(policy.ping_url))
     return {
-        name: ", ".join(value) if isinstance(value := getattr(policy, name), tuple) else str(value)
+        name: ", ".join(value) if isinstance(value := getattr(shown, name), tuple) else str(value)
         for name in policy.__dataclass_fields__
         if getattr(policy, name) != getattr(default, name)
     }

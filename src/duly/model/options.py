@@ -30,6 +30,7 @@ class PolicyOptions(TypedDict, total=False):
     dst_gap: DstGap
     dst_fold: DstFold
     idempotency_key_template: str
+    ping_url: str | None
     secret_fields: Sequence[str]
 
 

@@ -60,6 +60,14 @@ class Policy:
         500,
         json_format="duly-key-template",
     )
+    ping_url: str | None = described(
+        None,
+        "Address at a watching service that is told about each run; never shown whole. `healthchecks+`, `cronitor+`, "
+        "`sentry+` or `plain+` before it names the form where the host does not",
+        1,
+        2048,
+        json_format="duly-ping-url",
+    )
     secret_fields: tuple[str, ...] = described(
         (),
         "Payload field that is never shown; dots lead to an inner one (`card.number`), through lists too. Removing one "

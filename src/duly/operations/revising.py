@@ -22,7 +22,7 @@ from typing import Any
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, InvalidSchedule, TooCostly
-from duly.masking import covers, shown_payload
+from duly.masking import covers, shown_payload, shown_ping_url
 from duly.model import JOB_RULES, POLICY_FIELDS, POLICY_RULES, Declarer, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.core import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
@@ -164,11 +164,14 @@ def _old_values(job: Job, wanted: Mapping[str, Any]) -> dict[str, Any]:
     old = {field: getattr(job, field) for field in (*_PLAIN, *_TIMING) if wanted[field] != getattr(job, field)}
     if "payload" in old:
         old["payload"] = shown_payload(job.payload, (*job.policy.secret_fields, *policy.secret_fields))
-    return old | {
+    old |= {
         field: getattr(job.policy, field)
         for field in sorted(POLICY_FIELDS)
         if getattr(policy, field) != getattr(job.policy, field)
     }
+    if "ping_url" in old:
+        old["ping_url"] = shown_ping_url(job.policy.ping_url)
+    return old
 
 
 def _changed(

@@ -21,6 +21,7 @@ from duly.store.pool import Pool
 from duly.store.sifting import Apart, Sifting, without_the_bad
 from duly.worker.executor import Outcome
 from duly.worker.handler.errors import error_text
+from duly.worker.pings import Pings
 
 log = logging.getLogger("duly.worker")
 
@@ -42,13 +43,19 @@ class Completer(Service):
     backoff = (0.05, 2.0)
 
     def __init__(
-        self, pool: Pool, recorded: Callable[[int], None], *, may_gather: Callable[[], bool] = lambda: False
+        self,
+        pool: Pool,
+        recorded: Callable[[int], None],
+        *,
+        may_gather: Callable[[], bool] = lambda: False,
+        pings: Pings | None = None,
     ) -> None:
         """`may_gather`: whether the worker has room to spare, so that no claim waits for this flush."""
         super().__init__()
         self._pool = pool
         self._recorded = recorded
         self._may_gather = may_gather
+        self._pings = pings
         self._gather_timer: asyncio.TimerHandle | None = None
         self._outcomes: list[Outcome] = []
         # Number of unrecorded runs per claim; a claim without any can be closed.
@@ -79,6 +86,8 @@ class Completer(Service):
         """Drops a run whose lease is lost: there is nothing to write."""
         self._left_to_rescue.add(run.claim_id)
         self._remove_runs(run.claim_id, 1)
+        if self._pings:
+            self._pings.forget(run)
         self.lost += 1
         self._recorded(1)
 
@@ -177,6 +186,9 @@ class Completer(Service):
             if succeeded or closing:
                 await self._write(runs.complete, succeeded, closing)
             self.succeeded += len(outcomes)
+        if self._pings:
+            for outcome in outcomes:
+                self._pings.recorded(outcome)
         for claim_id, count in leaving.items():
             self._remove_runs(claim_id, count)
         if self._apart:
@@ -254,6 +266,8 @@ class Completer(Service):
             return await write(self._pool, [end])
         except DataRefused as again:
             # The other outcomes must still be written.
+            if self._pings:
+                self._pings.forget(end.run)
             log.error("an outcome could not be stored at all; the run is left to rescue", exc_info=again)
             self._left_to_rescue.add(end.run.claim_id)
             return 0
@@ -265,6 +279,10 @@ class Completer(Service):
         # so a run that is not in history does not count as ended, and its claim is not closed.
         mine = await runs.settled(self._pool, ended)
         self._left_to_rescue.update(run.claim_id for run in ended if (run.job_id, run.scheduled_at) not in mine)
+        if self._pings:
+            for run in ended:
+                if (run.job_id, run.scheduled_at) not in mine:
+                    self._pings.forget(run)
         if lost := len(ended) - max(accepted, len(mine)):
             self.lost += lost
             log.warning("%d runs were no longer this worker's when they ended; nothing was recorded for them", lost)

@@ -54,8 +54,8 @@ class Execution:
     """A run being executed. Made for every run, hence the slots and the few methods."""
 
     __slots__ = (
-        "abandoned", "begun", "deadline", "host", "is_late", "ledger_key", "mask", "recorded", "run", "started_us",
-        "stop", "task",
+        "abandoned", "announce", "begun", "deadline", "host", "is_late", "ledger_key", "mask", "recorded", "run",
+        "started_us", "stop", "task",
     )  # fmt: skip
 
     def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
@@ -67,6 +67,8 @@ class Execution:
         self.deadline = NO_DEADLINE
         #: The handler has been called, or is called now: from here on the run does not expire, whatever becomes of it.
         self.begun = False
+        #: Called when the handler is about to be, if somebody wants to hear of it.
+        self.announce: Callable[[], None] | None = None
         self.stop: StopReason | None = None
         #: The handler ignored its stop. The run has been reported; the handler's own end no longer counts.
         self.abandoned = False
@@ -101,4 +103,9 @@ class Execution:
     def begin(self) -> None:
         """Called right before the handler is. Raises as `ensure_startable`."""
         self.ensure_startable()
+        self.mark_begun()
+
+    def mark_begun(self) -> None:
         self.begun = True
+        if self.announce is not None:
+            self.announce()

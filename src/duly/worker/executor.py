@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 from uuid import UUID
@@ -35,6 +36,7 @@ from duly.worker.handler.errors import Elsewhere, error_text, exception_text, is
 from duly.worker.handler.ledger import Ledger
 from duly.worker.handler.task import Task
 from duly.worker.offers import Offers
+from duly.worker.pings import Pings
 from duly.worker.retry import next_attempt_in
 from duly.worker.targets import Isolated, Target
 from duly.worker.threads import Threads
@@ -77,6 +79,7 @@ class Executor:
         threads_changed: Callable[[], None] = lambda: None,
         blocking: Blocking | None = None,
         spare_threads: bool = False,
+        pings: Pings | None = None,
     ) -> None:
         """`offers` decides about runs of missing tasks; without it there is no other worker, and such a run fails."""
         self._tasks = tasks
@@ -86,6 +89,7 @@ class Executor:
         self._ledger = ledger
         self._targets = targets or {}
         self._isolated = isolated
+        self._pings = pings
         self._clock = clock
         self._report = report
         self.threads = Threads(threads, threads_changed, spares=spare_threads)
@@ -214,6 +218,8 @@ class Executor:
         if run.policy_text is not None:
             # Before the task is looked up: a run that expired ends here, whoever could have executed it.
             self._heed_expiry(execution)
+            if self._pings is not None and self._pings.expect(run):
+                execution.announce = partial(self._pings.started, run)
         task = target = None
         if run.target is None:
             task = self._tasks.get(run.handler)
@@ -246,7 +252,7 @@ class Executor:
                 raise Unable("this worker has no child processes")
             return await self._isolated.call(task, execution, arguments)
         if task.is_async:
-            execution.begun = True
+            execution.mark_begun()
             return await _call_function(task, execution, arguments)
         # Waiting for a thread does not count as the handler's time.
         execution.deadline = NO_DEADLINE
@@ -265,7 +271,7 @@ class Executor:
 
     def _begin(self, execution: Execution) -> None:
         """Starts the attempt's clock, once its handler has a thread."""
-        execution.begun = True
+        execution.mark_begun()
         execution.started_us = self._clock.now_us()
         execution.deadline = self._time() + _timeout(execution.run)
 

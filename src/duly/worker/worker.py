@@ -29,6 +29,7 @@ from duly.worker.handler.transactions import Transactions
 from duly.worker.leases import LeaseKeeper
 from duly.worker.offering import Offering
 from duly.worker.offers import Offers
+from duly.worker.pings import Pings
 from duly.worker.targets import Isolated, Target
 from duly.worker.wear import Wear
 
@@ -77,6 +78,7 @@ class Worker:
         worker_id: UUID | None = None,
         wear: Wear | None = None,
         defaults: Mapping[str, TaskDefaults] | None = None,
+        pings: Pings | None = None,
     ) -> None:
         """`app`: the application and deploy that it is of. `defaults`: those of its tasks that it offers; by default
         all that they set."""
@@ -98,6 +100,7 @@ class Worker:
         self._idle.set()
         self._targets = targets or {}
         self._isolated = isolated
+        self._pings = pings
         self._transactions = Transactions(
             settings.direct_url or pool.url,
             pool.clock,
@@ -129,9 +132,13 @@ class Worker:
             ledger=Ledger(pool, retention_seconds=settings.ledger_retention_seconds),
             targets=self._targets,
             isolated=isolated,
+            pings=pings,
         )
         self.completer = Completer(
-            pool, self._recorded, may_gather=lambda: not self._stopping and 2 * self._in_flight < self._concurrency
+            pool,
+            self._recorded,
+            may_gather=lambda: not self._stopping and 2 * self._in_flight < self._concurrency,
+            pings=pings,
         )
         self.claimer = Claimer(
             pool,
@@ -225,6 +232,12 @@ class Worker:
         if self._isolated is not None:
             await self._isolated.close()
         await self._transactions.close()
+        leaving = asyncio.create_task(self._leave())
+        if self._pings is not None:
+            await self._pings.close()
+        await leaving
+
+    async def _leave(self) -> None:
         try:
             async with asyncio.timeout(LEAVE_SECONDS):
                 await cluster.leave(self._pool, node_id=self.worker_id)

@@ -70,8 +70,8 @@ end
 $$;
 
 -- Applies the rules of duly/checks.py to the fields of a policy and returns the policy to store: only what differs from
--- the defaults, in Python's spelling. (Python also checks the idempotency_key_template: a job that has one waits for
--- that.)
+-- the defaults, in Python's spelling. (Python also checks idempotency_key_template and ping_url: a job that has one of
+-- them waits for that.)
 create or replace function duly.stored_policy(policy jsonb) returns jsonb
 language plpgsql
 -- Formats a float as Python does: the shortest string that is the same number.
@@ -106,7 +106,8 @@ begin
             ('retry_max_delay_seconds', '1800', null, 0, 315360000, false),
             ('timeout_seconds', '300', null, 0.001, 315360000, false),
             ('start_within_seconds', 'null', null, 1, 315360000, true),
-            ('idempotency_key_template', '"{{job_id}}:{{scheduled_at_unix}}"', null, null, null, false)
+            ('idempotency_key_template', '"{{job_id}}:{{scheduled_at_unix}}"', null, null, null, false),
+            ('ping_url', 'null', null, null, null, false)
         ) as known (name, standard, choices, low, high, whole)
         where known.name = field.name;
         if not found then
@@ -115,13 +116,13 @@ begin
             if jsonb_typeof(field.value) <> 'string' or not field.text = any (rule.choices) then
                 perform duly.refuse(field.name, 'must be one of ' || array_to_string(rule.choices, ', '));
             end if;
+        elsif rule.standard = 'null' and jsonb_typeof(field.value) = 'null' then
+            null;
         elsif rule.low is null then
             if jsonb_typeof(field.value) <> 'string' then
                 perform duly.refuse(field.name, 'must be a string');
             end if;
-            perform duly.check_text(field.name, field.text, 500);
-        elsif rule.standard = 'null' and jsonb_typeof(field.value) = 'null' then
-            null;
+            perform duly.check_text(field.name, field.text, case field.name when 'ping_url' then 2048 else 500 end);
         elsif jsonb_typeof(field.value) <> 'number' then
             perform duly.refuse(field.name, 'must be a number');
         else

@@ -329,7 +329,7 @@ begin
     end if;
     -- Jitter's offset follows from the job's id; Python computes it.
     is_planned := callee is null and (is_now or run_at is not null and not coalesce(policy, '{}') ? 'jitter_seconds')
-        and not coalesce(policy, '{}') ? 'idempotency_key_template';
+        and not coalesce(policy, '{}') ?| array['idempotency_key_template', 'ping_url'];
     -- The names that duly/timing/zones.py accepts.
     if is_planned and timezone <> 'UTC' and (
         char_length(timezone) > 64 or timezone !~ '^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,3}$'

@@ -11,6 +11,7 @@ from duly.homes import default_home
 from duly.store import embedded, stores
 from duly.store.pool import Pool
 from duly.worker.account import Account, passed_names
+from duly.worker.pings import Pings, Sender
 from duly.worker.targets import Target
 from duly.worker.targets.egress import Egress
 from duly.worker.targets.signing import parse_secrets
@@ -44,6 +45,20 @@ async def make_targets(settings: Settings, pool: Pool, *, version: str) -> dict[
 
         targets["command"] = CommandTarget(settings)
     return targets
+
+
+def make_pings(settings: Settings, *, name: str, version: str) -> Pings:
+    """The pings of a worker of this name. Without the extra it sends none."""
+    if find_spec("httpx") is None:
+        return Pings(None)
+    egress = Egress.parse(settings.egress_allow)
+
+    def make_sender() -> Sender:
+        from duly.worker.targets.pinging import PingSender
+
+        return PingSender(egress=egress, version=version)
+
+    return Pings(make_sender, host=name)
 
 
 def check_commands(settings: Settings) -> None:
