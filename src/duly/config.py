@@ -236,6 +236,21 @@ class Settings(_Store):
     )
     host: str = Field("127.0.0.1", description="address that the API binds to")
     port: int = Field(8080, ge=0, le=65535, description="port that the API binds to; 0: any free port")
+    health_port: int | None = Field(
+        None,
+        ge=0,
+        le=65535,
+        description="port on which a scheduler or worker serves /livez, /readyz, /startupz and /metrics; 0: any free "
+        "port; unset: none",
+    )
+    health_host: str = Field(
+        "127.0.0.1",
+        description="address that health_port binds to; 0.0.0.0: all interfaces, which probes of Kubernetes and a "
+        "Prometheus on another machine need",
+    )
+    health_hung_seconds: float = Field(
+        15, gt=0, description="a process whose event loop has not turned for longer counts as hanging: /livez is red"
+    )
     unknown_settings: Literal["refuse", "warn"] = Field(
         "refuse", description="what to do about a setting that does not exist: refuse to start, or warn"
     )
@@ -343,12 +358,14 @@ class Settings(_Store):
 
 
 class _Environment(EnvSettingsSource):
-    """The environment. A Service named `duly` makes Kubernetes set DULY_PORT to an address; that is no setting."""
+    """The environment. Services named `duly` and `duly-health` make Kubernetes set DULY_PORT and DULY_HEALTH_PORT to
+    addresses; those are no settings."""
 
     def __call__(self) -> dict[str, Any]:
         found = super().__call__()
-        if str(found.get("port")).startswith(("tcp://", "udp://", "sctp://")):
-            del found["port"]
+        for name in ("port", "health_port"):
+            if str(found.get(name)).startswith(("tcp://", "udp://", "sctp://")):
+                del found[name]
         return found
 
 

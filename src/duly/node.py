@@ -14,6 +14,7 @@ from uuid import UUID, uuid4
 from duly.cluster.coordinator import Term
 from duly.cluster.making import make_coordinator
 from duly.config import Settings
+from duly.figures import Figures
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.leader import LeaderService
 from duly.maintenance.orphans import Orphans
@@ -36,6 +37,7 @@ from duly.sizes import read_size
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
 from duly.version import VERSION
+from duly.vitals import Vitals
 from duly.worker.handler.task import Task
 from duly.worker.processes.children import Children, check_isolated
 from duly.worker.targets.making import make_pings, make_targets
@@ -73,12 +75,15 @@ def silent_seconds(settings: Settings) -> float:
 class SchedulerNode:
     """Coordinator, loader, firer and upkeep. The coordinator pushes terms, and the node passes them on."""
 
-    def __init__(self, pool: Pool, settings: Settings) -> None:
+    def __init__(self, pool: Pool, settings: Settings, *, figures: Figures | None = None) -> None:
         self.node_id = uuid4()
+        self.figures = figures = figures or Figures("scheduler")
+        figures.shards_owned = lambda: len(self.coordinator.terms)
+        self._stopping = False
         self.future = NearFuture(pool.clock, horizon_us=int(settings.horizon_seconds * 1e6))
         grace = timedelta(seconds=settings.misfire_grace_seconds)
         governor = Governor(pool.clock, settings.catch_up_per_second)
-        self.catching_up = CatchingUp(pool, governor)
+        self.catching_up = CatchingUp(pool, governor, figures=figures)
         self.firer = Firer(
             pool,
             self.future,
@@ -88,6 +93,7 @@ class SchedulerNode:
             governor=governor,
             deferred=self.catching_up.wake,
             doubted=lambda shard: self.loader.doubt(shard),
+            figures=figures,
         )
         self.notifier = make_notifier(pool, settings)
         self.loader = Loader(
@@ -107,12 +113,12 @@ class SchedulerNode:
             payload_max_bytes=settings.payload_max_bytes,
         )
         self.upkeep: list[LeaderService] = [
-            Rescuer(pool),
+            Rescuer(pool, figures=figures),
             Partitions(pool),
             Unparker(pool),
             Orphans(pool),
             Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
-            Guardian(pool),
+            Guardian(pool, figures=figures),
             Survey(pool),
             sql_submits,
             zone_keeper := ZoneKeeper(pool),
@@ -128,6 +134,14 @@ class SchedulerNode:
         self._services: list[Service] = [*self.upkeep, self.firer, self.catching_up, self.loader, self.coordinator]
         if self.notifier is not None:
             self._services.insert(0, self.notifier)
+
+    def not_alive(self) -> str | None:
+        """What is wrong, if this node should be started anew; its loop is watched elsewhere."""
+        return None
+
+    def not_ready(self) -> str | None:
+        """What is wrong, if this node leads nothing at the moment. Called from other threads."""
+        return "the scheduler is stopping" if self._stopping else self.coordinator.not_ready()
 
     def term_began(self, term: Term) -> None:
         self.firer.lead(term)
@@ -156,6 +170,7 @@ class SchedulerNode:
 
     async def stop(self) -> None:
         """Stops firing, lets the current fire end, then gives up the shards."""
+        self._stopping = True
         await self.coordinator.stop()
         others = [service for service in self._services if service is not self.coordinator]
         await asyncio.gather(*(service.stop() for service in others))
@@ -163,9 +178,14 @@ class SchedulerNode:
 
 
 @asynccontextmanager
-async def running_scheduler(pool: Pool, settings: Settings) -> AsyncIterator[SchedulerNode]:
-    node = SchedulerNode(pool, settings)
+async def running_scheduler(
+    pool: Pool, settings: Settings, *, vitals: Vitals | None = None
+) -> AsyncIterator[SchedulerNode]:
+    """A running scheduler. `vitals`: of this process, for its probes and metrics."""
+    node = SchedulerNode(pool, settings, figures=None if vitals is None else vitals.figures)
     await node.start()
+    if vitals is not None:
+        vitals.started(alive=node.not_alive, ready=node.not_ready)
     try:
         yield node
     finally:
@@ -191,11 +211,13 @@ async def running_worker(
     app: Mapping[str, Any] | None = None,
     worker_id: UUID | None = None,
     wear: Wear | None = None,
+    vitals: Vitals | None = None,
 ) -> AsyncIterator[Worker]:
     """A running worker. `queues` as a mapping gives each queue a weight: its share of a busy worker.
 
     `tenants`: the tenants whose runs it takes; empty: all tenants. `app`: the application and deploy that it is of.
-    `worker_id`: a new one, chosen by its supervisor. `wear`: of this process, for its supervisor.
+    `worker_id`: a new one, chosen by its supervisor. `wear`: of this process, for its supervisor. `vitals`: of this
+    process, for its probes and metrics.
     """
     notifier = make_notifier(pool, settings)
     worker = Worker(
@@ -216,6 +238,7 @@ async def running_worker(
         wear=wear,
         defaults=offered_defaults(tasks),
         pings=make_pings(settings, name=node_name(), version=duly_version()),
+        figures=None if vitals is None else vitals.figures,
     )
     async with AsyncExitStack() as stack:
         if notifier is not None:
@@ -223,4 +246,6 @@ async def running_worker(
             stack.push_async_callback(notifier.stop)
         await worker.start()
         stack.push_async_callback(worker.stop)
+        if vitals is not None:
+            vitals.started(alive=worker.not_alive, ready=worker.not_ready)
         yield worker

@@ -66,7 +66,7 @@ def routes_of(app: Any) -> list[tuple[str, str]]:
     return sorted(found)
 
 
-PUBLIC = {"/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"}
+PUBLIC = {"/", "/docs", "/healthz", "/livez", "/readyz", "/startupz", "/api/v1/openapi.json"}
 
 
 async def test_with_keys_every_route_that_is_not_meant_for_all_is_401_without_one(

@@ -64,7 +64,7 @@ async def test_without_it_nothing_is_told_but_how_to_get_one(client: httpx.Async
         assert "the user who started" in refused.json()["detail"]
         assert str(file) not in refused.text
     assert (await client.post(JOBS, json=COMMAND)).status_code == 401
-    for path in ("/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"):
+    for path in ("/", "/docs", "/healthz", "/livez", "/readyz", "/startupz", "/api/v1/openapi.json"):
         assert (await client.get(path)).status_code == 200, path
     assert (await client.get("/api/v1/openapi.json")).json()["security"] == [{"apiKey": []}]
     for given in (f"Bearer {obtain_key(file)} x", f"Basic {obtain_key(file)}", f"Bearer {obtain_key(file).upper()}"):

@@ -113,7 +113,8 @@ async def test_every_name_is_of_the_spec_and_has_a_type_and_a_help(client: httpx
     ours = {family.name: family for family in text_string_to_metric_families(text) if family.name.startswith("duly_")}
     assert set(ours) == {
         "duly_queue_depth", "duly_dead_letters", "duly_due_jobs", "duly_shards_owned", "duly_shards_unowned",
-        "duly_unrunnable_jobs", "duly_unrunnable_runs",
+        "duly_unrunnable_jobs", "duly_unrunnable_runs", "duly_live_nodes", "duly_oldest_waiting_seconds",
+        "duly_oldest_due_seconds", "duly_build_info",
     }  # fmt: skip
     for family in ours.values():
         assert (family.type, bool(family.documentation)) == ("gauge", True)

@@ -78,7 +78,7 @@ def claimed(count: int) -> tuple[UUID, list[ClaimedRun]]:
     claim_id, runs = uuid4(), [ClaimedRun() for _ in range(count)]
     for ordinal, run in enumerate(runs, start=1):
         run.claim_id, run.ordinal, run.job_id = claim_id, ordinal, uuid4()
-        run.scheduled_at = datetime(2030, 1, 1, tzinfo=UTC)
+        run.scheduled_at, run.attempt = datetime(2030, 1, 1, tzinfo=UTC), 1
     return claim_id, runs
 
 

@@ -38,7 +38,7 @@ SECURITY_HEADERS = {
 }
 _SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 # Paths that need no key and are the same for every caller: probes, pages, the description of the API.
-_PUBLIC = frozenset({"/", "/docs", "/healthz", "/readyz", "/api/v1/openapi.json"})
+_PUBLIC = frozenset({"/", "/docs", "/healthz", "/livez", "/readyz", "/startupz", "/api/v1/openapi.json"})
 _PUBLIC_FOLDER = "/static/"
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:\[\]@/]+)(?::[0-9]{1,5})?")

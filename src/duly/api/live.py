@@ -78,6 +78,9 @@ def make_routes(operations: StoreOperations) -> list[Route]:
     static = files("duly.api") / "static"
     routes = [
         declared_page("/healthz", healthz),
+        # As a scheduler and a worker have them. This process serves when its start is over.
+        declared_page("/livez", healthz),
+        declared_page("/startupz", healthz),
         declared_page("/readyz", readyz),
         declared_page("/live", show_live),
         declared_page("/static/icon.svg", _file(_ICON.encode(), "image/svg+xml")),

@@ -14,7 +14,14 @@ import asyncio
 import time
 from collections.abc import Iterable
 
-from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    GCCollector,
+    Metric,
+    PlatformCollector,
+    ProcessCollector,
+    generate_latest,
+)
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.requests import Request
@@ -23,11 +30,11 @@ from starlette.routing import Route
 
 from duly.api.access import needs
 from duly.api.declared import declared_page
+from duly.exposition import MEDIA_TYPE, families
+from duly.figures import Snapshot
 from duly.operations import StoreOperations
 from duly.store.stores import MAX_COUNTED, Figures
 
-#: Media type of the text format, which every Prometheus version accepts.
-MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # Maximum number of queues that have a line of their own.
 MAX_QUEUES = 100
 OTHER_QUEUES = "(other queues)"
@@ -77,7 +84,8 @@ class Metrics(Collector):
             others = self._queues.get(OTHER_QUEUES, 0) + sum(known[queue] for queue in rest)
             self._queues[OTHER_QUEUES] = others
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterable[Metric]:
+        yield from families({"api": Snapshot()})
         figures = self._figures
         yield _gauge(
             "duly_queue_depth",
@@ -91,6 +99,17 @@ class Metrics(Collector):
         yield _gauge("duly_shards_owned", "Shards that a live scheduler leads", "node", figures.shards_owned)
         yield GaugeMetricFamily(
             "duly_shards_unowned", "Shards that no live scheduler leads", value=figures.shards_unowned
+        )
+        yield _gauge("duly_live_nodes", "Nodes whose lease stands", "kind", figures.live_nodes)
+        yield GaugeMetricFamily(
+            "duly_oldest_waiting_seconds",
+            "Time for which the oldest run that may start has waited for a worker; 0: none waits",
+            value=figures.oldest_waiting_us / 1e6,
+        )
+        yield GaugeMetricFamily(
+            "duly_oldest_due_seconds",
+            "How late the oldest job is whose time has come and that has not fired; 0: none is",
+            value=figures.oldest_due_us / 1e6,
         )
         yield _gauge(
             "duly_unrunnable_jobs",

@@ -95,6 +95,25 @@ HostOption = Annotated[str | None, typer.Option(help="Address to serve on (DULY_
 PortOption = Annotated[
     int | None, typer.Option(help="Port to serve on (DULY_PORT); 0: any free port.", min=0, max=65535, metavar="PORT")
 ]
+HealthPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--health-port",
+        help="Serve /livez, /readyz, /startupz and /metrics on this port; 0: any free port (DULY_HEALTH_PORT).",
+        min=0,
+        max=65535,
+        metavar="PORT",
+    ),
+]
+HealthHostOption = Annotated[
+    str | None,
+    typer.Option(
+        "--health-host",
+        help="Address of --health-port. Default: 127.0.0.1; 0.0.0.0 for probes of Kubernetes, or a Prometheus on "
+        "another machine (DULY_HEALTH_HOST).",
+        metavar="HOST",
+    ),
+]
 OpenOption = Annotated[
     bool,
     typer.Option(

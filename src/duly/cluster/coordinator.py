@@ -39,6 +39,10 @@ class Coordinator(Service):
         self._listener = listener
         self.terms: dict[int, Term] = {}
 
+    def not_ready(self) -> str | None:
+        """What is wrong, if this node is no member at the moment. Called from other threads."""
+        return None
+
     @abstractmethod
     async def leave(self) -> None:
         """Hands all shards over at once: the graceful end."""

@@ -161,6 +161,13 @@ class MemberCoordinator(Coordinator):
             return view.expires_in + AFTER_EXPIRY_SECONDS
         return None
 
+    def not_ready(self) -> str | None:
+        if self._trusted_until == 0.0:
+            return "the scheduler has not joined the cluster yet"
+        if (silent := time.monotonic() - self._trusted_until) <= 0:
+            return None
+        return f"no heartbeat of the scheduler has come through for {silent:.0f} s longer than its lease allows"
+
     async def leave(self) -> None:
         """Ends the terms first: nothing fires after that, so another node can lead the shards at once."""
         self._end_all()

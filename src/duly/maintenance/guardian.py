@@ -27,6 +27,7 @@ from datetime import datetime
 from uuid import UUID
 
 from duly.errors import InvalidInput, TooCostly
+from duly.figures import Figures
 from duly.maintenance.leader import LeaderService
 from duly.maintenance.unparker import resumed_at, shown_refusals
 from duly.store import maintenance
@@ -52,8 +53,9 @@ class Guardian(LeaderService):
 
     interval = 60.0
 
-    def __init__(self, pool: Pool, *, grace_seconds: float = 30.0) -> None:
+    def __init__(self, pool: Pool, *, grace_seconds: float = 30.0, figures: Figures | None = None) -> None:
         super().__init__()
+        self._figures = figures or Figures("scheduler")
         self._pool = pool
         self._grace = grace_seconds
         self._after: UUID | None = None
@@ -136,6 +138,7 @@ class Guardian(LeaderService):
     def _count(self, what: str, message: str, repaired: Sequence[object]) -> None:
         if repaired:
             self.repaired[what] += len(repaired)
+            self._figures.guardian_repairs += len(repaired)
             more = ", …" if len(repaired) > _MAX_SHOWN else ""
             log.warning(message, len(repaired), ", ".join(str(one) for one in repaired[:_MAX_SHOWN]) + more)
 

@@ -6,6 +6,7 @@ import logging
 import time
 from datetime import datetime
 
+from duly.figures import Figures
 from duly.maintenance.claim_floor import ClaimFloor
 from duly.maintenance.leader import LeaderService
 from duly.store import maintenance
@@ -33,8 +34,9 @@ class Rescuer(LeaderService):
 
     interval = 1.0
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, *, figures: Figures | None = None) -> None:
         super().__init__()
+        self._figures = figures or Figures("scheduler")
         self._pool = pool
         self._passes = 0
         self._floor = ClaimFloor(pool)
@@ -53,6 +55,8 @@ class Rescuer(LeaderService):
             read_claims=by_claims and not by_leases,
         )
         if rescued.claims:
+            self._figures.rescued += rescued.requeued + rescued.buried
+            self._figures.runs["dead"] += rescued.buried
             log.warning(
                 "rescued %d expired claims: %d runs back in the queue, %d to the dead letters",
                 rescued.claims, rescued.requeued, rescued.buried,

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from duly.cluster.coordinator import Term
 from duly.errors import InvalidInput, TooCostly
+from duly.figures import Figures
 from duly.model import DEFAULT_POLICY, Policy, policy_from_stored
 from duly.scheduler.governor import Governor
 from duly.scheduler.planner import run_flags
@@ -39,10 +40,11 @@ class CatchingUp(Service):
 
     interval = 60.0
 
-    def __init__(self, pool: Pool, governor: Governor) -> None:
+    def __init__(self, pool: Pool, governor: Governor, *, figures: Figures | None = None) -> None:
         super().__init__()
         self._pool = pool
         self._governor = governor
+        self._figures = figures or Figures("scheduler")
         self._terms: dict[int, Term] = {}
         self._passed_over: dict[UUID, int] = {}
         """Locked jobs, and until when to pass over them: otherwise they would come first in each pass and fill it."""
@@ -87,7 +89,7 @@ class CatchingUp(Service):
     async def _serve(self, term: Term, catch_ups: Sequence[CatchUp], share: int) -> int:
         gone = [one for one in catch_ups if one.status not in ("active", "ended")]
         if gone:
-            await fires.abandon(self._pool, shard=term.shard, epoch=term.epoch, waiting=gone)
+            await self._abandon(term, gone)
         batch, turns, costly = Release(), Turns(), list[CatchUp]()
         for one in catch_ups:
             if one.status in ("active", "ended") and not _add(batch, one, share):
@@ -96,15 +98,26 @@ class CatchingUp(Service):
         if costly:
             # Their late occurrences are recorded as missed: another try would cost as much again.
             log.error("jobs too costly to plan do not catch up: %s", ", ".join(str(one.job_id) for one in costly[:10]))
-            await fires.abandon(self._pool, shard=term.shard, epoch=term.epoch, waiting=costly)
+            await self._abandon(term, costly)
         if not batch.job_ids:
             return 0
         released, served = await fires.release(self._pool, shard=term.shard, epoch=term.epoch, batch=batch)
         self.released += released
+        now_us = self._pool.clock.now_us()
+        runs = zip(batch.run_job_ids, batch.run_scheduled_at, strict=True)
+        lags_us = [now_us - scheduled_at.timestamp() * 1e6 for job_id, scheduled_at in runs if job_id in served]
+        self._figures.fire_lag.observe(lags_us)
+        self._figures.runs["skipped"] += len(lags_us) - released
         until = self._pool.clock.now_us() + LOCKED_PAUSE_US
         self._passed_over.update((job_id, until) for job_id in batch.job_ids if job_id not in served)
         log.info("shard %d: released %d late runs of %d jobs", term.shard, released, len(batch.job_ids))
         return sum(job_id in served for job_id in batch.run_job_ids)
+
+    async def _abandon(self, term: Term, waiting: Sequence[CatchUp]) -> None:
+        """Records late occurrences as missed."""
+        abandoned = await fires.abandon(self._pool, shard=term.shard, epoch=term.epoch, waiting=waiting)
+        self._figures.runs["missed"] += len(abandoned)
+        self._figures.missed += sum(abandoned)
 
 
 def _add(batch: Release, one: CatchUp, share: int) -> bool:

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from duly.cluster.coordinator import Term
 from duly.errors import DataRefused, DulyError
+from duly.figures import Figures
 from duly.model import to_micros
 from duly.scheduler.backlog import Backlog, DueBatch
 from duly.scheduler.governor import Governor
@@ -76,6 +77,7 @@ class Firer(Service):
         governor: Governor | None = None,
         deferred: Callable[[], None] = lambda: None,
         doubted: Callable[[int], None] = lambda _: None,
+        figures: Figures | None = None,
     ) -> None:
         """`deferred` is called when late runs were held back.
         `doubted` is called with a shard when the answer to a fire was lost: its jobs may have moved to an unknown time.
@@ -89,6 +91,7 @@ class Firer(Service):
         self._governor = governor
         self._deferred = deferred
         self._doubted = doubted
+        self._figures = figures or Figures("scheduler")
         self._too_early: list[tuple[int, UUID, int]] = []
         """Jobs (shard, id, due time) that are due by this node's clock and not yet by the database's."""
         self._late_counts = LateCounts()
@@ -247,6 +250,7 @@ class Firer(Service):
     def _account(self, epochs: Mapping[int, int], asked: Fires | SimpleFires, done: Fired) -> None:
         """Counts the runs, and puts the next occurrence of each job into the near future."""
         self.fired += done.live
+        self._count(asked, done)
         if isinstance(asked, Fires):
             self._late_counts.add(asked, done)
         shards = asked.shards if isinstance(asked, SimpleFires) else list(epochs) * len(asked.job_ids)
@@ -257,6 +261,22 @@ class Firer(Service):
                     self._future.add(shard, job_id, to_micros(next_run_at))
             elif shard in done.led:
                 self.backlog.retry(shard, job_id, expected)
+
+    def _count(self, asked: Fires | SimpleFires, done: Fired) -> None:
+        figures, now_us, moved = self._figures, self._pool.clock.now_us(), done.moved
+        if isinstance(asked, SimpleFires):
+            fired = zip(asked.job_ids, asked.expected, strict=True)
+        else:
+            fired = zip(asked.run_job_ids, asked.run_scheduled_at, strict=True)
+            for job_id, count, reason in zip(asked.drop_job_ids, asked.drop_count, asked.drop_reason, strict=True):
+                if job_id in moved and reason != DEFERRED:
+                    figures.missed += count
+                    figures.runs["missed"] += 1
+        lags_us = [now_us - scheduled_at.timestamp() * 1e6 for job_id, scheduled_at in fired if job_id in moved]
+        # Those that did not become runs were skipped: their jobs' overlap was decided by the statement.
+        figures.runs["skipped"] += len(lags_us) - done.live
+        figures.claim_conflicts += len(asked.job_ids) - len(moved) if done.led else 0
+        figures.fire_lag.observe(lags_us)
 
     async def _park(self, terms: Mapping[int, Term], jobs: Sequence[tuple[DueJob, str]]) -> None:
         for shard in {job.shard for job, _ in jobs}:

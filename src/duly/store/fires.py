@@ -252,9 +252,10 @@ async def release(store: Querier, *, shard: int, epoch: int, batch: Release) -> 
     return int(row["live"]), set(row["served"] or ())
 
 
-async def abandon(store: Querier, *, shard: int, epoch: int, waiting: Sequence[CatchUp]) -> None:
-    """Records as missed the late occurrences of jobs that were paused or cancelled."""
-    await store.fetch(
+async def abandon(store: Querier, *, shard: int, epoch: int, waiting: Sequence[CatchUp]) -> list[int]:
+    """Records as missed the late occurrences of jobs that were paused or cancelled. Returns how many, for each entry
+    of history."""
+    rows = await store.fetch(
         "fires/abandon",
         shard,
         epoch,
@@ -262,6 +263,7 @@ async def abandon(store: Querier, *, shard: int, epoch: int, waiting: Sequence[C
         [one.last_at for one in waiting],
         [one.status for one in waiting],
     )
+    return [row["count"] for row in rows]
 
 
 async def park_costly(store: Querier, *, jobs: Sequence[tuple[DueJob, str]]) -> list[UUID]:

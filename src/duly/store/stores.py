@@ -26,6 +26,10 @@ class Figures:
     shards_owned: dict[str, int] = field(default_factory=dict)
     shards_unowned: int = 0
     due_jobs: dict[str, int] = field(default_factory=dict)
+    live_nodes: dict[str, int] = field(default_factory=dict)
+    #: The age of the oldest run that may start and waits, and how late the oldest due job is.
+    oldest_waiting_us: int = 0
+    oldest_due_us: int = 0
     unrunnable_jobs: dict[str, int] = field(default_factory=dict)
     unrunnable_runs: dict[str, int] = field(default_factory=dict)
 
@@ -128,6 +132,9 @@ async def figures(store: Querier) -> Figures:
         shards_owned=by_label.get("shards_owned", {}),
         shards_unowned=sum(by_label["shards_unowned"].values()),
         due_jobs=by_label.get("due_jobs", {}),
+        live_nodes=by_label.get("live_nodes", {}),
+        oldest_waiting_us=sum(by_label["oldest_waiting"].values()),
+        oldest_due_us=sum(by_label["oldest_due"].values()),
     )
 
 

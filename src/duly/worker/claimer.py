@@ -80,6 +80,8 @@ class Claimer(Service):
         self._more_waiting = False
         self._waiting_for_room: asyncio.TimerHandle | None = None
         self.interval = poll_seconds
+        #: When the store last answered, or there was no room to ask for more: by the monotonic clock.
+        self.looked_at = time.monotonic()
 
     def room_freed(self) -> None:
         """Called when runs were recorded. Claims only if the last claim left runs behind."""
@@ -104,6 +106,7 @@ class Claimer(Service):
         room = min(self._room(), MAX_CLAIM)
         if room <= 0:
             self._more_waiting = True
+            self.looked_at = time.monotonic()
             return None
         without = self._without()
         self._narrowed = without is not None
@@ -122,7 +125,7 @@ class Claimer(Service):
             without=without or (),
             served=served,
         )
-        answered = time.monotonic()
+        answered = self.looked_at = time.monotonic()
         # Before anything starts: no run may seem to have started before it was due.
         self._pool.clock.observe(claim.now, sent, answered)
         walking = False

@@ -65,6 +65,8 @@ class LeaseKeeper:
         self._poked: asyncio.Event | None = None
         self._beating: asyncio.Task[None] | None = None
         self._stopping = False
+        #: When the last heartbeat was answered, by the monotonic clock.
+        self.beat_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="duly-heartbeat", daemon=True)
 
     def start(self) -> None:
@@ -79,6 +81,10 @@ class LeaseKeeper:
             # The heartbeat under way is not answered: give it up.
             self._loop.call_soon_threadsafe(self._beating.cancel)
             await asyncio.to_thread(self._thread.join, STOP_SECONDS)
+
+    @property
+    def running(self) -> bool:
+        return self._thread.is_alive()
 
     def poke(self) -> None:
         """Sends a heartbeat now."""
@@ -169,6 +175,7 @@ class LeaseKeeper:
         with self._lock:
             known = set(self._trusted_until)
         held, joined = await runs.heartbeat(pool, worker_id=self._worker_id, lease_seconds=self._lease, claims=known)
+        self.beat_at = time.monotonic()
         with self._lock:
             for claim_id in held.keys() & self._trusted_until.keys():
                 self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)

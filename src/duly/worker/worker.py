@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from uuid import UUID, uuid4
 
 from duly.config import Settings
 from duly.errors import DulyError, StoreUnavailable
+from duly.figures import Figures
 from duly.model import Buried, Claim, ClaimedRun, Declarer, TaskDefaults
 from duly.states import RunFlag
 from duly.store import cluster
@@ -49,6 +51,8 @@ LEAVE_SECONDS = 2.0
 MAX_THREADS = 64
 # Pause between two reports to the store about hanging threads.
 REPORT_SECONDS = 1.0
+# A worker whose claims have not been answered for this long is not ready.
+QUIET_SECONDS = 10.0
 
 Observer = Callable[[ClaimedRun, Outcome | None], None]
 
@@ -79,10 +83,13 @@ class Worker:
         wear: Wear | None = None,
         defaults: Mapping[str, TaskDefaults] | None = None,
         pings: Pings | None = None,
+        figures: Figures | None = None,
     ) -> None:
         """`app`: the application and deploy that it is of. `defaults`: those of its tasks that it offers; by default
         all that they set."""
         self._wear = wear
+        self.figures = figures or Figures("worker")
+        self.figures.utilization = lambda: min(1.0, self._in_flight / self._concurrency)
         self.worker_id: UUID = worker_id or uuid4()
         self._pool = pool
         self._settings = settings
@@ -139,6 +146,7 @@ class Worker:
             self._recorded,
             may_gather=lambda: not self._stopping and 2 * self._in_flight < self._concurrency,
             pings=pings,
+            figures=self.figures,
         )
         self.claimer = Claimer(
             pool,
@@ -248,6 +256,23 @@ class Worker:
         """Stops every running handler now and returns its run to the queue."""
         self.executor.stop_all(StopReason.SHUTDOWN)
 
+    # Probes, from other threads.
+
+    def not_alive(self) -> str | None:
+        """What is wrong, if this worker should be started anew."""
+        return None if self.leases.running else "the thread that extends the worker's leases has ended"
+
+    def not_ready(self) -> str | None:
+        """What is wrong, if this worker claims no runs at the moment."""
+        if self._stopping:
+            return "the worker is stopping"
+        now = time.monotonic()
+        if (silent := now - self.leases.beat_at) > self._settings.worker_lease_seconds:
+            return f"the worker's last heartbeat was answered {silent:.0f} s ago: does PostgreSQL answer?"
+        if (silent := now - self.claimer.looked_at) > max(QUIET_SECONDS, 3 * self.claimer.interval):
+            return f"the worker's last claim was answered {silent:.0f} s ago: does PostgreSQL answer?"
+        return None
+
     # The host of executions: the calls that handlers make through their context.
 
     def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]:
@@ -308,6 +333,7 @@ class Worker:
     def _claimed(self, claim: Claim, sent: float) -> None:
         assert claim.claim_id is not None
         if not self.leases.hold(claim.claim_id, sent):
+            self.figures.claim_conflicts += 1
             log.warning("a claim was answered too late: its %d runs are left to rescue", len(claim.runs))
             return
         self._in_flight += len(claim.runs)

@@ -23,6 +23,8 @@ from duly.cli.options import (
     AppOption,
     CommandUserOption,
     ConcurrencyOption,
+    HealthHostOption,
+    HealthPortOption,
     MaxMemoryOption,
     MaxRunsOption,
     PassEnvOption,
@@ -62,6 +64,7 @@ _EXAMPLES = examples(
     "duly --tenant acme worker --app acme.jobs:app",
     "duly worker --app myproject.jobs:app --processes 4 --allow-commands --command-user batch",
     "duly worker --app myproject.jobs:app --processes 4 --max-runs 10000 --max-memory 512MB",
+    "duly worker --app myproject.jobs:app --processes 4 --health-port 9090 --health-host 0.0.0.0",
     "duly worker --allow-commands",
     "duly worker --allow-command 'backup*' --allow-command /usr/bin/rsync",
 )
@@ -95,6 +98,8 @@ def worker(
     max_runs: MaxRunsOption = None,
     max_memory: MaxMemoryOption = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print no line for each run that ends.")] = False,
+    health_port: HealthPortOption = None,
+    health_host: HealthHostOption = None,
     supervised: Annotated[UUID | None, typer.Option("--supervised", hidden=True, metavar="ID")] = None,
 ) -> None:
     """Run a worker, which claims due runs and calls the application's tasks. Start as many as you like.
@@ -125,6 +130,7 @@ def worker(
         settings, allowed=allow_commands, programs=allow_command, user=command_user, passed=pass_env
     )
     settings = with_limits(settings, max_runs=max_runs, max_memory=max_memory)
+    settings = settings.changed(health_port=health_port, health_host=health_host)
     queues, tenants = queues_of(application, queue), tenants_of(settings, tenant)
     if processes is None and supervised is None and wear_limits(settings) != Limits():
         processes = 1  # only a supervisor can replace a worker process
@@ -288,6 +294,7 @@ async def _work(
     lifeline: int | None,
     worker_id: UUID | None,
 ) -> int:
+    from duly.cli.health_server import answering
     from duly.cli.runlog import RunLog
     from duly.cli.worker_messages import Ready, say
     from duly.maintenance.orphans import pause_orphans
@@ -296,9 +303,11 @@ async def _work(
     from duly.operations.declare import DeclarationKeeper
     from duly.process import Signals
     from duly.store.opening import open_store
+    from duly.vitals import Vitals
     from duly.worker.wear import Wear
 
     signals = Signals()
+    vitals = Vitals("worker", hung_seconds=settings.health_hung_seconds)
     wear = None if lifeline is None else Wear(wear_limits(settings), partial(say, lifeline))
     observer = None if quiet else RunLog()
     stop_now: list[Callable[[], None]] = []
@@ -308,6 +317,9 @@ async def _work(
             watch_lifeline(lifeline, signals)
         stack.push_async_callback(application.close)  # handlers may have submitted jobs through it
         async with cancelled_by(signals):
+            stack.enter_context(vitals.watching())
+            if lifeline is None:  # else the supervisor answers
+                await stack.enter_async_context(answering(vitals, settings))
             store = await stack.enter_async_context(open_store(settings))
             operations = own_tenant(await StoreOperations.open(store.pool, settings, local_handlers=application.tasks))
             by, declaring = application.declarer(settings), operations.declarations
@@ -333,6 +345,7 @@ async def _work(
                     app=by.info(declaring.tenant),
                     worker_id=worker_id,
                     wear=wear,
+                    vitals=vitals,
                 )
             )
             stop_now.append(running.stop_now)

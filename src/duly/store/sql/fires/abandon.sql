@@ -15,3 +15,4 @@ select job_id, first_at, duly.now(), epoch, 0, 'missed',
     jsonb_build_object('reason', reason, 'count', count, 'first', first_at, 'last', last_at)
 from gone
 on conflict do nothing
+returning (note ->> 'count')::int as count

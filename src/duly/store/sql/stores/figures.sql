@@ -55,3 +55,33 @@ cross join lateral (
         limit least($2, 10000)
     ) counted
 ) late
+union all
+select 'live_nodes', kind.name, (
+    select count(*) from duly.nodes n where n.kind = kind.name and n.lease_until > clock.now
+)
+from (values ('scheduler'), ('worker')) as kind (name)
+cross join clock
+union all
+-- In microseconds, as every time inside Duly. The first run of each lane, and the first job of each shard, tell.
+select 'oldest_waiting', null, coalesce(max(extract(epoch from clock.now - head.run_at) * 1000000), 0)::bigint
+from clock
+cross join queue
+cross join generate_series(0, 9) as lane (priority)
+cross join lateral (
+    select r.run_at
+    from duly.runs r
+    where r.queue = queue.name and r.priority = lane.priority::smallint and r.run_at <= clock.now
+    order by r.run_at
+    limit 1
+) head
+union all
+select 'oldest_due', null, coalesce(max(extract(epoch from clock.now - late.next_run_at) * 1000000), 0)::bigint
+from clock
+cross join duly.shards s
+cross join lateral (
+    select j.next_run_at
+    from duly.jobs j
+    where j.shard = s.shard and j.next_run_at <= clock.now
+    order by j.next_run_at
+    limit 1
+) late
