@@ -190,6 +190,10 @@ COMMANDS: dict[str, list[list[str]] | None] = {
     "submitter list": [[]],
     "submitter remove": [[EVIL]],
     "import crontab": [["crontab", "--yes", "--skip-unknown"], [EVIL]],
+    "monitoring rules": [["--runbooks", EVIL]],
+    "monitoring prometheus": None,
+    "monitoring alertmanager": None,
+    "monitoring dashboard": None,
 }  # fmt: skip
 # Commands that work on the store itself and not through an API.
 AT_THE_STORE = ("migrate", "webhook-secret", "doctor", "key", "tenant", "submitter")
