@@ -10,7 +10,7 @@ import unicodedata
 import pytest
 
 from duly.cli.output import hanging, many_lines, one_line, say, styled
-from duly.logs import LogFormatter
+from duly.logs import TextFormatter
 from duly.visible import visible, visible_json, visible_lines
 
 # Format characters that are drawn: signs in front of Arabic, Syriac and Kaithi numbers and words.
@@ -76,7 +76,7 @@ def test_a_record_of_a_log_is_one_line_and_its_traceback_is_indented() -> None:
         record.exc_info = sys.exc_info()
     # Another formatter has already written its text into the record.
     record.exc_text = "\x1b as another formatter made it"
-    first, *below = LogFormatter().format(record).split("\n")
+    first, *below = TextFormatter().format(record).split("\n")
     assert first.endswith(r"INFO    duly.x: said a\n2030-01-01 00:00:00 ERROR b\x1b\u2028")
     assert below
     assert all(line.startswith("    ") for line in below)

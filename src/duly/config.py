@@ -22,6 +22,7 @@ from pydantic_settings import (
 
 from duly.addresses import ServerAddress
 from duly.errors import ConfigError
+from duly.logs import LogFormat
 from duly.model import DEFAULT_TENANT
 from duly.schema_name import DEFAULT_SCHEMA, check_schema
 from duly.sizes import read_size
@@ -254,6 +255,7 @@ class Settings(_Store):
     unknown_settings: Literal["refuse", "warn"] = Field(
         "refuse", description="what to do about a setting that does not exist: refuse to start, or warn"
     )
+    log_format: LogFormat = Field("text", description="format of log lines: text, or json (one object a line)")
     log_level: str = Field("INFO", description="minimum level of log messages: DEBUG, INFO, WARNING or ERROR")
 
     def changed(self, **changes: Any) -> Settings:

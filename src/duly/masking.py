@@ -197,6 +197,11 @@ class Mask:
     def __bool__(self) -> bool:
         return bool(self._secrets)
 
+    @property
+    def secrets(self) -> list[str]:
+        """What it hides, to make the same mask in another process of the worker."""
+        return self._secrets
+
     def text(self, text: str, *, begins_amid: bool = False, ends_amid: bool = False) -> str:
         """`text` without the secrets. If it was cut it may begin or end within a secret: that part is replaced too."""
         if self._everything:

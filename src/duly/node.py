@@ -36,6 +36,7 @@ from duly.service import Service
 from duly.sizes import read_size
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
+from duly.store.stores import shard_count
 from duly.version import VERSION
 from duly.vitals import Vitals
 from duly.worker.handler.task import Task
@@ -239,6 +240,7 @@ async def running_worker(
         defaults=offered_defaults(tasks),
         pings=make_pings(settings, name=node_name(), version=duly_version()),
         figures=None if vitals is None else vitals.figures,
+        shards=await shard_count(pool),
     )
     async with AsyncExitStack() as stack:
         if notifier is not None:

@@ -195,7 +195,7 @@ def _orders(lifeline: int) -> tuple[Orders, socket.socket] | None:
 
 
 def _obey(orders: Orders, listener: socket.socket, lifeline: int) -> int:
-    set_up_logging(orders.settings.log_level)
+    set_up_logging(orders.settings.log_level, orders.settings.log_format)
     return run(
         lambda: serve(
             orders.settings,

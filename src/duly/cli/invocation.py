@@ -38,6 +38,7 @@ class Invocation:
     url: str | None = field(default=None, repr=False)
     schema: str | None = None
     tenant: str | None = None
+    log_format: str | None = None
 
     @property
     def remote_url(self) -> str | None:
@@ -65,7 +66,10 @@ class Invocation:
         if self.remote_url is None:
             self.settings()
         else:
-            set_up_logging(self.log_level or os.environ.get("DULY_LOG_LEVEL") or "INFO")
+            set_up_logging(
+                self.log_level or os.environ.get("DULY_LOG_LEVEL") or "INFO",
+                self.log_format or os.environ.get("DULY_LOG_FORMAT") or "text",
+            )
 
     def refuse_url(self) -> None:
         """For commands that cannot use an API. DULY_URL is ignored: it is meant for the other commands."""
@@ -77,6 +81,11 @@ class Invocation:
 
     def settings(self) -> Settings:
         """The settings of this invocation. Also sets up logging, because the log level is one of them."""
+        settings = self._load()
+        set_up_logging(settings.log_level, settings.log_format)
+        return settings
+
+    def _load(self) -> Settings:
         from duly.config import load_settings
 
         self.refuse_url()
@@ -90,22 +99,22 @@ class Invocation:
             schema=self.schema,
             tenant=self.tenant,
             log_level=self.log_level,
+            log_format=self.log_format,
         )
         if self.home is not None:
             # --home means the PostgreSQL in that folder, even if the environment names another.
             settings = settings.model_copy(update={"database_url": None})
-        set_up_logging(settings.log_level)
         return settings
 
     def settings_with(self, application: Duly | None) -> Settings:
         """The settings for a command about an application, whose code may name its own store and tenant."""
-        settings = self.settings()
         if application is None:
-            return settings
+            return self.settings()
+        settings = self._load()  # logging is set up already: the application may have configured its own since
         tenant = application.tenant if self.tenant is None else self.tenant
         if self.database_url is not None or self.home is not None:
             return settings.model_copy(update={"tenant": tenant})
-        given = {"log_level": settings.log_level, "tenant": tenant}
+        given = {"log_level": settings.log_level, "log_format": settings.log_format, "tenant": tenant}
         given |= {} if self.schema is None else {"schema": self.schema}
         return application.settings.model_copy(update=given)
 

@@ -110,11 +110,15 @@ def _global_options(
     log_level: Annotated[
         str | None, typer.Option(help="DEBUG, INFO, WARNING or ERROR (DULY_LOG_LEVEL).", metavar="LEVEL")
     ] = None,
+    log_format: Annotated[
+        str | None,
+        typer.Option(help="text, or json: one JSON object a line (DULY_LOG_FORMAT).", metavar="FORMAT"),
+    ] = None,
     _version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    context.obj = Invocation(database_url, home, log_level, url, schema, tenant)
+    context.obj = Invocation(database_url, home, log_level, url, schema, tenant, log_format)
 
 
 # In the order in which the help shows them. Each is the module of its name in `commands/`.
@@ -166,7 +170,7 @@ def _explain_usage(error: Exception) -> int:
     if type(error).__name__ == "NoArgsIsHelpError":
         return USAGE  # the help has been shown
     path = context.command_path if context is not None else "duly"
-    for option in ("--database-url", "--home", "--schema", "--log-level", "--tenant", "--url"):
+    for option in ("--database-url", "--home", "--schema", "--log-level", "--log-format", "--tenant", "--url"):
         if option == "--tenant" and type(error).__name__ != "NoSuchOption":
             continue  # the option of that name that some commands have
         if path != "duly" and option in message:

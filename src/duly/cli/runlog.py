@@ -7,10 +7,12 @@ import json
 import time
 from collections import Counter
 from datetime import datetime
+from typing import Any
 
 from duly.cli.output import coloured, one_line, say
 from duly.formats import rough_span
-from duly.model import Buried, ClaimedRun, Expired, Requeued, Succeeded, to_micros
+from duly.logs import json_line, moment_text
+from duly.model import Buried, ClaimedRun, Expired, Requeued, Succeeded, make_run_id, to_micros
 from duly.worker.executor import Outcome
 
 # Nobody reads more lines per second, and writing them would slow the runs down: further runs are only counted.
@@ -20,7 +22,8 @@ MAX_LINES_PER_SECOND = 50
 class RunLog:
     """An observer for `running_worker`. Called for every run, so it prints little and never fails."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, as_json: bool = False) -> None:
+        self._as_json = as_json
         self._second = 0
         self._left = 0
         self._unshown: Counter[str] = Counter()
@@ -34,7 +37,7 @@ class RunLog:
             self._second, self._left = now, MAX_LINES_PER_SECOND
         if self._left > 0:
             self._left -= 1
-            self._print(line(run, outcome))
+            self._print(json_of(run, outcome) if self._as_json else line(run, outcome))
             return
         if not self._unshown:
             asyncio.get_running_loop().call_later(1, self.flush)
@@ -43,7 +46,9 @@ class RunLog:
     def flush(self) -> None:
         """Say how many runs were not shown one by one."""
         counts, self._unshown = self._unshown, Counter()
-        if counts:
+        if counts and self._as_json:
+            self._print(json_line({**_head("more runs ended"), "fields": dict(counts)}))
+        elif counts:
             shown = ", ".join(f"{count} {coloured(word)}" for word, count in counts.most_common())
             self._print(f"{_clock()}  … and more: {shown}")
 
@@ -76,6 +81,30 @@ def line(run: ClaimedRun, outcome: Outcome | None) -> str:
     if not isinstance(outcome, Succeeded) and outcome is not None and outcome.error is not None:
         parts.append(_short_error(outcome.error))
     return "  ".join(parts)
+
+
+def json_of(run: ClaimedRun, outcome: Outcome | None) -> str:
+    """The same as a log line in JSON."""
+    word, detail = _status(outcome)
+    fields: dict[str, Any] = {"status": word}
+    if outcome is not None and outcome.started_us is not None and outcome.finished_us is not None:
+        fields["seconds"] = (outcome.finished_us - outcome.started_us) / 1e6
+    if not isinstance(outcome, Succeeded) and outcome is not None and outcome.error is not None:
+        fields["error"] = _short_error(outcome.error)
+    return json_line(
+        {
+            **_head(f"{word} {detail}".strip()),
+            "job_id": str(run.job_id),
+            "job": run.name,
+            "run_id": make_run_id(run.job_id, run.scheduled_at),
+            "attempt": run.attempt,
+            "fields": fields,
+        }
+    )
+
+
+def _head(message: str) -> dict[str, str]:
+    return {"time": moment_text(time.time()), "level": "INFO", "logger": "duly.runs", "message": message}
 
 
 def _status(outcome: Outcome | None) -> tuple[str, str]:

@@ -88,7 +88,8 @@ class WorkerProcesses:
         """`home`: the folder of the embedded PostgreSQL, if that is the store."""
         environment = dict(os.environ)
         environment["DULY_SCHEMA"] = settings.schema
-        arguments = ["--log-level", settings.log_level, "--tenant", settings.tenant]
+        arguments = ["--log-level", settings.log_level, "--log-format", settings.log_format]
+        arguments += ["--tenant", settings.tenant]
         if home is not None:
             # By its home, not by its address: a worker then counts as a user of the embedded PostgreSQL and, if it
             # is the last one, stops it, even after a `kill -9` of this process.

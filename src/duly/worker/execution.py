@@ -6,10 +6,10 @@ Handlers never see it. They get a `Context` (`handler/context.py`), which offers
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from duly.timing import render_key
 
@@ -41,6 +41,10 @@ class StopReason(Enum):
 class Host(Protocol):
     """The worker, as its handlers use it through their context."""
 
+    #: Its name, and the number of the store's shards, for log records; None: not known.
+    node: str | None
+    shards: int | None
+
     def transaction(self, execution: Execution) -> AbstractAsyncContextManager[Connection]: ...
 
     def progress(self, run: ClaimedRun, fraction: float, note: str) -> None: ...
@@ -54,8 +58,8 @@ class Execution:
     """A run being executed. Made for every run, hence the slots and the few methods."""
 
     __slots__ = (
-        "abandoned", "announce", "begun", "deadline", "host", "is_late", "ledger_key", "mask", "recorded", "run",
-        "started_us", "stop", "task",
+        "_fields", "abandoned", "announce", "begun", "deadline", "host", "is_late", "ledger_key", "mask", "over",
+        "recorded", "run", "started_us", "stop", "task",
     )  # fmt: skip
 
     def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
@@ -81,6 +85,24 @@ class Execution:
         #: Hides the job's secrets in results, errors, outputs and progress notes.
         self.mask: Mask | None = None
         self.task: asyncio.Task[None] | None = None
+        #: The run has been reported: what its handler left behind no longer speaks for it.
+        self.over = False
+        self._fields: dict[str, Any] | None = None
+
+    # For log records: an execution is a `LoggedRun`.
+
+    @property
+    def log_fields(self) -> Mapping[str, Any] | None:
+        if self._fields is None:
+            self._fields = _fields_of(self)
+        return None if self.over else self._fields
+
+    def known_by(self, fields: dict[str, Any]) -> None:
+        """Sets the fields of log records, in a child process: its worker knows them all."""
+        self._fields = fields
+
+    def without_secrets(self, text: str) -> str | None:
+        return None if self.mask is None else self.mask.text(text)
 
     @property
     def idempotency_key(self) -> str:
@@ -109,3 +131,20 @@ class Execution:
         self.begun = True
         if self.announce is not None:
             self.announce()
+
+
+def _fields_of(execution: Execution) -> dict[str, Any]:
+    from duly.store.ids import shard_of  # here, because a child process imports no database driver
+    from duly.worker.handler.context import Context
+
+    context, host = Context(execution), execution.host
+    shards = None if host is None else host.shards
+    return {
+        "job_id": context.job_id,
+        "job": context.job_name,
+        "run_id": context.run_id,
+        "attempt": context.attempt,
+        "shard": None if shards is None else shard_of(execution.run.job_id, shards),
+        "node": None if host is None else host.node,
+        "trace_id": context.trace_id,
+    }

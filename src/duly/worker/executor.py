@@ -14,6 +14,7 @@ from uuid import UUID
 
 from duly.clock import Clock
 from duly.errors import MAX_DELAY_SECONDS, InvalidInput, Permanent, Snooze, StoreUnavailable, Unable
+from duly.logs import current_run
 from duly.masking import make_mask, payload_secrets, target_secrets
 from duly.model import (
     DEFAULT_KEY_TEMPLATE,
@@ -158,6 +159,7 @@ class Executor:
     async def _execute(self, execution: Execution) -> None:
         outcome: Outcome | None = None
         error: BaseException | None = None
+        token = current_run.set(execution)
         try:
             execution.started_us = self._clock.now_us()
             outcome = self._returned(execution, await self._call(execution))
@@ -171,6 +173,7 @@ class Executor:
             # Not while the error is handled: a log that cannot be written shows that error, which may raise again.
             outcome = self._raised(execution, error)
             error = None  # it refers to this frame
+        current_run.reset(token)
         if not execution.abandoned:
             self._end(execution, outcome)
 
@@ -204,6 +207,7 @@ class Executor:
 
     def _end(self, execution: Execution, outcome: Outcome | None) -> None:
         run = execution.run
+        execution.over = True
         self._running.discard(execution)
         if execution.recorded:
             # The handler's own transaction has recorded the success: nothing that came after it changes that.
@@ -365,7 +369,11 @@ def _call_function(task: Task, execution: Execution, arguments: Mapping[str, Any
 
 def _call_in_thread(task: Task, execution: Execution, arguments: Mapping[str, Any]) -> Any:
     execution.ensure_startable()  # the run may have waited for the thread
-    return _call_function(task, execution, arguments)
+    token = current_run.set(execution)
+    try:
+        return _call_function(task, execution, arguments)
+    finally:
+        current_run.reset(token)
 
 
 def _begun(execution: Execution) -> int:

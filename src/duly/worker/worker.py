@@ -84,16 +84,18 @@ class Worker:
         defaults: Mapping[str, TaskDefaults] | None = None,
         pings: Pings | None = None,
         figures: Figures | None = None,
+        shards: int | None = None,
     ) -> None:
         """`app`: the application and deploy that it is of. `defaults`: those of its tasks that it offers; by default
-        all that they set."""
+        all that they set. `shards`: number of the store's shards."""
         self._wear = wear
         self.figures = figures or Figures("worker")
         self.figures.utilization = lambda: min(1.0, self._in_flight / self._concurrency)
         self.worker_id: UUID = worker_id or uuid4()
         self._pool = pool
         self._settings = settings
-        self._name = name
+        self.node: str | None = name
+        self.shards = shards
         self._version = version
         self._queues = weights_of(queues)
         self._tenants = list(dict.fromkeys(tenants))
@@ -184,7 +186,7 @@ class Worker:
             pool,
             node_id=self.worker_id,
             kind="worker",
-            name=self._name,
+            name=self.node or "",
             version=self._version,
             lease_seconds=self._settings.worker_lease_seconds,
             info={

@@ -32,6 +32,7 @@ from duly.cli.options import (
 )
 from duly.cli.output import examples
 from duly.errors import ConfigError
+from duly.logs import let_handlers_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -117,11 +118,12 @@ def worker(
     invocation = invocation_of(context)
     invocation.export()
     settings = invocation.settings()
+    let_handlers_log(settings.log_level)
     application = app_to_run(app, settings)
     invocation.check_tenant(application)
     if supervised is not None:
         # The supervisor has chosen the store and the tenant; all other settings are the application's.
-        chosen = ("database_url", "home", "schema", "tenant", "log_level")
+        chosen = ("database_url", "home", "schema", "tenant", "log_level", "log_format")
         found = {name: getattr(settings, name) for name in chosen}
         settings = application.settings.model_copy(update=found)
     else:
@@ -309,7 +311,7 @@ async def _work(
     signals = Signals()
     vitals = Vitals("worker", hung_seconds=settings.health_hung_seconds)
     wear = None if lifeline is None else Wear(wear_limits(settings), partial(say, lifeline))
-    observer = None if quiet else RunLog()
+    observer = None if quiet else RunLog(as_json=settings.log_format == "json")
     stop_now: list[Callable[[], None]] = []
     patience = settings.shutdown_grace_seconds + ENDING_SECONDS
     async with ending_at_once(signals, stop_now, patience=patience), AsyncExitStack() as stack:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ from duly.states import RunFlag
 if TYPE_CHECKING:
     from duly.store.pool import Connection
     from duly.worker.execution import Execution, Host
+
+
+_LOG = logging.getLogger("duly.run")
 
 
 class Context:
@@ -91,6 +95,11 @@ class Context:
         if execution.mask is not None:
             note = execution.mask.text(str(note))
         self._host("ctx.progress()").progress(execution.run, fraction, note)
+
+    @property
+    def log(self) -> logging.Logger:
+        """A logger: its records name the run, as those of every logger do while the handler runs."""
+        return _LOG
 
     def _host(self, call: str) -> Host:
         if self._execution.host is None:

@@ -16,20 +16,22 @@ import asyncio
 import faulthandler
 import inspect
 import json
+import logging
 import os
 import queue
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
 from duly.errors import Permanent, RetryAfter, Snooze, Unable
-from duly.logs import log_to_stderr
+from duly.logs import current_run, log_to_stderr
+from duly.masking import Mask
 from duly.model import ClaimedRun
 from duly.process import conceal
 from duly.worker.execution import Execution, StopReason
@@ -55,6 +57,7 @@ class Child:
         self._calls: queue.SimpleQueue[Mapping[str, Any] | None] = queue.SimpleQueue()
         self._call: _Call | None = None
         self._runner = asyncio.Runner()
+        self._logs: tuple[Sequence[int], str] | None = None
 
     def run(self) -> None:
         threading.Thread(target=self._listen, name="duly-frames", daemon=True).start()
@@ -76,6 +79,13 @@ class Child:
         with self._sending:
             while frame:
                 frame = frame[os.write(self._answers, frame) :]
+
+    def log_as(self, levels: Sequence[int], log_format: str) -> None:
+        """Log as the worker does."""
+        if self._logs != (levels, log_format):
+            self._logs = levels, log_format
+            log_to_stderr(levels[0], log_format)
+            logging.getLogger("duly").setLevel(levels[1])
 
     def run_async(self, function: Callable[[], Any], call: _Call) -> Any:
         async def main() -> Any:
@@ -126,12 +136,20 @@ class Child:
 class _Call:
     """One call of a handler, and the host of its execution."""
 
+    node: str | None = None
+    shards: int | None = None
+
     def __init__(self, child: Child, number: int, request: Mapping[str, Any]) -> None:
         self._child = child
         self.number = number
         self._task = request["task"]
         self._arguments = request["arguments"]
-        self._execution = Execution(_run_from(request["run"]), self)
+        self._execution = execution = Execution(_run_from(request["run"]), self)
+        logged = request["log"]
+        execution.known_by(logged["fields"])
+        if logged["secrets"]:
+            execution.mask = Mask(logged["secrets"])
+        child.log_as(logged["levels"], logged["format"])
         self._lock = threading.Lock()
         self._cancel_task: Callable[[], object] | None = None
         self._progress: tuple[float, str] | None = None
@@ -139,12 +157,15 @@ class _Call:
         self._over = False
 
     def answer(self) -> dict[str, Any]:
+        token = current_run.set(self._execution)
         try:
             text = result_text(self._execute())
             answer = {"result": None if text is None else json.loads(text)}
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and the child goes on
             answer = {"error": json.loads(exception_text(error)), "signal": _signal_of(error)}
         self._send_progress(over=True)
+        current_run.reset(token)
+        self._execution.over = True
         return answer
 
     def _execute(self) -> Any:

@@ -20,6 +20,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from duly.errors import DulyError, InvalidInput, Permanent, Snooze, Unable
+from duly.logs import ToStderr
 from duly.sizes import size_text
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import RemoteError, RemotePermanent, RemoteRetryAfter
@@ -78,7 +79,8 @@ class Children:
         try:
             child = await self._take()
             try:
-                return await child.call({"task": where, "run": described(run), "arguments": dict(arguments)}, execution)
+                request = {"task": where, "run": described(run), "arguments": dict(arguments)}
+                return await child.call({**request, "log": logged(execution)}, execution)
             finally:
                 self._give_back(child)
         except (NotStarted, GuardLost) as error:
@@ -366,6 +368,18 @@ def resolve(module: str, name: str) -> Callable[..., Any]:
 
 def _not_locatable(task: Task, why: str) -> DulyError:
     return InvalidInput("isolation", f"task {task.name} cannot have 'process': {why}")
+
+
+def logged(execution: Execution) -> dict[str, Any]:
+    """What the child needs for its log records: the run's fields, its secrets, and this process's way of logging."""
+    root = logging.getLogger()
+    formats = [handler.log_format for handler in root.handlers if isinstance(handler, ToStderr)]
+    return {
+        "fields": dict(execution.log_fields or {}),
+        "secrets": [] if execution.mask is None else execution.mask.secrets,
+        "levels": [root.level, logging.getLogger("duly").level],
+        "format": formats[0] if formats else "text",
+    }
 
 
 def described(run: ClaimedRun) -> dict[str, Any]:
