@@ -1,4 +1,5 @@
-"""Deletes old rows: expired idempotency keys, progress of handlers that have ended, nodes and terms of long ago.
+"""Deletes old rows: expired idempotency keys, progress of handlers that have ended, closed incidents, nodes and terms
+of long ago.
 
 Nodes and terms name the worker of a run and the leader that fired it; an older run shows the worker's id instead.
 """
@@ -8,7 +9,7 @@ from __future__ import annotations
 import time
 
 from duly.maintenance.leader import LeaderService
-from duly.store import cluster, ledger, progress
+from duly.store import cluster, incidents, ledger, progress
 from duly.store.pool import Pool
 
 # Rows per table and pass.
@@ -20,6 +21,8 @@ FORGET_SECONDS = 3600.0
 KEPT_SECONDS = 30 * 86400.0
 MAX_NODES = 10_000
 MAX_TERMS = 1_000
+# Incidents are kept this long after they were closed.
+KEPT_INCIDENTS_SECONDS = 90 * 86400.0
 
 
 class Tidier(LeaderService):
@@ -31,13 +34,22 @@ class Tidier(LeaderService):
         super().__init__()
         self._pool = pool
         self._retention = ledger_retention_seconds
-        self._next_forget = 0.0
+        self._next_forget = self._next_incidents = 0.0
 
     async def work(self) -> float | None:
         forgotten = await ledger.prune(self._pool, retention_seconds=self._retention, limit=BATCH)
         dropped = await progress.prune(self._pool, limit=BATCH)
         gone = await self._forget_nodes_and_terms() if time.monotonic() >= self._next_forget else 0
-        return 0.0 if max(forgotten, dropped, gone) == BATCH else None
+        closed = await self._forget_incidents() if time.monotonic() >= self._next_incidents else 0
+        return 0.0 if max(forgotten, dropped, gone, closed) == BATCH else None
+
+    async def _forget_incidents(self) -> int:
+        gone = 0
+        if self._pool.has_step(incidents.STEP):
+            gone = await incidents.prune(self._pool, kept_seconds=KEPT_INCIDENTS_SECONDS, limit=BATCH)
+        if gone < BATCH:
+            self._next_incidents = time.monotonic() + FORGET_SECONDS
+        return gone
 
     async def _forget_nodes_and_terms(self) -> int:
         """Deletes a batch of terms and, once no more are due, of nodes: a node stays as long as a term names it."""

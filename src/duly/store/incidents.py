@@ -1,0 +1,83 @@
+"""Incidents: opened once and closed once, by whoever finds what is wrong, however often it is found.
+
+Opening and closing are each one statement that may be sent again, by another process too: a unique index allows one open
+incident of a kind for a job or monitor, and only an open one is closed. What has been sent of them is kept beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from typing import Any
+from uuid import UUID, uuid4
+
+from duly.model.incident import Incident
+from duly.store.pool import Querier
+
+#: The step of the migrations that brought the tables. Without it nothing is watched.
+STEP = 6
+_FIELDS = [field.name for field in fields(Incident)]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An incident to open: of a job, or of a monitor (its slug)."""
+
+    tenant: str
+    name: str
+    kind: str
+    message: str
+    cause: str
+    job_id: UUID | None = None
+    monitor: str | None = None
+    scheduled_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """An incident to close, and why."""
+
+    incident_id: UUID
+    why: str
+
+
+async def open_many(store: Querier, openings: Sequence[Opening]) -> int:
+    """Opens those that are not open yet and that no maintenance window covers, and returns how many it opened."""
+    if not openings:
+        return 0
+    columns = [
+        [getattr(one, name) for one in openings]
+        for name in ("tenant", "job_id", "monitor", "name", "kind", "cause", "message", "scheduled_at")
+    ]
+    return len(await store.fetch("incidents/open", [uuid4() for _ in openings], *columns))
+
+
+async def close_many(store: Querier, closings: Sequence[Closing]) -> int:
+    """Closes those that are open, and returns how many it closed."""
+    if not closings:
+        return 0
+    rows = await store.fetch("incidents/close", [one.incident_id for one in closings], [one.why for one in closings])
+    return len(rows)
+
+
+async def open_of_jobs(store: Querier, job_ids: Collection[UUID] | None, *, limit: int) -> list[Incident]:
+    """The open incidents of these jobs (None: of all), at most `limit`, the oldest first."""
+    wanted = None if job_ids is None else list(job_ids)
+    return [to_incident(row) for row in await store.fetch("incidents/open_of_jobs", wanted, limit)]
+
+
+async def open_of_monitors(store: Querier, monitors: Collection[tuple[str, str]]) -> list[Incident]:
+    """The open incidents of these monitors, each named by tenant and slug."""
+    tenants, slugs = [tenant for tenant, _ in monitors], [slug for _, slug in monitors]
+    return [to_incident(row) for row in await store.fetch("incidents/open_of_monitors", tenants, slugs)]
+
+
+async def prune(store: Querier, *, kept_seconds: float, limit: int) -> int:
+    """Deletes incidents and maintenance windows that ended long ago."""
+    row = await store.row("incidents/prune", kept_seconds, limit)
+    return int(row["forgotten"]) if row else 0
+
+
+def to_incident(row: Mapping[str, Any]) -> Incident:
+    return Incident(**{name: row[name] for name in _FIELDS})
