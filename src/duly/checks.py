@@ -20,11 +20,13 @@ from uuid import UUID
 from duly.errors import InvalidInput, InvalidSchedule
 from duly.masking import HIDDEN, shown_instead
 from duly.model import (
+    ALERT_RULES,
     DEFAULT_POLICY,
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
     JOB_RULES,
     POLICY_RULES,
+    Alerts,
     DstFold,
     JobRequest,
     Policy,
@@ -37,6 +39,7 @@ from duly.timing.schedule import DAWN
 from duly.visible import CONTROLS
 
 _CONTROL = re.compile(rf"[{CONTROLS}\ud800-\udfff]")
+_LOCAL_TIME = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]")
 # Names separated by dots; a backslash escapes the next character.
 _PATH = re.compile(r"(?:[^.\\]|\\.)+(?:\.(?:[^.\\]|\\.)+)*")
 # The database driver takes the first and last moment of Python's calendar for infinity, and a step in local time from a
@@ -158,6 +161,8 @@ def check_field(rule: Rule, value: object) -> None:
         _check_paths(rule, value)
     elif rule.json_format == "duly-ping-url":
         check_ping_url(rule.name, check_text(rule.name, value, longest=int(rule.maximum)))
+    elif rule.kind is Alerts:
+        _check_alerts(rule, value)
     else:
         check_text(rule.name, value, longest=int(rule.maximum))
 
@@ -171,6 +176,19 @@ def _check_paths(rule: Rule, paths: object) -> None:
         check_text(rule.name, path, longest=200)
         if not _PATH.fullmatch(path):
             raise InvalidInput(rule.name, f"{path!r} is not a path: names with dots between them, as in card.number")
+
+
+def _check_alerts(rule: Rule, alerts: object) -> None:
+    if not isinstance(alerts, Alerts):
+        raise InvalidInput(rule.name, f'must be an object such as {{"late_seconds": 60}}, not {_kind(alerts)}')
+    for name, value in alerts.items():
+        field = f"{rule.name}.{str(name)[:60]}"
+        if (known := ALERT_RULES.get(name)) is None:
+            raise InvalidInput(field, f"is not an alert: there are {', '.join(ALERT_RULES)}")
+        if known.kind is int:
+            check_integer(field, value, int(known.minimum), int(known.maximum))
+        elif not isinstance(value, str) or not _LOCAL_TIME.fullmatch(value):
+            raise InvalidInput(field, f"must be a time of day such as 06:30, not {str(value)[:40]!r}")
 
 
 def check_secrets(payload: Any, policy: Policy) -> None:

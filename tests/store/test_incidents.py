@@ -1,4 +1,4 @@
-"""Incidents in the store: a kind is open once for a job or monitor, and is closed once, whoever says so and how often."""
+"""Incidents in the store: a kind is open once for a job or monitor, and closed once, whoever says so."""
 
 from __future__ import annotations
 

@@ -26,11 +26,13 @@ from pydantic_core import ErrorDetails
 from duly import checks
 from duly.api.problems import MAX_ERRORS, FieldError, Problem, type_message
 from duly.model import (
+    ALERT_RULES,
     DEFAULT_POLICY,
     JOB_RULES,
     POLICY_FIELDS,
     POLICY_RULES,
     TASK_FIELDS,
+    Alerts,
     DstFold,
     DstGap,
     JobRequest,
@@ -150,6 +152,18 @@ _LABELS: dict[str, Any] = {
     "propertyNames": text_rules(63),
     "additionalProperties": {"type": "string", **text_rules(255, shortest=0)},
 }
+
+
+def _alert(rule: Rule) -> dict[str, Any]:
+    if rule.kind is int:
+        return _or_null("integer", _number(int(rule.minimum), int(rule.maximum)))
+    return _or_null("string", {"pattern": "^([01][0-9]|2[0-3]):[0-5][0-9]$"})
+
+
+_ALERTS: dict[str, Any] = {
+    "additionalProperties": False,
+    "properties": {name: {**_alert(rule), "description": rule.help_text} for name, rule in ALERT_RULES.items()},
+}
 _TYPES: dict[type, Any] = {
     str: str,
     int: Whole,
@@ -157,6 +171,7 @@ _TYPES: dict[type, Any] = {
     datetime: Moment,
     tuple: list[str],
     Mapping: dict[str, str],
+    Alerts: dict[str, Any],
 }
 
 
@@ -191,6 +206,8 @@ def _schema_of(rule: Rule) -> tuple[str, dict[str, Any]]:
         return "array", {"maxItems": rule.maximum, "items": {"type": "string", "format": rule.json_format}}
     if rule.kind is Mapping:
         return "object", _LABELS
+    if rule.kind is Alerts:
+        return "object", _ALERTS
     return "string", {"format": rule.json_format, "minLength": 1} if rule.json_format else text_rules(int(rule.maximum))
 
 

@@ -308,7 +308,7 @@ def encode(body: Any) -> bytes:
 
 
 # Fields of a policy that the version before does not know.
-_NEW_FIELDS = frozenset({"start_within_seconds"})
+_NEW_FIELDS = frozenset({"start_within_seconds", "alerts"})
 _encoder = json.JSONEncoder(allow_nan=False, ensure_ascii=False, separators=(",", ":"))
 _DEFAULTS: dict[str, Any] = {
     field.name: field.default_factory() if field.default_factory is not MISSING else field.default

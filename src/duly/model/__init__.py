@@ -46,10 +46,12 @@ from duly.model.occurrence import Expected, Forecast, Occurrence, Preview
 from duly.model.options import CronOptions, JobChanges, JobOptions, PolicyOptions
 from duly.model.page import Page
 from duly.model.policy import (
+    ALERT_RULES,
     DEFAULT_KEY_TEMPLATE,
     DEFAULT_POLICY,
     POLICY_FIELDS,
     POLICY_RULES,
+    Alerts,
     DstFold,
     DstGap,
     MissedWindow,
@@ -62,6 +64,7 @@ from duly.model.policy import (
 from duly.model.run import Attempt, ErrorInfo, Progress, Run
 
 __all__ = [
+    "ALERT_RULES",
     "DEFAULT_KEY_TEMPLATE",
     "DEFAULT_POLICY",
     "DEFAULT_PRIORITY",
@@ -72,6 +75,7 @@ __all__ = [
     "POLICY_FIELDS",
     "POLICY_RULES",
     "TASK_FIELDS",
+    "Alerts",
     "Attempt",
     "Buried",
     "Claim",

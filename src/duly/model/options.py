@@ -12,6 +12,16 @@ from typing import Any, TypedDict
 from duly.model.policy import DstFold, DstGap, MissedWindow, Overlap, RetryBackoff
 
 
+class AlertOptions(TypedDict, total=False):
+    """The fields of `alerts`."""
+
+    late_seconds: int | None
+    overrun_seconds: int | None
+    not_finished_by: str | None
+    failures_in_row: int | None
+    no_success_for: int | None
+
+
 class PolicyOptions(TypedDict, total=False):
     """The fields of a policy, as `app.task` takes them."""
 
@@ -32,6 +42,7 @@ class PolicyOptions(TypedDict, total=False):
     idempotency_key_template: str
     ping_url: str | None
     secret_fields: Sequence[str]
+    alerts: AlertOptions | None
 
 
 class CronOptions(PolicyOptions, total=False):

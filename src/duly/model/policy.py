@@ -18,6 +18,40 @@ RetryBackoff = Literal["immediate", "linear", "exponential"]
 DstGap = Literal["shift", "skip"]
 DstFold = Literal["first", "second", "both"]
 
+
+class Alerts(dict[str, Any]):
+    """The alerts of a job, in one spelling: those that are set, in the order of `ALERT_RULES`. Nobody changes one."""
+
+    def __init__(self, given: Mapping[str, Any] | None = None, /, **values: Any) -> None:
+        known = {**(given or {}), **values}
+        names = [name for name in ALERT_RULES if name in known] + sorted(known.keys() - ALERT_RULES.keys(), key=str)
+        super().__init__(
+            # 60.0 and 60 seconds are the same.
+            (name, int(value) if isinstance(value, float) and value.is_integer() else value)
+            for name in names
+            if (value := known[name]) is not None
+        )
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class _AlertFields:
+    late_seconds: int | None = described(
+        None, "Seconds after an occurrence's time in which its run has to start", 1, MAX_DELAY_SECONDS
+    )
+    overrun_seconds: int | None = described(None, "Maximum duration of one attempt", 1, MAX_DELAY_SECONDS)
+    not_finished_by: str | None = described(
+        None, "Time of day (HH:MM) in the job's zone, by which the occurrence before it has to be over", 5, 5
+    )
+    failures_in_row: int | None = described(None, "Number of failed attempts without a success between them", 1, 1000)
+    no_success_for: int | None = described(None, "Seconds without a success", 1, MAX_DELAY_SECONDS)
+
+
+#: The rules of the fields of `Alerts`.
+ALERT_RULES = rules_of(_AlertFields)
+
 DEFAULT_KEY_TEMPLATE = "{{job_id}}:{{scheduled_at_unix}}"
 
 
@@ -76,6 +110,7 @@ class Policy:
         32,
         json_format="duly-path",
     )
+    alerts: Alerts | None = described(None, "When an incident is opened for the job")
 
     def __post_init__(self) -> None:
         given: Any = self.secret_fields
@@ -83,6 +118,8 @@ class Policy:
             # One spelling for the same paths. Items that are not strings are left for `duly.checks` to refuse.
             strings = all(isinstance(path, str) for path in given)
             object.__setattr__(self, "secret_fields", tuple(sorted(set(given)) if strings else given))
+        if self.alerts is not None and isinstance(self.alerts, Mapping):
+            object.__setattr__(self, "alerts", Alerts(self.alerts) or None)
 
     def to_stored(self) -> str | None:
         """The fields that differ from the defaults as JSON, in field order; None when none does."""
@@ -146,6 +183,11 @@ def from_stored(rule: Rule, value: Any) -> Any:
         valid = type(value) in kinds and rule.minimum <= value <= rule.maximum
     elif rule.kind is tuple:
         valid = isinstance(value, list) and all(isinstance(one, str) for one in value)
+    elif rule.kind is Alerts:
+        valid = isinstance(value, dict)
+        if valid:
+            known = {name: one for name, one in value.items() if name in ALERT_RULES}
+            return Alerts({name: from_stored(ALERT_RULES[name], one) for name, one in known.items()}) or None
     else:
         valid = isinstance(value, str)
     if not valid and not (value is None and rule.optional):

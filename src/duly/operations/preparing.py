@@ -20,6 +20,7 @@ from duly.model import (
     JOB_RULES,
     NO_DEFAULTS,
     POLICY_FIELDS,
+    Alerts,
     JobRequest,
     Policy,
     TaskDefaults,
@@ -235,6 +236,9 @@ def problems_of(
         for name, value in chosen.items()
         if judge(partial(checks.check_policy, replace(DEFAULT_POLICY, **{name: value})))
     }
+    if "alerts" not in right and isinstance(request.policy.alerts, Alerts):
+        for name, value in request.policy.alerts.items():
+            judge(partial(checks.check_policy, replace(DEFAULT_POLICY, alerts=Alerts({name: value}))))
     if "secret_fields" in right:
         judge(partial(checks.check_secrets, request.payload, request.policy))
     zoned = judge(partial(load_zone, request.timezone))

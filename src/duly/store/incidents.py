@@ -1,7 +1,7 @@
 """Incidents: opened once and closed once, by whoever finds what is wrong, however often it is found.
 
-Opening and closing are each one statement that may be sent again, by another process too: a unique index allows one open
-incident of a kind for a job or monitor, and only an open one is closed. What has been sent of them is kept beside them.
+Opening and closing are each one statement that may be sent again, by another process too: a unique index allows one
+open incident of a kind for a job or monitor, and only an open one is closed. What has been sent is kept beside them.
 """
 
 from __future__ import annotations
@@ -64,13 +64,13 @@ async def close_many(store: Querier, closings: Sequence[Closing]) -> int:
 async def open_of_jobs(store: Querier, job_ids: Collection[UUID] | None, *, limit: int) -> list[Incident]:
     """The open incidents of these jobs (None: of all), at most `limit`, the oldest first."""
     wanted = None if job_ids is None else list(job_ids)
-    return [to_incident(row) for row in await store.fetch("incidents/open_of_jobs", wanted, limit)]
+    return [to_incident(dict(row)) for row in await store.fetch("incidents/open_of_jobs", wanted, limit)]
 
 
 async def open_of_monitors(store: Querier, monitors: Collection[tuple[str, str]]) -> list[Incident]:
     """The open incidents of these monitors, each named by tenant and slug."""
     tenants, slugs = [tenant for tenant, _ in monitors], [slug for _, slug in monitors]
-    return [to_incident(row) for row in await store.fetch("incidents/open_of_monitors", tenants, slugs)]
+    return [to_incident(dict(row)) for row in await store.fetch("incidents/open_of_monitors", tenants, slugs)]
 
 
 async def prune(store: Querier, *, kept_seconds: float, limit: int) -> int:

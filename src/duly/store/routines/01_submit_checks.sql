@@ -69,6 +69,52 @@ begin
 end
 $$;
 
+-- Applies the rules of duly/checks.py to the alerts of a policy, and returns those that are set; null if none is.
+create or replace function duly.stored_alerts(alerts jsonb) returns jsonb
+language plpgsql
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    kept jsonb := '{}';
+    alert record;
+    rule record;
+begin
+    if alerts is null or jsonb_typeof(alerts) = 'null' then
+        return null;
+    elsif jsonb_typeof(alerts) <> 'object' then
+        perform duly.refuse('alerts', 'must be an object such as {"late_seconds": 60}');
+    end if;
+    for alert in select key as name, value, value #>> '{}' as text from jsonb_each(alerts) loop
+        select * into rule
+        from (values
+            ('late_seconds', 1::numeric, 315360000::numeric),
+            ('overrun_seconds', 1, 315360000),
+            ('not_finished_by', null, null),
+            ('failures_in_row', 1, 1000),
+            ('no_success_for', 1, 315360000)
+        ) as known (name, low, high)
+        where known.name = alert.name;
+        if not found then
+            perform duly.refuse('alerts.' || left(alert.name, 60), 'is not an alert');
+        elsif jsonb_typeof(alert.value) = 'null' then
+            continue;
+        elsif rule.low is null then
+            if jsonb_typeof(alert.value) <> 'string' or alert.text !~ '^([01][0-9]|2[0-3]):[0-5][0-9]$' then
+                perform duly.refuse('alerts.' || alert.name, 'must be a time of day such as 06:30');
+            end if;
+            kept := kept || jsonb_build_object(alert.name, alert.value);
+        elsif jsonb_typeof(alert.value) <> 'number' or alert.text::numeric <> trunc(alert.text::numeric) then
+            perform duly.refuse('alerts.' || alert.name, 'must be a whole number');
+        elsif alert.text::numeric not between rule.low and rule.high then
+            perform duly.refuse('alerts.' || alert.name, format('must be %s to %s', rule.low, rule.high));
+        else
+            kept := kept || jsonb_build_object(alert.name, trunc(alert.text::numeric)::bigint);
+        end if;
+    end loop;
+    return nullif(kept, '{}');
+end
+$$;
+
 -- Applies the rules of duly/checks.py to the fields of a policy and returns the policy to store: only what differs from
 -- the defaults, in Python's spelling. (Python also checks idempotency_key_template and ping_url: a job that has one of
 -- them waits for that.)
@@ -85,11 +131,12 @@ declare
     number numeric;
     path record;
     paths jsonb;
+    alerts jsonb;
 begin
     if jsonb_typeof(policy) <> 'object' then
         perform duly.refuse('policy', 'must be an object such as {"max_retries": 5}');
     end if;
-    for field in select key as name, value, value #>> '{}' as text from jsonb_each(policy - 'secret_fields') loop
+    for field in select key as name, value, value #>> '{}' as text from jsonb_each(policy - 'secret_fields' - 'alerts') loop
         select * into rule
         from (values
             ('missed_window', '"RUN_ONCE"'::jsonb, array['SKIP', 'RUN_ONCE', 'RUN_ALL'], null::numeric, null::numeric, false),
@@ -146,6 +193,10 @@ begin
             kept := kept || jsonb_build_object(field.name, field.value);
         end if;
     end loop;
+    alerts := duly.stored_alerts(policy -> 'alerts');
+    if alerts is not null then
+        kept := kept || jsonb_build_object('alerts', alerts);
+    end if;
     if not policy ? 'secret_fields' then
         return nullif(kept, '{}');
     elsif jsonb_typeof(policy -> 'secret_fields') <> 'array' then
