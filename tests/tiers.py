@@ -51,6 +51,7 @@ WAITS = (
     "store/test_silent_links.py",
     "store/test_strangers_locks.py",
     "torture/test_world.py",
+    "worker/test_lease_trust.py",
     "worker/test_leases.py",
     "worker/test_outages.py",
     "worker/test_split_brain.py",

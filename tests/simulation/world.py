@@ -100,7 +100,7 @@ class Notifier:
 class SimLeaseKeeper(LeaseKeeper):
     """The real lease keeper, on a simulated thread."""
 
-    def start(self) -> None:
+    def _begin(self) -> None:
         main: Any = self._main
         self._ended = main.create_future()
         main.node.loops[1].begin(self._beat_and_tell)

@@ -24,6 +24,12 @@ log = logging.getLogger("duly.worker")
 MARGIN = 0.15
 # Pause between checks for that moment, as a fraction of the lease.
 _WATCH = 0.03
+# Heartbeats under way at once: one, and more only while it is late.
+AT_ONCE = 3
+# Longest pause after a heartbeat that failed.
+RETRY_SECONDS = 0.5
+# Longest wait of `start` for the first heartbeat.
+START_SECONDS = 5.0
 # Longest wait of `stop` for the heartbeat under way.
 STOP_SECONDS = 3.0
 
@@ -60,18 +66,27 @@ class LeaseKeeper:
         # Per claim: the monotonic time until which its lease is trusted. Shared with the worker's loop.
         self._trusted_until: dict[UUID, float] = {}
         self._lock = threading.Lock()
-        self._ready = threading.Event()
+        self._first = self._main.create_future()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._poked: asyncio.Event | None = None
         self._beating: asyncio.Task[None] | None = None
+        self._under_way: set[asyncio.Task[None]] = set()
         self._stopping = False
         #: When the last heartbeat was answered, by the monotonic clock.
         self.beat_at = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="duly-heartbeat", daemon=True)
 
-    def start(self) -> None:
+    async def start(self) -> None:
+        """Returns when the first heartbeat was answered or has failed, and at the latest after a while.
+
+        Once handlers compute, this thread gets the interpreter only now and then: opening a connection, with its many
+        small steps, can then take longer than the first lease.
+        """
+        self._begin()
+        await asyncio.wait([self._first], timeout=min(self._interval, START_SECONDS))
+
+    def _begin(self) -> None:
         self._thread.start()
-        self._ready.wait(10)
 
     async def stop(self) -> None:
         self._stopping = True
@@ -127,29 +142,31 @@ class LeaseKeeper:
         self._loop = asyncio.get_running_loop()
         self._beating = asyncio.current_task()
         self._poked = asyncio.Event()
-        self._ready.set()
         # Beside the heartbeats, not between them: a heartbeat that hangs must not delay telling handlers to stop.
         watching = asyncio.create_task(self._watch())
         pool: Pool | None = None
         try:
             while not self._stopping:
+                began = time.monotonic()
                 try:
                     if pool is None:
                         pool = await Pool.connect(
-                            self._url, size=1, pgbouncer=self._pgbouncer, connect_timeout=self._interval,
+                            self._url, size=AT_ONCE, pgbouncer=self._pgbouncer, connect_timeout=self._interval,
                             schema=self._schema,
-                            # A connection that hangs is given up early enough to try another before trust ends.
-                            command_timeout=self._interval / 2,
+                            # A later answer extends nothing: trust counts from when the heartbeat was sent.
+                            command_timeout=self._lease * (1 - MARGIN),
                         )  # fmt: skip
-                    await self._beat(pool)
-                    pause = self._interval
+                    await self._beat_in_time(pool)
+                    # From beginning to beginning: a heartbeat that took long must not delay the next one.
+                    pause = max(0.0, began + self._interval - time.monotonic())
                 except DulyError as error:
                     log.warning("a heartbeat failed: %s", error)
-                    pause = min(self._interval / 4, 0.5)
+                    pause = min(self._interval / 4, RETRY_SECONDS)
                 except Exception:
                     # This thread must go on after any error: without it every lease is lost, unnoticed.
                     log.exception("a heartbeat failed")
-                    pause = min(self._interval / 4, 0.5)
+                    pause = min(self._interval / 4, RETRY_SECONDS)
+                self._tell(self._first_is_over)
                 self._poked.clear()
                 if not self._stopping:
                     try:
@@ -159,6 +176,8 @@ class LeaseKeeper:
                         pass
         finally:
             watching.cancel()
+            for beat in self._under_way:
+                beat.cancel()
             with self._lock:
                 self._trusted_until.clear()  # no heartbeat extends them any more
             if pool is not None:
@@ -170,6 +189,37 @@ class LeaseKeeper:
             self._look()
             await asyncio.sleep(self._lease * _WATCH)
 
+    async def _beat_in_time(self, pool: Pool) -> None:
+        """A heartbeat, and when it is late others beside it, each on a connection of its own.
+
+        On links that hang only a new one comes through. In a process that is slow it is the first one: given up and
+        sent again, it would never be answered. Those that are left end by themselves.
+        """
+        beats: set[asyncio.Task[None]] = set()
+        while True:
+            if len(self._under_way) < AT_ONCE:
+                beats.add(self._begun_beat(pool))
+            done, beats = await asyncio.wait(
+                beats, timeout=self._interval / 2, return_when=asyncio.FIRST_COMPLETED
+            )  # fmt: skip
+            if any(beat.exception() is None for beat in done):
+                return
+            if not beats:
+                await done.pop()  # raises its error
+            if done:
+                await asyncio.sleep(min(self._interval / 4, RETRY_SECONDS))
+
+    def _begun_beat(self, pool: Pool) -> asyncio.Task[None]:
+        beat = asyncio.get_running_loop().create_task(self._beat(pool))
+        self._under_way.add(beat)
+        beat.add_done_callback(self._beat_is_over)
+        return beat
+
+    def _beat_is_over(self, beat: asyncio.Task[None]) -> None:
+        self._under_way.discard(beat)
+        if not beat.cancelled() and (error := beat.exception()) is not None:
+            log.debug("a heartbeat failed: %s", error)
+
     async def _beat(self, pool: Pool) -> None:
         sent = time.monotonic()
         with self._lock:
@@ -178,7 +228,9 @@ class LeaseKeeper:
         self.beat_at = time.monotonic()
         with self._lock:
             for claim_id in held.keys() & self._trusted_until.keys():
-                self._trusted_until[claim_id] = sent + self._lease * (1 - MARGIN)
+                # A late heartbeat takes nothing from one that was sent after it.
+                trusted = self._trusted_until[claim_id]
+                self._trusted_until[claim_id] = max(trusted, sent + self._lease * (1 - MARGIN))
             # Held before the heartbeat and after it, but not found by it.
             gone = (known & self._trusted_until.keys()) - held.keys()
             for claim_id in gone:
@@ -191,6 +243,10 @@ class LeaseKeeper:
         if not joined:
             log.warning("this worker was not known to the store any more; it joins again")
             await self._join(pool)
+
+    def _first_is_over(self) -> None:
+        if not self._first.done():
+            self._first.set_result(None)
 
     def _give_up_expired(self) -> None:
         now = time.monotonic()

@@ -207,7 +207,7 @@ class Worker:
     async def start(self) -> None:
         await self._join(self._pool)
         await self._offering.start()
-        self.leases.start()
+        await self.leases.start()
         await self._progress.start()
         await self.completer.start()
         if self._wear is not None:
