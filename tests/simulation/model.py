@@ -406,7 +406,7 @@ class Model:
                 end_at=job.end_at, policy=job.policy, created_at=job.created_at, next_run_at=job.next_run_at,
                 max_runs=job.max_runs, run_count=job.run_count, now=now,
                 since=max(job.last_run_at or job.created_at, job.created_at), ctid=(0, job.version),
-                version=job.version, busy=self._may_be_busy(job), shard=job.shard,
+                version=job.version, busy=self._may_be_busy(job), shard=job.shard, trace=None, queue=None,
             )
             for job in found
             if job.next_run_at is not None
@@ -656,7 +656,8 @@ class Model:
                         claim_id=token, ordinal=ordinal, job_id=run.job_id, scheduled_at=run.scheduled_at,
                         attempt=run.attempt + 1, flags=run.flags, name="sim", handler="sim", target=None, payload="{}",
                         payload_ref=None, timezone="UTC", policy=self.jobs[run.job_id].policy, tenant=None,
-                        next_run_at=None, now=None, took=None, emptied_lanes=None, emptied_to=None,
+                        trace=None, queue=None, next_run_at=None, now=None, took=None, emptied_lanes=None,
+                        emptied_to=None,
                     )
                 )  # fmt: skip
             self.claims[token] = Claim(token, worker_id, now, now + timedelta(seconds=lease), tuple(held))
@@ -665,7 +666,7 @@ class Model:
             Row(
                 claim_id=None, ordinal=None, job_id=None, scheduled_at=None, attempt=None, flags=None, name=None,
                 handler=None, target=None, payload=None, payload_ref=None, timezone=None, policy=None,
-                tenant=None, next_run_at=min(ahead, default=None), now=now, took=timedelta(0),
+                tenant=None, trace=None, queue=None, next_run_at=min(ahead, default=None), now=now, took=timedelta(0),
                 emptied_lanes=10, emptied_to=now,
             )
         )  # fmt: skip

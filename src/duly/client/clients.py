@@ -21,6 +21,7 @@ from duly.client.calls import Answer, Call, Pages, Steps
 from duly.client.trying import PATIENCE_SECONDS, Attempts, refusal
 from duly.errors import ApiUnavailable, ConfigError, DulyError
 from duly.local_keys import is_loopback_url, key_for
+from duly.tracing import current_headers
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -79,6 +80,7 @@ class _Base:
         headers = dict(call.headers)
         if call.body is not None:
             headers["Content-Type"] = "application/json"
+        current_headers(headers)
         url = self._url
         # Looked up for each call: the port belongs to this user's server only while that server runs.
         if self._own_server and (found := key_for(url)) is not None:

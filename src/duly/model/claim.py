@@ -16,7 +16,7 @@ class ClaimedRun:
 
     __slots__ = (
         "attempt", "claim_id", "flags", "handler", "job_id", "name", "ordinal", "payload", "payload_ref",
-        "policy_text", "scheduled_at", "target", "tenant", "timezone",
+        "policy_text", "queue", "scheduled_at", "target", "tenant", "timezone", "trace",
     )  # fmt: skip
 
     claim_id: UUID
@@ -34,6 +34,10 @@ class ClaimedRun:
     policy_text: str | None
     tenant: str | None
     """The job's tenant if its handler is an endpoint or a command; None for a task, which is not told."""
+    trace: str | None
+    """The context that `duly.tracing` reads; None: a one-off whose submit was not traced."""
+    queue: str | None
+    """The job's queue, for the names of spans; None where `trace` is."""
 
     @property
     def policy(self) -> Policy:

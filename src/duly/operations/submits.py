@@ -40,6 +40,7 @@ from duly.operations.rights import EVERYTHING, Bounds, Rights
 from duly.store import copying, ids, jobs, tenants
 from duly.store.jobs import NewJob
 from duly.store.pool import Querier
+from duly.tracing import Submit, submitting
 from duly.turns import Turns
 
 T = TypeVar("T")
@@ -78,6 +79,12 @@ class SubmitOperations:
         if await self._is_limited():
             many = await self.submit_many([request], allow_unknown_handler=allow_unknown_handler, rights=rights)
             return await self._whole_job(many[0])
+        with submitting(1) as trace:
+            return await self._submit_one(request, allow_unknown_handler, rights, trace)
+
+    async def _submit_one(
+        self, request: JobRequest, allow_unknown_handler: bool, rights: Rights, trace: Submit
+    ) -> Submitted:
         bounds, offered, unknown = await self._facts([request], allow_unknown_handler=allow_unknown_handler)
         check_rights(request, rights, bounds, offered)
         self._refuse_unknown(unknown, rights)
@@ -87,15 +94,16 @@ class SubmitOperations:
             row = preparing.prepare_one(self._new_id(), request)
         except InvalidInput as error:
             raise self._with_all_problems(error, request, now, offered) from error.__cause__
+        trace.prepared([row])
         try:
-            job = await jobs.submit_one(self._pool, row, created_at=now)
+            job = await jobs.submit_one(self._pool, row, created_at=now, trace=trace.stored)
             if job is not None:
                 return Submitted(job, created=True)
-            found = await self._results([row], set(), preparing, self._pool)
+            found = await self._results([row], set(), preparing, self._pool, trace)
         except StoreUnavailable:
             # The answer may have been lost after the commit. The id is the same, so sending it again finds it out.
             await asyncio.sleep(RESEND_SECONDS)
-            found = await self._store([row], preparing, None)
+            found = await self._store([row], preparing, None, trace)
         return await self._whole_job(found[0])
 
     async def _whole_job(self, submitted: SubmittedId) -> Submitted:
@@ -113,6 +121,17 @@ class SubmitOperations:
         within: Querier | None = None,
     ) -> list[SubmittedId]:
         """Submit jobs. All are checked before the first is stored; one that is wrong refuses them all."""
+        with submitting(len(requests)) as trace:
+            return await self._submit_many(requests, allow_unknown_handler, rights, within, trace)
+
+    async def _submit_many(
+        self,
+        requests: Sequence[JobRequest],
+        allow_unknown_handler: bool,
+        rights: Rights,
+        within: Querier | None,
+        trace: Submit,
+    ) -> list[SubmittedId]:
         bounds, offered, unknown = await self._facts(requests, allow_unknown_handler=allow_unknown_handler)
         for index, request in enumerate(requests if may_refuse(rights, bounds) else ()):
             try:
@@ -135,11 +154,12 @@ class SubmitOperations:
                 if len(requests) > 1:
                     raise InvalidInput(f"jobs[{index}].{error.field}", error.message) from error
                 raise self._with_all_problems(error, request, now, offered) from error.__cause__
+        trace.prepared(rows)
         if await self._is_limited():
-            return await self._store_within_limit(rows, preparing, within)
+            return await self._store_within_limit(rows, preparing, within, trace)
         if within is not None:
-            return [one for batch in _batches(rows) for one in await self._store(batch, preparing, within)]
-        return await self._in_batches(rows, lambda batch: self._store(batch, preparing, None))
+            return [one for batch in _batches(rows) for one in await self._store(batch, preparing, within, trace)]
+        return await self._in_batches(rows, lambda batch: self._store(batch, preparing, None, trace))
 
     async def submit_each(
         self,
@@ -154,6 +174,12 @@ class SubmitOperations:
         With `atomic` they are one transaction, and a single wrong one raises `BatchRefused`. A limit of the tenant
         refuses them all either way, because which of them fit would be chance.
         """
+        with submitting(len(requests)) as trace:
+            return await self._submit_each(requests, atomic, allow_unknown_handler, rights, trace)
+
+    async def _submit_each(
+        self, requests: Sequence[JobRequest], atomic: bool, allow_unknown_handler: bool, rights: Rights, trace: Submit
+    ) -> list[SubmittedId | DulyError]:
         now = self._core.now()
         answers: list[SubmittedId | DulyError | None] = [None] * len(requests)
         rows: list[NewJob] = []
@@ -177,13 +203,15 @@ class SubmitOperations:
                 answers[index] = error
         if atomic:
             _refuse(answers)
+        trace.prepared(rows)
         limited = await self._is_limited()
         if atomic or limited:
-            stored = await self._store_together(rows, preparing, atomic=atomic, limited=limited)
+            stored = await self._store_together(rows, preparing, trace, atomic=atomic, limited=limited)
         else:
 
             async def store(batch: Sequence[NewJob]) -> list[SubmittedId | DulyError]:
-                return await self._settle(batch, await self._submit_surely(batch, now), preparing, self._pool)
+                created = await self._submit_surely(batch, now, trace)
+                return await self._settle(batch, created, preparing, self._pool, trace)
 
             stored = await self._in_batches(rows, store)
         for index, one in zip(indexes, stored, strict=True):
@@ -287,26 +315,28 @@ class SubmitOperations:
 
         return [one for stored in await asyncio.gather(*map(store_one, _batches(rows))) for one in stored]
 
-    async def _store(self, rows: Sequence[NewJob], preparing: Preparing, within: Querier | None) -> list[SubmittedId]:
+    async def _store(
+        self, rows: Sequence[NewJob], preparing: Preparing, within: Querier | None, trace: Submit
+    ) -> list[SubmittedId]:
         now = preparing.now
         if within is None:
-            created = await self._submit_surely(rows, now)
+            created = await self._submit_surely(rows, now, trace)
         elif copying.can_copy(within, rows):
-            created = await copying.copy(within, rows, created_at=now)
+            created = await copying.copy(within, rows, created_at=now, trace=trace.stored)
         else:
-            created = await jobs.submit(within, rows, created_at=now)
-        return await self._results(rows, created, preparing, within or self._pool)
+            created = await jobs.submit(within, rows, created_at=now, trace=trace.stored)
+        return await self._results(rows, created, preparing, within or self._pool, trace)
 
-    async def _submit_surely(self, rows: Sequence[NewJob], now: datetime) -> set[UUID]:
+    async def _submit_surely(self, rows: Sequence[NewJob], now: datetime, trace: Submit) -> set[UUID]:
         """An answer that was lost says nothing about the statement; ids made here make sending it again safe."""
         try:
             if copying.can_copy(self._pool, rows):
-                return await copying.copy(self._pool, rows, created_at=now)
-            return await jobs.submit(self._pool, rows, created_at=now)
+                return await copying.copy(self._pool, rows, created_at=now, trace=trace.stored)
+            return await jobs.submit(self._pool, rows, created_at=now, trace=trace.stored)
         except StoreUnavailable:
             await asyncio.sleep(RESEND_SECONDS)
             # Never by a copy: the statement skips rows that exist, and waits for a first attempt still under way.
-            await jobs.submit(self._pool, rows, created_at=now)
+            await jobs.submit(self._pool, rows, created_at=now, trace=trace.stored)
             plain = {row.job_id for row in rows if row.dedupe_key is None}
             keyed = [row for row in rows if row.dedupe_key is not None]
             found = await self._duplicates(keyed, self._pool)
@@ -319,7 +349,7 @@ class SubmitOperations:
         return self._settings.tenant_max_jobs is not None or (await self._core.known(self._tenant)).counted
 
     async def _store_within_limit(
-        self, rows: Sequence[NewJob], preparing: Preparing, within: Querier | None
+        self, rows: Sequence[NewJob], preparing: Preparing, within: Querier | None, trace: Submit
     ) -> list[SubmittedId]:
         """Store all jobs or none, in one transaction."""
 
@@ -327,15 +357,15 @@ class SubmitOperations:
             await self._check_slots(within, rows)
             results = []
             for batch in _batches(rows):
-                created = await jobs.submit(within, batch, created_at=preparing.now)
+                created = await jobs.submit(within, batch, created_at=preparing.now, trace=trace.stored)
                 await self._take_slots(within, batch, created)
-                results += await self._results(batch, created, preparing, within)
+                results += await self._results(batch, created, preparing, within, trace)
             return results
 
         return await (store(within) if within is not None else self._transact(store, rows, limited=True))
 
     async def _store_together(
-        self, rows: Sequence[NewJob], preparing: Preparing, *, atomic: bool, limited: bool
+        self, rows: Sequence[NewJob], preparing: Preparing, trace: Submit, *, atomic: bool, limited: bool
     ) -> list[SubmittedId | DulyError]:
         """Store the jobs in one transaction; with a limit, one that holds the tenant's row while it counts."""
 
@@ -344,10 +374,10 @@ class SubmitOperations:
                 await self._check_slots(within, rows)
             created: set[UUID] = set()
             for batch in _batches(rows):
-                created |= await jobs.submit(within, batch, created_at=preparing.now)
+                created |= await jobs.submit(within, batch, created_at=preparing.now, trace=trace.stored)
             if limited:
                 await self._take_slots(within, rows, created)
-            settled = await self._settle(rows, created, preparing, within)
+            settled = await self._settle(rows, created, preparing, within, trace)
             if atomic:
                 # Raised inside, so that the transaction is undone.
                 _refuse(settled)
@@ -424,7 +454,7 @@ class SubmitOperations:
         return {key: job for (_, key), job in found.items()}
 
     async def _results(
-        self, rows: Sequence[NewJob], created: set[UUID], preparing: Preparing, store: Querier
+        self, rows: Sequence[NewJob], created: set[UUID], preparing: Preparing, store: Querier, trace: Submit
     ) -> list[SubmittedId]:
         """The job that each row came to. A row that was not stored has a dedupe_key that is taken."""
         if len(created) == len(rows):
@@ -436,7 +466,7 @@ class SubmitOperations:
                 continue
             for _ in range(5):
                 existing = await self._duplicates([row], store)
-                if existing or await jobs.submit(store, [row], created_at=preparing.now):
+                if existing or await jobs.submit(store, [row], created_at=preparing.now, trace=trace.stored):
                     break
                 # The key's job was removed after the submit and before this look: submit again.
             job_id, fingerprint = existing.get(row.dedupe_key, (row.job_id, row.fingerprint))
@@ -446,7 +476,7 @@ class SubmitOperations:
         return results
 
     async def _settle(
-        self, rows: Sequence[NewJob], created: set[UUID], preparing: Preparing, store: Querier
+        self, rows: Sequence[NewJob], created: set[UUID], preparing: Preparing, store: Querier, trace: Submit
     ) -> list[SubmittedId | DulyError]:
         """`_results` with an error for each row whose dedupe_key is taken by other content. Most need one look."""
         if len(created) == len(rows):
@@ -465,7 +495,7 @@ class SubmitOperations:
             else:
                 # The key's job was removed after the submit and before this look.
                 try:
-                    settled += await self._results([row], set(), preparing, store)
+                    settled += await self._results([row], set(), preparing, store, trace)
                 except Conflict as error:
                     settled.append(error)
         return settled

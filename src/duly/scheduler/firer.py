@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from uuid import UUID
@@ -30,6 +31,7 @@ from duly.store.fires import DueJob, Fired, Fires, SimpleFires
 from duly.store.pool import Pool, may_be_one_rows
 from duly.store.sifting import Sifting
 from duly.store.zones import Move
+from duly.tracing import FiredRun, tracing
 
 log = logging.getLogger("duly.scheduler")
 
@@ -190,9 +192,11 @@ class Firer(Service):
         """
         plan = self._plan(jobs, on_time_from)
         await self._set_aside(terms, plan)
+        spans = tracing()
+        began_ns = 0 if spans is None else time.time_ns()
         left = [job.job_id.bytes for job in jobs[plan.planned :]]
         try:
-            await self._send(terms, plan)
+            fired = await self._send(terms, plan)
         except DataRefused as error:
             # Nothing of that part was done because of one of its jobs: find it by halves, so that the others are fired.
             if plan.planned == 1:
@@ -207,6 +211,8 @@ class Firer(Service):
                 for shard in {job.shard for job in jobs[: plan.planned]}:
                     self._doubted(shard)
             raise
+        if spans is not None:
+            spans.fired(_traced(jobs[: plan.planned], fired), began_ns=began_ns)
         if plan.deferred:
             self._deferred()
         return left
@@ -240,12 +246,16 @@ class Firer(Service):
                 # Due by this node's clock and not by the database's: to keep the job would be to ask without a pause.
                 self._too_early.append((job.shard, job.job_id, due_us))
 
-    async def _send(self, terms: Mapping[int, Term], plan: BatchPlan) -> None:
+    async def _send(self, terms: Mapping[int, Term], plan: BatchPlan) -> list[tuple[Fires | SimpleFires, Fired]]:
         epochs = {shard: terms[shard].epoch for shard in set(plan.simple.shards)}
         parts: list[tuple[dict[int, int], Fires | SimpleFires]] = [(epochs, plan.simple)] if epochs else []
         parts += [({shard: terms[shard].epoch}, part) for shard, part in plan.fires.items()]
+        sent = []
         for asked, part in parts:
-            self._account(asked, part, await fires.fire(self._pool, epochs=asked, batch=part))
+            done = await fires.fire(self._pool, epochs=asked, batch=part)
+            self._account(asked, part, done)
+            sent.append((part, done))
+        return sent
 
     def _account(self, epochs: Mapping[int, int], asked: Fires | SimpleFires, done: Fired) -> None:
         """Counts the runs, and puts the next occurrence of each job into the near future."""
@@ -315,3 +325,17 @@ class Firer(Service):
                 "catching up: %d late occurrences run (%d of them wait for their turn), %d are dropped as missed",
                 found.late, found.deferred, found.dropped,
             )  # fmt: skip
+
+
+def _traced(jobs: Sequence[DueJob], sent: Sequence[tuple[Fires | SimpleFires, Fired]]) -> Iterator[FiredRun]:
+    """The runs that were fired, of jobs that a trace may name."""
+    known = {job.job_id: (job.trace, job.queue) for job in jobs if job.trace is not None}
+    for part, done in sent:
+        columns = (
+            (part.job_ids, part.expected)
+            if isinstance(part, SimpleFires)
+            else (part.run_job_ids, part.run_scheduled_at)
+        )
+        for job_id, scheduled_at in zip(*columns, strict=True):
+            if job_id in done.moved and (found := known.get(job_id)) is not None:
+                yield FiredRun(job_id, scheduled_at, *found)

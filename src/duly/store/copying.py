@@ -17,7 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from duly.model import to_micros
-from duly.store.jobs import OWN_FIELDS, NewJob
+from duly.store.jobs import OWN_FIELDS, NewJob, keeps_trace
 from duly.store.pool import LARGE, Querier
 
 # The columns of the same name as a field of `NewJob` that all jobs of a shape share.
@@ -55,14 +55,19 @@ def can_copy(store: Querier, jobs: Sequence[NewJob]) -> bool:
     return len(jobs) >= LARGE and store.can_copy and all(job.dedupe_key is None for job in jobs)
 
 
-async def copy(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
+async def copy(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime, trace: str | None = None) -> set[UUID]:
     """Inserts jobs that cannot exist yet: all of them, or none and an error. Returns their ids."""
+    columns = JOB_COLUMNS
+    if keeps_trace(store, trace):
+        columns = (*JOB_COLUMNS, "trace")
+    else:
+        trace = None
 
     async def work(within: Querier) -> None:
         row = await within.row("jobs/clock")
         assert row is not None
         now: datetime = row["now"]
-        await within.copy("jobs", JOB_COLUMNS, job_bytes(jobs, created_at=created_at, now=now))
+        await within.copy("jobs", columns, job_bytes(jobs, created_at=created_at, now=now, trace=trace))
         immediate = [job for job in jobs if job.immediate]
         if immediate:
             await within.copy("runs", RUN_COLUMNS, run_bytes(immediate, now=now))
@@ -84,9 +89,11 @@ def _announcement(jobs: Sequence[NewJob], now: datetime) -> str | None:
     return ",".join(f"{job.shard}:{job.job_id}:{to_micros(due)}" for job, due in near) or None
 
 
-def job_bytes(jobs: Iterable[NewJob], *, created_at: datetime, now: datetime) -> Iterator[bytes]:
-    """Rows of `JOB_COLUMNS`."""
-    return _in_pieces(_job_rows(jobs, created_at, now))
+def job_bytes(
+    jobs: Iterable[NewJob], *, created_at: datetime, now: datetime, trace: str | None = None
+) -> Iterator[bytes]:
+    """Rows of `JOB_COLUMNS`, and of the column `trace` if there is one."""
+    return _in_pieces(_job_rows(jobs, created_at, now, trace))
 
 
 def run_bytes(jobs: Iterable[NewJob], *, now: datetime) -> Iterator[bytes]:
@@ -94,8 +101,9 @@ def run_bytes(jobs: Iterable[NewJob], *, now: datetime) -> Iterator[bytes]:
     return _in_pieces(_run_rows(jobs, now))
 
 
-def _job_rows(jobs: Iterable[NewJob], created_at: datetime, now: datetime) -> Iterator[bytes]:
-    columns = len(JOB_COLUMNS)
+def _job_rows(jobs: Iterable[NewJob], created_at: datetime, now: datetime, trace: str | None) -> Iterator[bytes]:
+    columns = len(JOB_COLUMNS) + (trace is not None)
+    end = b"" if trace is None else _text(trace)
     texts: dict[str | None, bytes] = {None: _NULL}
     shapes: dict[tuple[object, ...], bytes] = {}
     last: tuple[object, ...] = ()
@@ -107,7 +115,7 @@ def _job_rows(jobs: Iterable[NewJob], created_at: datetime, now: datetime) -> It
         if shape != last:
             last = shape
             if shape not in shapes:
-                shapes[shape] = _shape_bytes(job, created_at, now)
+                shapes[shape] = _shape_bytes(job, created_at, now) + end
             rest = shapes[shape]
         for text in (name, payload_ref, schedule):
             if text not in texts:

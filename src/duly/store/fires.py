@@ -35,6 +35,9 @@ class DueJob(TimingRow):
     busy: bool = True
     """Whether an earlier run may be unfinished."""
     shard: int = 0
+    trace: str | None = None
+    queue: str | None = None
+    """As for a run that is claimed (`ClaimedRun`)."""
 
     @property
     def due(self) -> bool:

@@ -49,6 +49,14 @@ class NewJob(NamedTuple):
 OWN_FIELDS = 9
 
 
+#: The step that brings the column `trace`. On an older store a traced submit leaves no context.
+TRACE_STEP = 7
+
+
+def keeps_trace(store: Querier, trace: str | None) -> bool:
+    return trace is not None and store.has_step(TRACE_STEP)
+
+
 @dataclass(frozen=True, slots=True)
 class TimingRow:
     """The columns of a job that decide when it occurs, in the order in which statements begin their rows."""
@@ -63,16 +71,27 @@ class TimingRow:
     created_at: datetime
 
 
-async def submit(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime) -> set[UUID]:
-    """Inserts jobs in one statement. Returns the new ids; the other jobs, or their dedupe_keys, existed already."""
+async def submit(
+    store: Querier, jobs: Sequence[NewJob], *, created_at: datetime, trace: str | None = None
+) -> set[UUID]:
+    """Inserts jobs in one statement. Returns the new ids; the other jobs, or their dedupe_keys, existed already.
+
+    `trace`: the context of a submit that is traced.
+    """
     fetch = store.fetch_planned if len(jobs) >= LARGE else store.fetch
-    rows = await fetch("jobs/submit", *submit_columns(jobs), created_at)
+    if keeps_trace(store, trace):
+        rows = await fetch("jobs/submit_traced", *submit_columns(jobs), created_at, trace)
+    else:
+        rows = await fetch("jobs/submit", *submit_columns(jobs), created_at)
     return {row["job_id"] for row in rows}
 
 
-async def submit_one(store: Querier, job: NewJob, *, created_at: datetime) -> Job | None:
+async def submit_one(store: Querier, job: NewJob, *, created_at: datetime, trace: str | None = None) -> Job | None:
     """Inserts one job and returns it without reading it back; None if it, or its dedupe_key, existed already."""
-    row = await store.row("jobs/submit", *submit_columns([job]), created_at)
+    if keeps_trace(store, trace):
+        row = await store.row("jobs/submit_traced", *submit_columns([job]), created_at, trace)
+    else:
+        row = await store.row("jobs/submit", *submit_columns([job]), created_at)
     if row is None:
         return None
     # A job that runs now has ended, and its run is unfinished: readers see it as `active`.

@@ -60,7 +60,8 @@ async def claim(
         (
             run.claim_id, run.ordinal, run.job_id, run.scheduled_at, run.attempt, run.flags, run.name, run.handler,
             run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, run.tenant,
-        ) = row[:14]  # fmt: skip
+            run.trace, run.queue,
+        ) = row[:16]  # fmt: skip
         runs.append(run)
     return Claim(
         runs[0].claim_id if runs else None,

@@ -6,17 +6,20 @@ Handlers never see it. They get a `Context` (`handler/context.py`), which offers
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol
 
 from duly.timing import render_key
+from duly.tracing import TraceContext, trace_id_of
 
 if TYPE_CHECKING:
     from duly.masking import Mask
     from duly.model import ClaimedRun
     from duly.store.pool import Connection
+    from duly.tracing.otel import RunSpan
 
 NO_DEADLINE = float("inf")
 
@@ -59,7 +62,7 @@ class Execution:
 
     __slots__ = (
         "_fields", "abandoned", "announce", "begun", "deadline", "host", "is_late", "ledger_key", "mask", "over",
-        "recorded", "run", "started_us", "stop", "task",
+        "recorded", "run", "span", "started_us", "stop", "task",
     )  # fmt: skip
 
     def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
@@ -85,6 +88,8 @@ class Execution:
         #: Hides the job's secrets in results, errors, outputs and progress notes.
         self.mask: Mask | None = None
         self.task: asyncio.Task[None] | None = None
+        #: The attempt's span. None: this process makes none.
+        self.span: RunSpan | None = None
         #: The run has been reported: what its handler left behind no longer speaks for it.
         self.over = False
         self._fields: dict[str, Any] | None = None
@@ -114,6 +119,28 @@ class Execution:
             scheduled_at=run.scheduled_at,
             timezone=run.timezone,
         )
+
+    @property
+    def trace_id(self) -> str:
+        """The id of the trace that the run belongs to, whether or not anything records it."""
+        if self.span is not None:
+            return self.span.trace_id
+        parent, _ = TraceContext.of_run(self.run.trace)
+        return trace_id_of(self.run.job_id, self.run.scheduled_at) if parent is None else parent.trace_id
+
+    @property
+    def trace_headers(self) -> dict[str, str]:
+        """What is told to an endpoint or a program that the run calls.
+
+        Without a span here, the submitter's context is passed on as it came. Without that one, nobody records the
+        trace: the header says so, and has the id for those who log it.
+        """
+        if self.span is not None:
+            return self.span.headers()
+        parent, _ = TraceContext.of_run(self.run.trace)
+        if parent is not None:
+            return parent.headers
+        return {"traceparent": f"00-{self.trace_id}-{secrets.token_hex(8)}-00"}
 
     def ensure_startable(self) -> None:
         """Raises `NotHeld` if the lease has ended, `TooLate` if the run has expired. Called again after any wait."""

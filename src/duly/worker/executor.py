@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from duly.clock import Clock
@@ -41,6 +41,9 @@ from duly.worker.pings import Pings
 from duly.worker.retry import next_attempt_in
 from duly.worker.targets import Isolated, Target
 from duly.worker.threads import Threads
+
+if TYPE_CHECKING:
+    from duly.tracing.otel import ClaimTrace
 
 log = logging.getLogger("duly.worker")
 
@@ -104,8 +107,11 @@ class Executor:
     def __len__(self) -> int:
         return len(self._running)
 
-    def start(self, run: ClaimedRun) -> None:
+    def start(self, run: ClaimedRun, traced: ClaimTrace | None = None) -> None:
+        """`traced`: the claim that brought the run, in a process that makes spans."""
         execution = Execution(run, self._host)
+        if traced is not None:
+            execution.span = traced.of(run)
         self._running.add(execution)
         self._drivers.add(execution)
         if self._watch is None:
@@ -151,7 +157,14 @@ class Executor:
 
     async def _take_turn(self, execution: Execution) -> None:
         if execution.stop is None:
-            await self._execute(execution)
+            if execution.span is None:
+                await self._execute(execution)
+            else:
+                token = execution.span.enter()
+                try:
+                    await self._execute(execution)
+                finally:
+                    execution.span.leave(token)
         elif not execution.abandoned:
             # The run was stopped before its turn came.
             self._end(execution, self._stopped(execution, asyncio.CancelledError()))
@@ -215,6 +228,8 @@ class Executor:
                 log.warning("run of %s completed in its transaction; its later result or error is ignored", run.name)
             assert execution.started_us is not None
             outcome = Recorded(run, execution.started_us, self._clock.now_us())
+        if execution.span is not None:
+            execution.span.end(outcome)
         self._report(run, outcome)
 
     async def _call(self, execution: Execution) -> Any:
@@ -260,9 +275,10 @@ class Executor:
             return await _call_function(task, execution, arguments)
         # Waiting for a thread does not count as the handler's time.
         execution.deadline = NO_DEADLINE
-        return await self.threads.call(
-            task.name, lambda: self._begin(execution), lambda: _call_in_thread(task, execution, arguments)
-        )
+        work: Callable[[], Any] = partial(_call_in_thread, task, execution, arguments)
+        if execution.span is not None:
+            work = execution.span.around(work)
+        return await self.threads.call(task.name, lambda: self._begin(execution), work)
 
     def _heed_expiry(self, execution: Execution) -> None:
         """Raises `TooLate` for a run that no worker has started within its job's `start_within_seconds`."""

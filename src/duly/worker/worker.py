@@ -18,6 +18,7 @@ from duly.states import RunFlag
 from duly.store import cluster
 from duly.store.notifier import Notifier
 from duly.store.pool import Pool
+from duly.tracing import tracing
 from duly.worker.blocking import Blocking
 from duly.worker.claimer import Claimer, weights_of
 from duly.worker.completer import Completer
@@ -343,12 +344,15 @@ class Worker:
         if self._wear is not None:
             self._wear.claimed(len(claim.runs))
         self.completer.hold(claim.claim_id, len(claim.runs))
+        traced = None
+        if (spans := tracing()) is not None:
+            traced = spans.claimed(len(claim.runs), began_ns=time.time_ns() - int((time.monotonic() - sent) * 1e9))
         for run in claim.runs:
             if run.flags & _CANCELLED:
                 text = error_text("Cancelled", "the job was cancelled before this attempt began")
                 self._ended(run, Buried(run, None, self._pool.clock.now_us(), text, status="cancelled"))
             else:
-                self.executor.start(run)
+                self.executor.start(run, traced)
 
     def _ended(self, run: ClaimedRun, outcome: Outcome | None) -> None:
         if outcome is None:

@@ -35,6 +35,7 @@ from duly.api.schemas import BatchResult, JobBody, read_body
 from duly.errors import Conflict, DulyError, InvalidInput
 from duly.model import DEFAULT_POLICY, JOB_RULES, POLICY_RULES, JobRequest, Rule, SubmittedId, policy_with
 from duly.operations import BatchRefused
+from duly.tracing import incoming
 from duly.turns import Turns, turn
 
 MAX_JOBS = 10_000
@@ -76,12 +77,13 @@ def make_router(*, batch_limit: int) -> APIRouter:
                     raise _whole(refused)
                 try:
                     async with stored.one_for(principal.tenant):
-                        submitted = await operations_of(request).submit_each(
-                            requests,
-                            atomic=atomic,
-                            allow_unknown_handler=allow_unknown_handler,
-                            rights=principal.rights,
-                        )
+                        with incoming(request.headers):
+                            submitted = await operations_of(request).submit_each(
+                                requests,
+                                atomic=atomic,
+                                allow_unknown_handler=allow_unknown_handler,
+                                rights=principal.rights,
+                            )
                 except BatchRefused as error:
                     raise _whole({index: _problem(one) for index, one in error.errors.items()}) from error
                 return await _answer(submitted, refused)

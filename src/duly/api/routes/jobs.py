@@ -59,6 +59,7 @@ from duly.model import Job, JobStatus, Page
 from duly.operations import Operations, Principal
 from duly.operations.core import INVALID_CURSOR, MAX_PAGE
 from duly.operations.upcoming import MAX_OCCURRENCES
+from duly.tracing import incoming
 from duly.turns import Turns, turn
 from duly.visible import CONTROLS
 
@@ -97,11 +98,12 @@ async def submit_job(request: Request) -> Response:
     if body.schedule is not None:
         await turn()  # a schedule is parsed and planned without giving others a turn
     try:
-        job, created = await operations_of(request).submit(
-            body.to_request(dedupe_key=body.dedupe_key if header is None else header),
-            allow_unknown_handler=allow_unknown_handler,
-            rights=principal.rights,
-        )
+        with incoming(request.headers):
+            job, created = await operations_of(request).submit(
+                body.to_request(dedupe_key=body.dedupe_key if header is None else header),
+                allow_unknown_handler=allow_unknown_handler,
+                rights=principal.rights,
+            )
     except Conflict as error:
         key = "dedupe_key" if header is None else IDEMPOTENCY_KEY
         raise Problem(409, str(error), errors=[FieldError(key, str(error))]) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
@@ -68,7 +67,7 @@ class Context:
     @property
     def trace_id(self) -> str:
         """32 hex digits, the same for all attempts of this occurrence: `traceparent` and log lines carry it."""
-        return hashlib.blake2b(self.run_id.encode(), digest_size=16).hexdigest()
+        return self._execution.trace_id
 
     @property
     def payload_ref(self) -> str | None:

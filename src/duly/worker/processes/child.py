@@ -34,6 +34,7 @@ from duly.logs import current_run, log_to_stderr
 from duly.masking import Mask
 from duly.model import ClaimedRun
 from duly.process import conceal
+from duly.tracing import TraceContext, within
 from duly.worker.execution import Execution, StopReason
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import exception_text, isinstance_of, result_text
@@ -173,9 +174,11 @@ class _Call:
         for _ in range(self._task["wrappers"]):
             function = function.__wrapped__  # type: ignore[attr-defined]
         given = (Context(self._execution),) if self._task["context"] else ()
-        if inspect.iscoroutinefunction(function):
-            return self._child.run_async(lambda: function(*given, **self._arguments), self)
-        return function(*given, **self._arguments)
+        parent, _ = TraceContext.of_run(self._execution.run.trace)
+        with within(parent):
+            if inspect.iscoroutinefunction(function):
+                return self._child.run_async(lambda: function(*given, **self._arguments), self)
+            return function(*given, **self._arguments)
 
     # The host: the calls that the handler makes through its context.
 

@@ -79,7 +79,10 @@ class Children:
         try:
             child = await self._take()
             try:
-                request = {"task": where, "run": described(run), "arguments": dict(arguments)}
+                told = described(run)
+                if execution.span is not None:
+                    told["trace"] = execution.span.to_stored()
+                request = {"task": where, "run": told, "arguments": dict(arguments)}
                 return await child.call({**request, "log": logged(execution)}, execution)
             finally:
                 self._give_back(child)
@@ -395,4 +398,5 @@ def described(run: ClaimedRun) -> dict[str, Any]:
         "payload_ref": run.payload_ref,
         "timezone": run.timezone,
         "policy_text": run.policy_text,
+        "trace": run.trace,
     }

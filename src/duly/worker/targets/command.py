@@ -11,7 +11,6 @@ import asyncio
 import codecs
 import errno
 import fcntl
-import hashlib
 import io
 import os
 import sys
@@ -96,7 +95,7 @@ class CommandTarget:
             try:
                 return await self._guard.start(
                     argv,
-                    env=self._environment(Context(execution), target),
+                    env=self._environment(execution, target),
                     cwd=target.get("cwd"),
                     stdin=stdin,
                     stdout=stdout.fileno(),
@@ -108,12 +107,12 @@ class CommandTarget:
             except GuardLost as lost:
                 raise RemoteError("CommandFailed", str(lost)) from None
 
-    def _environment(self, context: Context, target: Mapping[str, Any]) -> dict[str, str]:
+    def _environment(self, execution: Execution, target: Mapping[str, Any]) -> dict[str, str]:
         """The listed variables of the worker, then the job's own, then the run's."""
         variables = clean_environment(os.environ, passed=self._passed, account=self._account)
         variables |= target.get("env", {})
         variables |= target.get("secret_env", {})
-        return variables | _of_run(context)
+        return variables | _of_run(Context(execution), execution.trace_headers)
 
     async def close(self) -> None:
         await self._guard.close()
@@ -136,7 +135,7 @@ async def _end_of(program: Program, outputs: tuple[Output, Output]) -> int:
     return code
 
 
-def _of_run(context: Context) -> dict[str, str]:
+def _of_run(context: Context, trace_headers: Mapping[str, str]) -> dict[str, str]:
     variables = {
         "DULY_RUN_ID": context.run_id,
         "DULY_JOB_ID": context.job_id,
@@ -144,17 +143,12 @@ def _of_run(context: Context) -> dict[str, str]:
         "DULY_SCHEDULED_AT": context.scheduled_at.isoformat().replace("+00:00", "Z"),
         "DULY_IDEMPOTENCY_KEY": context.idempotency_key,
         "DULY_FENCING_TOKEN": context.fencing_token,
-        "TRACEPARENT": _traceparent(context),
+        # As OpenTelemetry names them in an environment: TRACEPARENT, and TRACESTATE and BAGGAGE if there are any.
+        **{name.upper().replace("-", "_"): value for name, value in trace_headers.items()},
     }
     if context.payload_ref is not None:
         variables["DULY_PAYLOAD_REF"] = context.payload_ref
     return variables
-
-
-def _traceparent(context: Context) -> str:
-    # W3C Trace Context: version, trace, calling span (this attempt), sampled.
-    span = hashlib.blake2b(f"{context.run_id} {context.attempt}".encode(), digest_size=8).hexdigest()
-    return f"00-{context.trace_id}-{span}-01"
 
 
 # Errors

@@ -7,12 +7,11 @@ client of httpx would keep cookies from one job to the next, and has no hook for
 from __future__ import annotations
 
 import os
-import secrets as randomness
 import socket
 import ssl
 import string
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -30,6 +29,7 @@ from duly.worker.targets.egress import Egress
 from duly.worker.targets.signing import sign, tenant_secret
 
 if TYPE_CHECKING:
+    from duly.tracing.otel import RequestSpan
     from duly.worker.execution import Execution
 
 _WITHOUT_BODY = frozenset({"GET", "DELETE"})
@@ -83,10 +83,19 @@ class HttpTarget:
         url = _parse_url(target["url"])
         headers = self._headers(execution, body)
         jobs_own = {**target.get("headers", {}), **target.get("secret_headers", {})}
+        # The trace goes on at the first host alone, too: what its baggage says is not for others.
+        first = _origin(url)
         execution.begin()
         for _ in range(_MAX_REDIRECTS + 1):
-            called = f"{method} {short_url(str(url))}"
-            answer = await self._ask(method, url, _merged(headers, jobs_own), body, called)
+            shown = short_url(str(url))
+            called = f"{method} {shown}"
+            with _span_of(execution, method, url, shown) as span:
+                trace = execution.trace_headers if span is None else span.headers()
+                if _origin(url) != first:
+                    trace.pop("baggage", None)
+                answer = await self._ask(method, url, _merged(headers | trace, jobs_own), body, called)
+                if span is not None:
+                    span.answered(answer.status)
             if answer.status not in _SENT_ON:
                 return judge(answer, called, mask=execution.mask, now=self._clock.now())
             moved = _redirected(url, answer.headers.get("location"), called)
@@ -163,7 +172,6 @@ class HttpTarget:
             "Duly-Attempt": str(context.attempt),
             "Duly-Fencing-Token": context.fencing_token,
             "Duly-Scheduled-At": context.scheduled_at.astimezone(UTC).isoformat().replace("+00:00", "Z"),
-            "traceparent": f"00-{context.trace_id}-{randomness.token_hex(8)}-01",
             **sign(
                 self._secrets_of(tenant),
                 message_id=run_id,
@@ -226,6 +234,15 @@ def _redirected(url: httpx.URL, location: str | None, called: str) -> httpx.URL:
     if url.scheme == "https" and moved.scheme == "http":
         raise Permanent(f"{called} was redirected from https to {short_url(location)!r}: it is not sent unencrypted")
     return _parse_url(str(moved))
+
+
+def _span_of(
+    execution: Execution, method: str, url: httpx.URL, shown: str
+) -> AbstractContextManager[RequestSpan | None]:
+    span = None
+    if execution.span is not None:
+        span = execution.span.request(method, url.host, _origin(url)[2], shown)
+    return nullcontext() if span is None else span
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int]:

@@ -15,9 +15,17 @@ select j.job_id, j.kind, j.schedule, j.timezone, j.start_at, j.end_at, j.policy,
         when cardinality($1::uuid[]) >= 100 or greatest(j.last_run_at, j.extra_at) <= j.updated_at
             then j.job_id in (select duly.claimed_jobs())
         else not duly.last_runs_ended(j.job_id, j.last_run_at, j.extra_at)
-    end as busy, j.shard
-from duly.jobs j
+    end as busy, j.shard, j.trace, j.traced_queue
+-- On a store without step 0007 the column `trace` below is this one: a job's own would come first.
+from (select null::text as trace) absent
+cross join lateral (
+    select job_id, kind, schedule, timezone, start_at, end_at, policy, created_at, next_run_at, max_runs, run_count,
+        last_run_at, extra_at, updated_at, ctid, xmin, shard,
+        case when kind = 'once' then trace else concat('+', trace) end as trace,
+        case when kind <> 'once' or trace is not null then queue end as traced_queue
+    from duly.jobs
+    where job_id = any ($1::uuid[]) and next_run_at is not null
+) j
 cross join (select duly.now() as now offset 0) clock
-where j.job_id = any ($1::uuid[]) and j.next_run_at is not null
 -- The order in which every statement locks jobs, the fire too.
 order by j.job_id

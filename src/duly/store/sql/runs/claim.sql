@@ -61,19 +61,24 @@ select claim.claim_id, n.ordinal::int as ordinal, n.job_id, n.scheduled_at, n.at
     case when j.status = 'cancelled' then duly.as_cancelled(n.flags) else n.flags end as flags,
     j.name, j.handler, j.target, j.payload, j.payload_ref, j.timezone, j.policy,
     -- Only targets need the tenant.
-    case when j.target is not null then j.tenant end as tenant, null::timestamptz as next_run_at,
+    case when j.target is not null then j.tenant end as tenant, j.trace, j.queue, null::timestamptz as next_run_at,
     null::timestamptz as now, null::interval as took, null::int as emptied_lanes, null::timestamptz as emptied_to
 from numbered n
 cross join claim
+-- On a store without step 0007 the column `trace` below is this one: a job's own would come first.
+cross join (select null::text as trace) absent
 -- Lateral with a limit: always one index probe per run, however few jobs the planner believes there are.
 cross join lateral (
-    select name, handler, target, payload, payload_ref, timezone, policy, tenant, status
+    select name, handler, target, payload, payload_ref, timezone, policy, tenant, status,
+        -- See duly/tracing/context.py. Nobody needs the queue of a run that no trace can name.
+        case when kind = 'once' then trace else concat('+', trace) end as trace,
+        case when kind <> 'once' or trace is not null then queue end as queue
     from duly.jobs
     where job_id = n.job_id
     limit 1
 ) j
 union all
-select null, null, null, null, null, null, null, null, null, null, null, null, null, null, min(ahead.run_at),
+select null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, min(ahead.run_at),
     (select now from clock), clock_timestamp() - statement_timestamp(), (select lane from reached), (select at from reached)
 from unnest($4::text[], $5::smallint[]) as lane (queue, priority)
 cross join lateral (
