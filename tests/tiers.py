@@ -52,6 +52,7 @@ WAITS = (
     "store/test_strangers_locks.py",
     "torture/test_world.py",
     "worker/test_lease_trust.py",
+    "tracing/test_traces.py",
     "worker/test_leases.py",
     "worker/test_outages.py",
     "worker/test_split_brain.py",
