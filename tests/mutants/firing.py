@@ -299,8 +299,8 @@ MUTANTS = (
         "fire-needs-the-parked",
         "a lock on a table that fires do not need stops all fires",
         "store/sql/fires/due.sql",
-        "and j.next_run_at is not null\n",
-        "and j.next_run_at is not null and not exists (select from duly.parked p where p.job_id = j.job_id)\n",
+        "and next_run_at is not null\n",
+        "and next_run_at is not null and not exists (select from duly.parked p where p.job_id = jobs.job_id)\n",
         ("store/test_strangers_locks.py::test_what_can_go_on_goes_on_and_what_cannot_goes_on_afterwards",),
     ),
     Mutant(
