@@ -84,12 +84,16 @@ def test_an_unusable_address_is_refused_with_what_to_do() -> None:
 def test_settings_show_no_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.chdir(tmp_path)
     kept = {"database_url": f"postgresql://u:{MARK}@h/d", "direct_url": f"postgresql://u:{MARK}@h/d"}
-    kept |= {"coordinator": f"etcd://u:{MARK}@h", "webhook_secret": MARK}
+    kept |= {"coordinator": f"etcd://u:{MARK}@h", "webhook_secret": MARK, "deadman_url": f"https://h/{MARK}"}
     settings = load_settings(**kept)
     assert_hidden(repr(settings) + str(settings))
     assert_hidden(repr(Invocation(kept["database_url"], url=f"https://u:{MARK}@h")))
     # Pydantic's message about a setting quotes its input: all settings, if two of them contradict each other.
-    for wrong in ({"heartbeat_seconds": 14}, {"shards": "x"}, {"database_url": 5}):
+    unusable = [
+        {"deadman_url": f"{start}{MARK}"} for start in ("", "ftp://h/", "https://u:", "https://u@h/", "http:///")
+    ]
+    others: list[dict[str, Any]] = [{"heartbeat_seconds": 14}, {"shards": "x"}, {"database_url": 5}]
+    for wrong in (*others, *unusable):
         with pytest.raises(ValidationError) as refused:
             Settings(**(kept | wrong))
         assert_hidden(told(refused.value))

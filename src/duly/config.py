@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
@@ -252,6 +253,19 @@ class Settings(_Store):
     health_hung_seconds: float = Field(
         15, gt=0, description="a process whose event loop has not turned for longer counts as hanging: /livez is red"
     )
+    deadman_url: str | None = Field(
+        None,
+        repr=False,
+        description="address outside of the cluster that the leading scheduler requests (GET) while all is well: a "
+        "dead man's switch, such as a check of healthchecks.io; unset: none. See docs/alerts.md",
+    )
+    deadman_seconds: float = Field(60, gt=0, description="interval of the requests to deadman_url")
+    deadman_late_seconds: float = Field(
+        60,
+        gt=0,
+        description="the requests to deadman_url stop when a due job is later than this, or when a run has waited for "
+        "longer and no worker lives",
+    )
     unknown_settings: Literal["refuse", "warn"] = Field(
         "refuse", description="what to do about a setting that does not exist: refuse to start, or warn"
     )
@@ -276,6 +290,23 @@ class Settings(_Store):
             value = _SWITCH[word.lower()] if word.lower() in _SWITCH else [one.strip() for one in word.split(",")]
             value = [one for one in value if one] if isinstance(value, list) else value
         return check_programs(value) or False if isinstance(value, (list, tuple)) else value
+
+    @field_validator("deadman_url")
+    @classmethod
+    def _can_be_requested(cls, url: str | None) -> str | None:
+        if url is not None:
+            try:
+                parts = urlsplit(url)
+                whole = bool(parts.hostname) and parts.port != 0
+            except ValueError:
+                whole = False
+            # A user and a password would be shown with the host.
+            if not whole or parts.scheme not in ("http", "https") or not re.fullmatch(r"[!-?A-~]+", url):
+                raise ValueError(
+                    "must be an address that begins with https:// or http:// and names a host, in ASCII, without a "
+                    "user (an @ elsewhere is written as %40)"
+                )
+        return url
 
     @field_validator("worker_max_memory")
     @classmethod

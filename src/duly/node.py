@@ -15,6 +15,7 @@ from duly.cluster.coordinator import Term
 from duly.cluster.making import make_coordinator
 from duly.config import Settings
 from duly.figures import Figures
+from duly.maintenance.deadman import Deadman
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.leader import LeaderService
 from duly.maintenance.orphans import Orphans
@@ -124,6 +125,15 @@ class SchedulerNode:
             sql_submits,
             zone_keeper := ZoneKeeper(pool),
         ]
+        if settings.deadman_url is not None:
+            self.upkeep.append(
+                Deadman(
+                    pool,
+                    settings.deadman_url,
+                    interval=settings.deadman_seconds,
+                    late_seconds=settings.deadman_late_seconds,
+                )
+            )
         self.coordinator = make_coordinator(
             self, pool, settings, node_id=self.node_id, name=node_name(), version=duly_version()
         )

@@ -8,14 +8,17 @@ import shlex
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import typer
 import yaml
 
 from duly import monitoring
+from duly.api.metrics import Metrics
 from duly.cli.main import app, execute
+from duly.figures import FIGURES, LAG_BUCKETS
+from duly.operations import StoreOperations
 from duly.store.pool import Pool
 from monitoring.promtool import check, metrics_in, needs_amtool, needs_promtool
 
@@ -29,15 +32,11 @@ RULES: list[dict[str, Any]] = [
 ALERTS = {rule["alert"] for rule in RULES if "alert" in rule}
 RECORDED = {rule["record"] for rule in RULES if "record" in rule}
 
-#: Of the specification, section 10, and what its alerts need besides.
-METRICS = {
-    "duly_schedule_lag_seconds", "duly_fire_lag_seconds", "duly_run_duration_seconds", "duly_runs_total",
-    "duly_retries_total", "duly_dead_letters", "duly_queue_depth", "duly_due_jobs", "duly_claim_conflicts_total",
-    "duly_lease_lost_total", "duly_rescued_total", "duly_missed_total", "duly_worker_utilization", "duly_shards_owned",
-    "duly_guardian_repairs_total", "duly_build_info", "duly_shards_unowned", "duly_unrunnable_jobs",
-    "duly_unrunnable_runs", "duly_live_nodes", "duly_oldest_waiting_seconds", "duly_oldest_due_seconds",
-    "process_resident_memory_bytes", "process_cpu_seconds_total",
-}  # fmt: skip
+#: Every figure of every kind of process, and those of processes as such that the dashboard shows.
+METRICS = {*FIGURES, *(family.name for family in Metrics(cast("StoreOperations", None)).collect())} | {
+    "process_resident_memory_bytes",
+    "process_cpu_seconds_total",
+}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -113,6 +112,12 @@ def test_every_expression_of_the_dashboard_is_sound(tmp_path: Path) -> None:
 @needs_promtool
 def test_every_expression_of_the_rules_names_metrics_that_exist(tmp_path: Path) -> None:
     assert_sound([rule["expr"] for rule in RULES], tmp_path)
+
+
+def test_the_histogram_has_the_bounds_of_the_rules() -> None:
+    bounds = {float(bound) for rule in RULES for bound in re.findall(r'le="([^"]+)"', rule["expr"])}
+    assert bounds == {1.0}
+    assert {*bounds, 30.0} <= set(LAG_BUCKETS)
 
 
 def test_the_dashboard_is_whole() -> None:
