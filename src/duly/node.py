@@ -25,6 +25,7 @@ from duly.maintenance.sql_submits import SqlSubmits
 from duly.maintenance.survey import Survey
 from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
+from duly.maintenance.watcher import Watcher
 from duly.maintenance.zone_keeper import ZoneKeeper
 from duly.operations.offered import offered_defaults
 from duly.operations.sql_submits import plan_sql_submit
@@ -122,6 +123,7 @@ class SchedulerNode:
             Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
             Guardian(pool, figures=figures),
             Survey(pool),
+            Watcher(pool),
             sql_submits,
             zone_keeper := ZoneKeeper(pool),
         ]

@@ -12,8 +12,10 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
+from duly.model import Policy
 from duly.model.incident import Incident
 from duly.store.pool import Querier
+from duly.store.reading import Reading
 
 #: The step of the migrations that brought the tables. Without it nothing is watched.
 STEP = 6
@@ -71,6 +73,77 @@ async def open_of_monitors(store: Querier, monitors: Collection[tuple[str, str]]
     """The open incidents of these monitors, each named by tenant and slug."""
     tenants, slugs = [tenant for tenant, _ in monitors], [slug for _, slug in monitors]
     return [to_incident(dict(row)) for row in await store.fetch("incidents/open_of_monitors", tenants, slugs)]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A job that the watcher looks at, as `incidents/look.sql` describes it."""
+
+    job_id: UUID
+    tenant: str
+    name: str
+    queue: str
+    handler: str
+    status: str
+    timezone: str
+    policy: Policy
+    next_run_at: datetime | None
+    last_run_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    now: datetime
+    waiting_at: datetime | None
+    unfinished_at: datetime | None
+    attempt_at: datetime | None
+    attempt_of: datetime | None
+    mark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """How the latest runs of a job have ended, as `incidents/past.sql` describes it."""
+
+    succeeded_at: datetime | None = None
+    failures: int = 0
+    error: str | None = None
+    failed_of: datetime | None = None
+    status: str | None = None
+    scheduled_at: datetime | None = None
+    finished_at: datetime | None = None
+    reason: str | None = None
+
+
+NO_PAST = Past()
+
+
+async def noted(store: Querier, after: datetime) -> list[tuple[UUID, datetime]]:
+    """The jobs that were noted as having alerts after this moment of the server's own clock, and when."""
+    return [(row["job_id"], row["since"]) for row in await store.fetch("incidents/noted", after)]
+
+
+async def touched(store: Querier, *, limit: int) -> list[UUID]:
+    """The jobs among the latest changes."""
+    return [row["job_id"] for row in await store.fetch("incidents/touched", limit)]
+
+
+async def unwatch(store: Querier, job_ids: Collection[UUID]) -> list[UUID]:
+    """Forgets jobs that have nothing to watch, except those noted a moment ago; returns the forgotten."""
+    return [row["job_id"] for row in await store.fetch("incidents/unwatch", list(job_ids))]
+
+
+async def look(store: Querier, job_ids: Collection[UUID]) -> list[Watched]:
+    """Those of these jobs that exist."""
+    found = []
+    for row in await store.fetch_planned("incidents/look", list(job_ids)):
+        columns = dict(row)
+        found.append(Watched(**{**columns, "policy": Reading().policy(columns["policy"])}))
+    return found
+
+
+async def past(store: Querier, job_ids: Collection[UUID], *, since: datetime, most: int) -> dict[UUID, Past]:
+    """Of occurrences from `since` on; at most so many failed attempts per job are counted."""
+    rows = await store.fetch_planned("incidents/past", list(job_ids), since, most)
+    return {row["job_id"]: Past(**{name: value for name, value in row.items() if name != "job_id"}) for row in rows}
 
 
 async def prune(store: Querier, *, kept_seconds: float, limit: int) -> int:

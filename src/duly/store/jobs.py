@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from duly.model import DEFAULT_POLICY, DEFAULT_TENANT, Job, ScheduleKind
+from duly.store.incidents import STEP as INCIDENTS_STEP
 from duly.store.pool import LARGE, Querier
 from duly.store.reading import Reading
 
@@ -307,6 +308,8 @@ class ChangedJob(NamedTuple):
 
 async def change(store: Querier, changed: ChangedJob) -> Job | None:
     """Writes a change; None if the job has changed since the change was computed."""
+    if changed.policy is not None and '"alerts"' in changed.policy and store.has_step(INCIDENTS_STEP):
+        await store.fetch("incidents/watch", changed.job_id)
     row = await store.row("jobs/change", *changed)
     if row is not None and row["status"] == "ended":
         # The view derives whether readers see it as `active` or `completed`.
