@@ -21,6 +21,7 @@ from duly.model import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
     POLICY_FIELDS,
+    Actor,
     CronOptions,
     Declarer,
     JobOptions,
@@ -29,6 +30,7 @@ from duly.model import (
     PolicyOptions,
     each_request,
     make_request,
+    os_user,
 )
 from duly.model.deploys import MAX_NAME, rank_of_setting, rank_of_time
 from duly.worker.handler.task import Handler, Isolation, Task
@@ -265,7 +267,11 @@ class Duly:
     def _caller_transaction(self) -> CallerTransaction:
         from duly.operations.caller_transaction import CallerTransaction
 
-        return CallerTransaction(self.settings, self.tenant, self.tasks.keys())
+        return CallerTransaction(self.settings, self.tenant, self.tasks.keys(), self._actor())
+
+    def _actor(self) -> Actor:
+        """Who acts, for the audit trail."""
+        return Actor("sdk", os_user() if self.name is None else f"{self.name}, {os_user()}")
 
     async def declare(self) -> list[UUID]:
         """Submits the jobs that the code declares, and changes those whose declaration has changed.
@@ -358,7 +364,7 @@ async def _open_operations(app: Duly) -> AsyncIterator[StoreOperations]:
     from duly.store.opening import open_store
 
     async with open_store(app.settings) as store:
-        yield await StoreOperations.open(store.pool, app.settings, local_handlers=app.tasks.keys())
+        yield await StoreOperations.open(store.pool, app.settings, local_handlers=app.tasks.keys(), actor=app._actor())
 
 
 class _Connection:

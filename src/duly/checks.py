@@ -46,7 +46,7 @@ _PATH = re.compile(r"(?:[^.\\]|\\.)+(?:\.(?:[^.\\]|\\.)+)*")
 # moment near them leaves the calendar. `LAST_YEAR` is the API's bound: it takes whole years, by the year as written,
 # and with an offset the last day of 9999 would lie beyond `LAST_MOMENT`.
 FIRST_YEAR, LAST_YEAR = 1900, 9998
-_FIRST, LAST_MOMENT = datetime(FIRST_YEAR, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
+FIRST_MOMENT, LAST_MOMENT = datetime(FIRST_YEAR, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
 _YEARS = f"must lie between the years {FIRST_YEAR} and {LAST_MOMENT.year}"
 # Levels of nesting in a payload. Far more than people write by hand, far fewer than Python's and PostgreSQL's parsers
 # take: an accepted payload can be parsed again from any depth of the call stack.
@@ -102,7 +102,7 @@ def check_moment(field: str, value: object) -> datetime | None:
         moment = value.astimezone(UTC)
     except OverflowError as error:
         raise InvalidInput(field, _YEARS) from error
-    if not _FIRST <= moment <= LAST_MOMENT:
+    if not FIRST_MOMENT <= moment <= LAST_MOMENT:
         raise InvalidInput(field, _YEARS)
     return moment
 

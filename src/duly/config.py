@@ -199,6 +199,12 @@ class Settings(_Store):
     command_user: str | None = Field(
         None, description="account that commands run as (USER or USER:GROUP; needs root); unset: the worker's own"
     )
+    audit_retention_days: float = Field(
+        365,
+        gt=0,
+        le=36_500,
+        description="days for which the audit trail keeps who did what (see: `duly audit`)",
+    )
     ledger_retention_seconds: int = Field(
         7 * 86400,
         ge=0,

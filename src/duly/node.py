@@ -120,7 +120,11 @@ class SchedulerNode:
             Partitions(pool),
             Unparker(pool),
             Orphans(pool),
-            Tidier(pool, ledger_retention_seconds=settings.ledger_retention_seconds),
+            Tidier(
+                pool,
+                ledger_retention_seconds=settings.ledger_retention_seconds,
+                audit_retention_seconds=settings.audit_retention_days * 86400.0,
+            ),
             Guardian(pool, figures=figures),
             Survey(pool),
             Watcher(pool),

@@ -30,7 +30,7 @@ from duly.store.statements import statement
 T = TypeVar("T")
 
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
-_NAMES = {statement(name): name for name in STATEMENTS}
+_NAMES = {statement(name, audited=audited): name for name in STATEMENTS for audited in (False, True)}
 DATA = ("22000", "22023", "22P02", "22003", "23000", "23502", "23505", "23514")
 # At least one SQLSTATE of every class in PostgreSQL, and each that was ever met, except those about data.
 OTHERS = (

@@ -57,7 +57,9 @@ async def test_a_key_stands_for_its_tenant_and_role(store_operations: StoreOpera
     created = await store_operations.keys.create(tenant="acme", role="write", name="deploys")
     assert re.fullmatch(r"duly_[0-9a-z]{12}_[0-9A-Za-z]{49}", created.text)
     assert created.text.split("_")[1] == created.key.key_id
-    assert await gate.keys.authenticate(created.text) == Principal(created.key.key_id, "acme", "write", None)
+    assert await gate.keys.authenticate(created.text) == Principal(
+        created.key.key_id, "acme", "write", None, name="deploys"
+    )
 
 
 async def test_the_store_has_no_key_only_its_hash(store_operations: StoreOperations, pool: Pool) -> None:

@@ -120,7 +120,9 @@ async def test_what_they_decide_holds(scheduler: FrozenScheduler, operations: Op
     connection = await asyncpg.connect(scheduler.pool.url)
     try:
         async with connection.transaction():
-            await jobs_store.pause(InTransaction(connection), job_id=jobs[0].job_id, tenant="default", reason=None)
+            await jobs_store.pause(
+                InTransaction(connection), job_id=jobs[0].job_id, tenant="default", reason=None, note=None
+            )
             await soon(scheduler.step(DUE))
         await scheduler.step(DUE + LOOK_AGAIN, read=False)
         assert await scheduler.runs() == [DUE]

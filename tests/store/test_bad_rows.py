@@ -27,7 +27,7 @@ from duly.maintenance.guardian import Guardian
 from duly.maintenance.rescuer import Rescuer
 from duly.maintenance.sql_submits import SqlSubmits
 from duly.maintenance.unparker import Unparker
-from duly.model import Buried, DeadLetterFilter, Policy, Requeued
+from duly.model import DULY, Buried, DeadLetterFilter, Policy, Requeued
 from duly.node import running_scheduler
 from duly.operations import Operations, StoreOperations
 from duly.operations.sql_submits import plan_sql_submit
@@ -318,14 +318,14 @@ async def test_requeue_bury_complete_list_redrive_and_purge_beside_what_is_bad(
     shown = (await operations.dead_letters.page(limit=1000)).items
     assert len(shown) == len(taken.runs)
     batch = Batch(pool.clock.now() + timedelta(hours=1), limit=1000)
-    worked = await dead_letters.redrive(pool, DeadLetterFilter(), batch, tenant="default")
+    worked = await dead_letters.redrive(pool, DeadLetterFilter(), batch, tenant="default", actor=DULY)
     assert (worked.done, worked.refused) == (len(taken.runs), 0)
     taken = await take(pool, limit=1000)
     half = len(taken.runs) // 2
     done = [succeeded(run) for run in taken.runs[:half]]
     assert await runs.complete(pool, done) == half
     await runs.bury(pool, [Buried(run, 1, 2, error_text("E", "enough")) for run in taken.runs[half:]])
-    purged = await dead_letters.purge(pool, DeadLetterFilter(), batch, tenant="default")
+    purged = await dead_letters.purge(pool, DeadLetterFilter(), batch, tenant="default", actor=DULY)
     assert purged.done == len(taken.runs) - half
     assert await count(pool, "dead_letters") == 0
 

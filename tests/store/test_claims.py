@@ -489,7 +489,7 @@ async def test_a_run_that_was_put_back_is_cancelled_where_it_is_and_nobody_is_to
     claim = await take(pool)
     (run,) = claim.runs
     assert await runs.requeue(pool, [Requeued(run, "retrying", 0, 1, 2, ERROR)]) == 1
-    became = await runs.cancel(pool, job_id=run.job_id, scheduled_at=run.scheduled_at, tenant="default")
+    became = await runs.cancel(pool, job_id=run.job_id, scheduled_at=run.scheduled_at, tenant="default", note=None)
     assert became == "cancelled"
     assert await count(pool, "claims", "cardinality(cancelled) > 0") == 0
 
@@ -500,7 +500,7 @@ class TestCancelledJobs:
     async def running(self, pool: Pool) -> Claim:
         (job,) = await put_now(pool, 1)
         claim = await take(pool)
-        assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False)
+        assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False, note=None)
         assert await count(pool, "claims", "cardinality(cancelled) > 0") == 0, "running runs were to go on"
         return claim
 
@@ -517,7 +517,7 @@ class TestCancelledJobs:
         moments = [due, due + timedelta(minutes=1), due + timedelta(minutes=2)]
         fire = fire_of(job, next_run_at=due + timedelta(hours=9), scheduled=moments, overlap="queue")
         assert (await fire_now(pool, shard=job.shard, epoch=epoch, batch=fire)).live == 3
-        assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False)
+        assert await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=False, note=None)
         assert await count(pool, "runs") == 0
         assert await count(pool, "history", "status = 'cancelled'") == 3
 
@@ -525,7 +525,7 @@ class TestCancelledJobs:
         (job,) = await put_now(pool, 1)
         claim = await take(pool)
         assert await runs.complete(pool, [succeeded(claim.runs[0])]) == 1
-        assert not await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=True)
+        assert not await jobs.cancel(pool, job_id=job.job_id, tenant="default", running=True, note=None)
         assert await count(pool, "job_status", "shown_status = 'completed'") == 1
 
     async def test_it_is_not_tried_again(self, pool: Pool) -> None:
@@ -606,7 +606,7 @@ async def test_by_hand_no_more_wait_than_may(pool: Pool) -> None:
     await put(pool, job)
 
     async def trigger() -> bool:
-        fired = await jobs.trigger(pool, job_id=job.job_id, tenant="default", flags=1, occurrence=None)
+        fired = await jobs.trigger(pool, job_id=job.job_id, tenant="default", flags=1, occurrence=None, note=None)
         assert fired is not None
         return fired.full
 

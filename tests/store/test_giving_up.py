@@ -34,7 +34,7 @@ async def test_whatever_was_given_up_does_not_stay_in_the_queue_of_a_lock(
 
     async def pause() -> None:
         async def work(within: Querier) -> None:
-            await jobs_store.pause(within, job_id=job.job_id, tenant="default", reason=None)
+            await jobs_store.pause(within, job_id=job.job_id, tenant="default", reason=None, note=None)
 
         if how == "statement":
             await impatient.query("select from duly.jobs for update")

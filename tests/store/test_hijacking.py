@@ -32,7 +32,7 @@ from harness.living import live
 STATEMENTS = sorted(f"{file.parent.name}/{file.stem}" for file in Path(pools.__file__).parent.glob("sql/*/*.sql"))
 # The statements that run over a caller's connection, whose search_path may be anything.
 OVER_ANOTHERS = (
-    "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates",
+    "audit/copied", "cluster/known_handlers", "jobs/announce", "jobs/clock", "jobs/find_duplicates",
     "jobs/submit", "stores/transaction_facts", "tenants/count_new", "tenants/free_slots", "tenants/take",
 )  # fmt: skip
 OWN = {"search_path": "pg_catalog"}
@@ -41,7 +41,7 @@ TRAPS = Path(__file__).with_name("traps.sql")
 
 def called_functions() -> list[str]:
     """The names of all functions that a statement or the schema calls."""
-    texts = [statement(name) for name in STATEMENTS]
+    texts = [statement(name, audited=True) for name in STATEMENTS]
     texts += [step.sql for step in this_release().steps] + [this_release().routines.sql]
     return sorted({name for text in texts for name in re.findall(r"([a-z_]\w*)\(", text)})
 
@@ -82,9 +82,9 @@ async def trapped_url(server: Server, traps: None) -> AsyncIterator[str]:
     assert not called
 
 
-async def bound_to(connection: asyncpg.Connection[asyncpg.Record], name: str, types: str, path: str) -> list[str]:
+async def bound_to(connection: asyncpg.Connection[asyncpg.Record], sql: str, types: str, path: str) -> list[str]:
     """The objects of `public` that a statement would use with this search_path, as PostgreSQL records them."""
-    text = re.sub(r"--[^\n]*", "", statement(name)).strip()
+    text = re.sub(r"--[^\n]*", "", sql).strip()
     block = connection.transaction()
     await block.start()
     try:
@@ -107,13 +107,14 @@ async def bound_to(connection: asyncpg.Connection[asyncpg.Record], name: str, ty
 async def test_every_statement_uses_postgresqls_own_whatever_is_in_public(trapped_url: str) -> None:
     connection = await asyncpg.connect(trapped_url, statement_cache_size=0, server_settings=OWN)
     found: dict[str, list[str]] = {}
-    for name in STATEMENTS:
-        asked = (await connection.prepare(statement(name))).get_parameters()
+    texts = {(name, statement(name, audited=audited)) for name in STATEMENTS for audited in (False, True)}
+    for name, text in sorted(texts):
+        asked = (await connection.prepare(text)).get_parameters()
         types = ", ".join(f"{one.schema}.{one.name}" for one in asked)
         # Behind a pooler the path is the role's, usually the default; a caller's path may put anything first.
         paths = ["public"] + (["public, pg_catalog"] if name in OVER_ANOTHERS else [])
         for path in paths:
-            if used := await bound_to(connection, name, types, path):
+            if used := await bound_to(connection, text, types, path):
                 found[f"{name} ({path})"] = used
     await connection.close()
     assert not found

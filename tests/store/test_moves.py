@@ -17,7 +17,7 @@ import pytest
 
 import duly.store
 from duly.config import Settings
-from duly.model import DEFAULT_TENANT, Buried, Claim, ClaimedRun, DeadLetterFilter, Expired, Requeued
+from duly.model import DEFAULT_TENANT, DULY, Buried, Claim, ClaimedRun, DeadLetterFilter, Expired, Requeued
 from duly.operations import Operations, StoreOperations
 from duly.states import BORN, LEGAL_MOVES, RunFlag
 from duly.store import dead_letters, maintenance, runs
@@ -101,12 +101,12 @@ class Life:
 
     async def trigger(self, job: NewJob) -> None:
         assert await jobs_store.trigger(
-            self.pool, job_id=job.job_id, tenant="default", flags=int(RunFlag.TRIGGERED), occurrence=None
+            self.pool, job_id=job.job_id, tenant="default", flags=int(RunFlag.TRIGGERED), occurrence=None, note=None
         )
 
     async def redrive(self, job: NewJob) -> None:
         wanted, batch = DeadLetterFilter(str(job.job_id)), Batch(self.now + HOUR, limit=10)
-        worked = await dead_letters.redrive(self.pool, wanted, batch, tenant="default")
+        worked = await dead_letters.redrive(self.pool, wanted, batch, tenant="default", actor=DULY)
         assert worked.done == 1
 
     async def end(self, run: ClaimedRun) -> None:
@@ -155,12 +155,12 @@ class Life:
             if state == "asked":
                 assert run is not None
                 became = await runs.cancel(
-                    self.pool, job_id=job.job_id, scheduled_at=run.scheduled_at, tenant="default"
+                    self.pool, job_id=job.job_id, scheduled_at=run.scheduled_at, tenant="default", note=None
                 )
                 assert became == "running"
                 await self.requeue(run)
                 continue
-            assert await jobs_store.cancel(self.pool, job_id=job.job_id, tenant="default", running=True)
+            assert await jobs_store.cancel(self.pool, job_id=job.job_id, tenant="default", running=True, note=None)
             if run is not None:
                 await self.bury(run, "cancelled")
 
@@ -174,30 +174,30 @@ class Life:
         await self.bury(first)
         second = await self.take(job)
         await self.redrive(job)  # behind the second, which runs
-        await runs.cancel(self.pool, job_id=job.job_id, scheduled_at=first.scheduled_at, tenant="default")
+        await runs.cancel(self.pool, job_id=job.job_id, scheduled_at=first.scheduled_at, tenant="default", note=None)
         await self.end(second)
         await self.end(await self.take(job))
-        await jobs_store.cancel(self.pool, job_id=job.job_id, tenant="default", running=False)
+        await jobs_store.cancel(self.pool, job_id=job.job_id, tenant="default", running=False, note=None)
         skipping = await self.recurring(queue="skip")
         await self.fire()
         run = await self.take(skipping)
         await self.fire()
         await self.end(run)
-        await jobs_store.cancel(self.pool, job_id=skipping.job_id, tenant="default", running=False)
+        await jobs_store.cancel(self.pool, job_id=skipping.job_id, tenant="default", running=False, note=None)
 
     async def late(self) -> None:
         """Late occurrences are missed, deferred, released in turn, and given up with their job."""
         skip = await self.recurring(queue="late", policy='{"missed_window": "SKIP"}')
         await self.fire(3 * MINUTE)
-        await jobs_store.cancel(self.pool, job_id=skip.job_id, tenant="default", running=False)
+        await jobs_store.cancel(self.pool, job_id=skip.job_id, tenant="default", running=False, note=None)
         every = await self.recurring(queue="late", policy='{"missed_window": "RUN_ALL"}')
         await self.fire(5 * MINUTE)
         await self.fire(2 * SECOND)
         await self.end(await self.take(every))
         await self.fire(2 * SECOND)
-        await jobs_store.pause(self.pool, job_id=every.job_id, tenant="default", reason=None)
+        await jobs_store.pause(self.pool, job_id=every.job_id, tenant="default", reason=None, note=None)
         await self.fire(2 * SECOND)
-        await jobs_store.cancel(self.pool, job_id=every.job_id, tenant="default", running=False)
+        await jobs_store.cancel(self.pool, job_id=every.job_id, tenant="default", running=False, note=None)
 
     async def changed(self) -> None:
         """A run is withdrawn before its time, and a run is moved to another queue."""
@@ -205,13 +205,13 @@ class Life:
         self.now += MINUTE - AHEAD / 2
         await self.scheduler.step(self.now)
         assert len(await self.scheduler.runs(job)) == 1
-        await jobs_store.pause(self.pool, job_id=job.job_id, tenant="default", reason=None)
+        await jobs_store.pause(self.pool, job_id=job.job_id, tenant="default", reason=None, note=None)
         assert await self.scheduler.runs(job) == []
         other = await self.recurring(queue="before")
         await self.fire()
         await self.operations.jobs.change(str(other.job_id), {"queue": "after"})
         for one in (job, other):
-            await jobs_store.cancel(self.pool, job_id=one.job_id, tenant="default", running=False)
+            await jobs_store.cancel(self.pool, job_id=one.job_id, tenant="default", running=False, note=None)
 
     async def rescued(self) -> None:
         """Runs of lost workers are rescued: together, one by one, or given up."""
@@ -252,7 +252,7 @@ class Life:
             )
             self.breakages.add(int(rows[0]["txid"]))
             assert await maintenance.restore_runs(self.pool, [(job.job_id, run.scheduled_at)])
-            await jobs_store.cancel(self.pool, job_id=job.job_id, tenant="default", running=False)
+            await jobs_store.cancel(self.pool, job_id=job.job_id, tenant="default", running=False, note=None)
 
 
 async def test_statements_make_the_legal_moves_and_no_others(

@@ -21,12 +21,12 @@ async def test_a_resume(pool: Pool) -> None:
     due = hours_ago(0)
     job = due_job(pool, due)
     await put(pool, job)
-    paused = await jobs.pause(pool, job_id=job.job_id, tenant="default", reason=None)
+    paused = await jobs.pause(pool, job_id=job.job_id, tenant="default", reason=None, note=None)
     assert paused is not None
     await touch(pool)
 
     async def resume(version: int) -> object:
-        return await jobs.resume(pool, job_id=job.job_id, tenant="default", next_run_at=due, version=version)
+        return await jobs.resume(pool, job_id=job.job_id, tenant="default", next_run_at=due, version=version, note=None)
 
     assert await resume(paused.version) is None
     assert await count(pool, "jobs", "status = 'paused' and next_run_at is null") == 1

@@ -32,7 +32,7 @@ from starlette.requests import Request
 
 from duly.api.problems import Problem
 from duly.local_keys import LocalKey
-from duly.model import DEFAULT_TENANT
+from duly.model import DEFAULT_TENANT, Actor, os_user
 from duly.operations import Operations, StoreOperations
 from duly.operations.keys import Principal
 from duly.operations.rights import ROLES, Role, holds
@@ -49,6 +49,11 @@ _LOOK_SECONDS = 1.0
 # Malformed tokens are rejected without a query.
 _TOKEN = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +([A-Za-z0-9._~+/=-]{1,200}) *")
 _MAX_BUCKETS = 10_000
+#: Names the person for whom a trusted front end calls. Only keys of the role operator or admin may send it.
+ACTOR = "X-Duly-Actor"
+#: A name of the request that its sender chooses; the audit trail keeps it.
+REQUEST_ID = "X-Request-Id"
+_ACTOR = re.compile(r"[!-~\xa1-\xff]([ -~\xa0-\xff]{0,198}[!-~\xa1-\xff])?")
 
 
 class Access:
@@ -99,10 +104,11 @@ class Access:
                 self._look_again_at = time.monotonic() + _LOOK_SECONDS
         return self._keyed
 
-    async def admit(self, headers: Headers) -> tuple[Principal, Operations]:
-        """The caller, and the operations of its tenant; or a `Problem`. No route binds a tenant by itself."""
+    async def admit(self, headers: Headers, address: str | None = None) -> tuple[Principal, Operations]:
+        """The caller, who has this address, and the operations of its tenant; or a `Problem`. No route binds a tenant
+        by itself."""
         who = await self._identify(headers)
-        return who, self._operations.for_tenant(who.tenant)
+        return who, self._operations.for_tenant(who.tenant, _actor(who, headers, address))
 
     async def _identify(self, headers: Headers) -> Principal:
         given = headers.getlist("authorization")
@@ -147,6 +153,26 @@ class Access:
                 f"this API key may send {rate:g} requests per second; try again in {wait:.1f} s",
                 headers={"Retry-After": str(math.ceil(wait))},
             )
+
+
+def _actor(who: Principal, headers: Headers, address: str | None) -> Actor:
+    """Who acts, for the audit trail: the key, or the person for whom a trusted front end calls with its key."""
+    name = who.name or who.key_id
+    key: str | None = who.key_id
+    if who.anybody:
+        name, key = "anybody", None
+    elif key == ITS_USER.key_id:
+        name, key = os_user(), None  # the local key stands for the user who started this server
+    if given := headers.getlist(ACTOR):
+        if who.anybody or not holds(who.role, "operator"):
+            raise Problem(403, f"{ACTOR} needs a key of the role operator: it names somebody else as the one who acts")
+        if len(given) != 1 or _ACTOR.fullmatch(given[0]) is None:
+            raise Problem(422, f"{ACTOR} must be 1 to 200 printable characters without spaces at its ends")
+        name = given[0]
+    request = headers.get(REQUEST_ID)
+    if request is not None and _ACTOR.fullmatch(request) is None:
+        request = None
+    return Actor("api", name, key=key, request=request, address=address)
 
 
 def operations_of(request: Request) -> Operations:

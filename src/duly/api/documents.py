@@ -12,6 +12,7 @@ from duly.masking import shown_payload, shown_ping_url
 from duly.model import (
     POLICY_RULES,
     Attempt,
+    AuditEntry,
     ClusterStatus,
     Counts,
     DeadLetter,
@@ -95,6 +96,24 @@ def dead_letter_document(letter: DeadLetter) -> dict[str, Any]:
         "secret_fields": list(letter.secret_fields),
         "error": _error_document(letter.error),
         "attempts": [_attempt_document(attempt) for attempt in letter.attempts],
+    }
+
+
+def audit_document(entry: AuditEntry) -> dict[str, Any]:
+    return {
+        "at": time_text(entry.at),
+        "via": entry.via,
+        "actor": entry.actor,
+        "key": entry.key,
+        "request": entry.request,
+        "address": entry.address,
+        "action": entry.action,
+        "kind": entry.kind,
+        "object": entry.object,
+        "job_id": None if entry.job_id is None else str(entry.job_id),
+        "before": entry.before,
+        "after": entry.after,
+        "reason": entry.reason,
     }
 
 

@@ -156,6 +156,25 @@ EXAMPLES: dict[str, Example] = {
     "redrive_dead_letter": Example(_QUEUED),
     "purge_dead_letters": Example({"purged": 12, "more": False}),
     "purge_dead_letter": Example(),
+    "list_audit": Example(
+        _page(
+            {
+                "at": "2026-03-06T10:20:00Z",
+                "via": "api",
+                "actor": "ada",
+                "key": "k3v9x0c2m7qa",
+                "request": None,
+                "address": None,
+                "action": "pause",
+                "kind": "job",
+                "object": _JOB_ID,
+                "job_id": _JOB_ID,
+                "before": {"status": "active", "next_run_at": "2026-03-09T13:00:00+00:00"},
+                "after": {"status": "paused"},
+                "reason": "holidays",
+            }
+        )
+    ),
     "preview_schedule": Example(
         {"kind": "cron", "canonical": "0 9 * * 1", "occurrences": _OCCURRENCES},
         {

@@ -75,6 +75,11 @@ def _is_named(headers: Headers, names: frozenset[str]) -> bool:
     return match is not None and (match[1] in names or is_loopback_host(hosts[0]))
 
 
+def _address(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return str(client[0]) if client else None
+
+
 class RequestGuard:
     """The outermost middleware but for Starlette's own: authenticates, adds headers, and catches every other error."""
 
@@ -135,4 +140,4 @@ class RequestGuard:
         if self._access.known_to_have_keys and self._hosts and not _is_named(headers, self._hosts):
             raise Problem(421, "this name is not served here; the setting api_hosts says which are")
         if private:
-            scope["duly.principal"], scope["duly.operations"] = await self._access.admit(headers)
+            scope["duly.principal"], scope["duly.operations"] = await self._access.admit(headers, _address(scope))

@@ -409,6 +409,29 @@ class DeadLetterList(_Document):
     next_cursor: str | None
 
 
+class AuditDocument(_Document):
+    """One change: who did what to which object. `before` and `after` have only what changed, and no secrets."""
+
+    at: datetime
+    via: str = Field(description="api, cli, sdk, sql, code (declared by a deploy) or scheduler (Duly itself)")
+    actor: str
+    key: str | None = Field(description="id of the API key")
+    request: str | None = Field(description="X-Request-Id of the request")
+    address: str | None
+    action: str
+    kind: str = Field(description="job, run, dead_letter, key, tenant or role")
+    object: str | None = Field(description="its id; null: several, which `after` names")
+    job_id: str | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    reason: str | None
+
+
+class AuditList(_Document):
+    items: list[AuditDocument]
+    next_cursor: str | None
+
+
 class OccurrenceDocument(_Document):
     """One moment at which a job is due; `note` says where DST moved, dropped or doubled it."""
 

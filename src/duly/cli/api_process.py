@@ -69,6 +69,7 @@ async def serve(
 ) -> int:
     """Serve the API until a signal. `handlers`: tasks that may be submitted before a worker offers them."""
     from duly.local_keys import announced
+    from duly.model import Actor, os_user
     from duly.operations import StoreOperations
     from duly.process import Signals
     from duly.store.opening import open_store
@@ -80,7 +81,9 @@ async def serve(
             watch_lifeline(lifeline, signals)
         async with cancelled_by(signals):
             store = await stack.enter_async_context(open_store(settings))
-            operations = await StoreOperations.open(store.pool, settings, local_handlers=handlers)
+            operations = await StoreOperations.open(
+                store.pool, settings, local_handlers=handlers, actor=Actor("api", os_user())
+            )
             local_key = await _local_key(operations, store, host=host, port=port)
 
         def accepting(address: str) -> None:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from duly.client import AsyncClient
     from duly.client.calls import Call
     from duly.model import (
+        AuditEntry,
+        AuditFilter,
         ClusterStatus,
         DeadLetter,
         DeadLetterFilter,
@@ -57,13 +59,13 @@ class JobsBackend(Protocol):
 
     async def pause(self, job_id: str, *, reason: str | None = None) -> Job: ...
 
-    async def resume(self, job_id: str) -> Job: ...
+    async def resume(self, job_id: str, *, reason: str | None = None) -> Job: ...
 
-    async def cancel(self, job_id: str, *, running: bool = False) -> Job: ...
+    async def cancel(self, job_id: str, *, running: bool = False, reason: str | None = None) -> Job: ...
 
     async def change(self, job_id: str, changes: Mapping[str, Any]) -> Job: ...
 
-    async def trigger(self, job_id: str) -> Run: ...
+    async def trigger(self, job_id: str, *, reason: str | None = None) -> Run: ...
 
 
 class RunsBackend(Protocol):
@@ -73,7 +75,7 @@ class RunsBackend(Protocol):
 
     async def get(self, run_id: str) -> Run: ...
 
-    async def cancel(self, run_id: str) -> Run: ...
+    async def cancel(self, run_id: str, *, reason: str | None = None) -> Run: ...
 
 
 class DeadLettersBackend(Protocol):
@@ -104,6 +106,12 @@ class ExplainBackend(Protocol):
     async def between(self, job_id: str, *, start: datetime, end: datetime, limit: int = 1000) -> list[Explanation]: ...
 
 
+class AuditBackend(Protocol):
+    """`AuditOperations`."""
+
+    async def page(self, wanted: AuditFilter, *, cursor: str | None = None, limit: int = 100) -> Page[AuditEntry]: ...
+
+
 class ClusterBackend(Protocol):
     """`ClusterOperations`, as far as commands use it."""
 
@@ -123,6 +131,8 @@ class Backend(Protocol):
     def explain(self) -> ExplainBackend: ...
     @property
     def cluster(self) -> ClusterBackend: ...
+    @property
+    def audit(self) -> AuditBackend: ...
 
     def now(self) -> datetime: ...
 
@@ -159,6 +169,7 @@ class Remote:
         self.dead_letters = _RemoteDeadLetters(client)
         self.explain = _RemoteExplain(client)
         self.cluster = _RemoteCluster(client)
+        self.audit = _RemoteAudit(client)
 
     async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
         return await self.client.submit_request(request, allow_unknown_handler=allow_unknown_handler)
@@ -241,6 +252,11 @@ class _RemoteExplain:
             if len(found) >= limit:
                 break
         return found
+
+
+class _RemoteAudit:
+    def __init__(self, client: AsyncClient) -> None:
+        self.page = client.audit_page
 
 
 class _RemoteCluster:

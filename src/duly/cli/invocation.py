@@ -203,11 +203,15 @@ def with_store(
     tasks = application.tasks if application is not None else ()
 
     async def connected() -> T:
+        from duly.model import Actor, os_user
         from duly.operations import StoreOperations
         from duly.store.opening import open_store
 
         async with open_store(settings) as store:
-            return await work(await StoreOperations.open(store.pool, settings, local_handlers=tasks))
+            operations = await StoreOperations.open(
+                store.pool, settings, local_handlers=tasks, actor=Actor("cli", os_user())
+            )
+            return await work(operations)
 
     from duly.process import run
 

@@ -13,6 +13,7 @@ JobArgument = Annotated[str, typer.Argument(help="A job's id, the beginning of i
 JsonOption = Annotated[bool, typer.Option("--json", help="A JSON document.")]
 JsonLinesOption = Annotated[bool, typer.Option("--json", help="One JSON document per line.")]
 LimitOption = Annotated[int, typer.Option(help="Show at most N.", min=1, metavar="N")]
+ReasonOption = Annotated[str | None, typer.Option(help="Why; shown by `duly audit`.", metavar="TEXT")]
 RunArgument = Annotated[str, typer.Argument(help="The run's id, as a list shows it.", metavar="RUN")]
 AppOption = Annotated[
     str | None, typer.Option("--app", help="The application: module:attribute of a Duly object.", metavar="MODULE:APP")

@@ -24,6 +24,8 @@ from duly.client.trying import refusal
 from duly.errors import DulyError, InvalidInput, NotFound
 from duly.formats import time_text
 from duly.model import (
+    AuditEntry,
+    AuditFilter,
     Cluster,
     Counts,
     DeadLetter,
@@ -288,7 +290,13 @@ def get_job(job_id: str | UUID) -> Call[Job]:
     return Call("GET", _path("jobs", job_id), _job)
 
 
-def change(job_id: str | UUID, *, expected_version: int | None = None, **changes: Unpack[JobChanges]) -> Call[Job]:
+def change(
+    job_id: str | UUID,
+    *,
+    expected_version: int | None = None,
+    reason: str | None = None,
+    **changes: Unpack[JobChanges],
+) -> Call[Job]:
     """Changes fields of a job. A changed schedule is planned anew.
 
     With `expected_version` (the `version` of a job from `get_job`), a job that was changed since raises `Conflict`.
@@ -299,15 +307,16 @@ def change(job_id: str | UUID, *, expected_version: int | None = None, **changes
         "PATCH",
         _path("jobs", job_id),
         _job,
+        _query(reason=reason),
         body=encode(plain(changes)),
         headers=headers,
         repeatable=expected_version is None,
     )
 
 
-def cancel(job_id: str | UUID, *, running: bool = False) -> Call[Job]:
+def cancel(job_id: str | UUID, *, running: bool = False, reason: str | None = None) -> Call[Job]:
     """Cancels a job and its waiting runs; with `running`, its running ones are told to stop."""
-    return Call("DELETE", _path("jobs", job_id), _job, (("running", "cancel"),) if running else ())
+    return Call("DELETE", _path("jobs", job_id), _job, _query(running="cancel" if running else None, reason=reason))
 
 
 def pause(job_id: str | UUID, *, reason: str | None = None) -> Call[Job]:
@@ -316,14 +325,14 @@ def pause(job_id: str | UUID, *, reason: str | None = None) -> Call[Job]:
     return Call("POST", _path("jobs", job_id, "pause"), _job, body=body)
 
 
-def resume(job_id: str | UUID) -> Call[Job]:
+def resume(job_id: str | UUID, *, reason: str | None = None) -> Call[Job]:
     """Resumes a job from its next future occurrence on; occurrences during the pause are not caught up."""
-    return Call("POST", _path("jobs", job_id, "resume"), _job)
+    return Call("POST", _path("jobs", job_id, "resume"), _job, _query(reason=reason))
 
 
-def trigger(job_id: str | UUID) -> Call[Run]:
+def trigger(job_id: str | UUID, *, reason: str | None = None) -> Call[Run]:
     """Starts one extra run now; the schedule is not affected."""
-    return Call("POST", _path("jobs", job_id, "trigger"), _run, repeatable=False)
+    return Call("POST", _path("jobs", job_id, "trigger"), _run, _query(reason=reason), repeatable=False)
 
 
 def upcoming(job_id: str | UUID, *, count: int = 10) -> Call[list[Occurrence]]:
@@ -368,9 +377,9 @@ def get_run(run_id: str) -> Call[Run]:
     return Call("GET", _path("runs", run_id), _run)
 
 
-def cancel_run(run_id: str) -> Call[Run]:
+def cancel_run(run_id: str, *, reason: str | None = None) -> Call[Run]:
     """Cancels a run: a waiting run ends at once, a running one is told to stop."""
-    return Call("POST", _path("runs", run_id, "cancel"), _run, repeatable=False)
+    return Call("POST", _path("runs", run_id, "cancel"), _run, _query(reason=reason), repeatable=False)
 
 
 # Dead letters
@@ -474,6 +483,26 @@ def purge_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
 
 def _filter(wanted: DeadLetterFilter) -> dict[str, Any]:
     return {name: getattr(wanted, name) for name in DeadLetterFilter.__dataclass_fields__}
+
+
+# The audit trail
+
+_ANYTHING = AuditFilter()
+
+
+def audit_page(
+    wanted: AuditFilter = _ANYTHING, *, cursor: str | None = None, limit: int = 100
+) -> Call[Page[AuditEntry]]:
+    """One page of who did what, newest first. A page with fewer than `limit` is the last only if `next_cursor` is
+    None."""
+    chosen = {name: getattr(wanted, name) for name in AuditFilter.__dataclass_fields__}
+    query = _query(**chosen, cursor=cursor, limit=limit)
+    return Call("GET", "/audit", partial(_page, read=documents.read_audit_entry), query)
+
+
+def audit(wanted: AuditFilter = _ANYTHING) -> Pages[AuditEntry]:
+    """Everything that was done and matches, newest first; pages are fetched as needed."""
+    return Pages(lambda cursor: audit_page(wanted, cursor=cursor, limit=PAGE))
 
 
 # Time and the cluster

@@ -20,6 +20,7 @@ from duly.model import (
     DEFAULT_POLICY,
     POLICY_FIELDS,
     Attempt,
+    AuditEntry,
     Cluster,
     Counts,
     DeadLetter,
@@ -109,6 +110,15 @@ def read_run(document: Document) -> Run:
         note=None if document.get("note") is None else dict(document["note"]),
         attempts=tuple(_attempt(attempt) for attempt in document["attempts"]),
         progress=None if progress is None else Progress(progress["fraction"], progress["note"], _time(progress["at"])),
+    )
+
+
+def read_audit_entry(document: Document) -> AuditEntry:
+    job_id = document["job_id"]
+    return AuditEntry(
+        at=_time(document["at"]),
+        job_id=None if job_id is None else UUID(job_id),
+        **{field.name: document[field.name] for field in fields(AuditEntry) if field.name not in ("at", "job_id")},
     )
 
 

@@ -13,11 +13,13 @@ Read in this order:
 - `dead_letter`: a run whose retries are used up, and how dead letters are selected;
 - `occurrence`: occurrences that are still to come: a schedule's preview, and the forecast of all jobs;
 - `explanation`: the verdict on one occurrence, in a sentence;
+- `audit`: who acts, and what the audit trail keeps of it;
 - `cluster`: nodes, shards and counts; `page`: one page of any list.
 
 `duly.checks` validates what a client sends; `duly.states` has the moves between run states.
 """
 
+from duly.model.audit import DULY, Actor, AuditEntry, AuditFilter, os_user
 from duly.model.claim import Buried, Claim, ClaimedRun, Expired, Recorded, Requeued, Succeeded
 from duly.model.cluster import Cluster, ClusterStatus, Counts, NodeStatus, ShardStatus, Unrunnable
 from duly.model.dead_letter import DeadLetter, DeadLetterFilter, Swept
@@ -70,13 +72,17 @@ __all__ = [
     "DEFAULT_PRIORITY",
     "DEFAULT_QUEUE",
     "DEFAULT_TENANT",
+    "DULY",
     "JOB_RULES",
     "NO_DEFAULTS",
     "POLICY_FIELDS",
     "POLICY_RULES",
     "TASK_FIELDS",
+    "Actor",
     "Alerts",
     "Attempt",
+    "AuditEntry",
+    "AuditFilter",
     "Buried",
     "Claim",
     "ClaimedRun",
@@ -129,6 +135,7 @@ __all__ = [
     "make_request",
     "make_run_id",
     "only_match",
+    "os_user",
     "parse_run_id",
     "policy_from_stored",
     "policy_with",

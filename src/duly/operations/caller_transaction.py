@@ -15,7 +15,7 @@ from uuid import UUID
 from duly.clock import ManualClock
 from duly.config import Settings
 from duly.errors import Forbidden, InvalidInput
-from duly.model import JobRequest, SubmittedId
+from duly.model import Actor, JobRequest, SubmittedId
 from duly.operations.core import Core
 from duly.operations.submits import SubmitOperations
 from duly.store import stores
@@ -28,7 +28,8 @@ from duly.store.tenants import UNKNOWN
 class CallerTransaction:
     """One application's way into transactions of its own. It remembers which tasks a store's workers have."""
 
-    def __init__(self, settings: Settings, tenant: str, local_handlers: Collection[str]) -> None:
+    def __init__(self, settings: Settings, tenant: str, local_handlers: Collection[str], actor: Actor) -> None:
+        self._actor = actor
         self._settings = settings
         self._tenant = tenant
         self._local_handlers = local_handlers
@@ -52,12 +53,16 @@ class CallerTransaction:
         joined.clock = ManualClock(facts.now)
         # Of its pool, a submit asks nothing but statements and the time.
         core = Core(
-            cast("Pool", joined), self._settings, shard_count=facts.shard_count, local_handlers=self._local_handlers
+            cast("Pool", joined),
+            self._settings,
+            shard_count=facts.shard_count,
+            local_handlers=self._local_handlers,
+            actor=self._actor,
         )
         core.store_handlers = self._handlers.get(facts.store_id, frozenset())
         core.offered = facts.offered
         core.believe(self._tenant, facts.tenants.get(self._tenant, UNKNOWN), until=math.inf)
-        submits = SubmitOperations(core, self._tenant)
+        submits = SubmitOperations(core, self._tenant, core.actor)
         try:
             return await submits.submit_many(requests, allow_unknown_handler=allow_unknown_handler, within=joined)
         finally:

@@ -9,9 +9,10 @@ from datetime import datetime
 from uuid import UUID
 from weakref import WeakValueDictionary
 
+from duly import checks
 from duly.config import Settings
 from duly.errors import InvalidInput, NotFound
-from duly.model import Job
+from duly.model import Actor, Job, os_user
 from duly.operations.preparing import NOTHING_OFFERED, Offered
 from duly.operations.rights import Bounds
 from duly.store import cluster, tenants
@@ -26,6 +27,8 @@ _MAX_BELIEVED = 10_000
 
 # Maximum number of items that a page of any list may have.
 MAX_PAGE = 1000
+#: Characters that a reason may have.
+MAX_REASON = 500
 INVALID_CURSOR = "invalid; use next_cursor from the previous page"
 
 
@@ -33,8 +36,16 @@ class Core:
     """One store: its connections, its settings, and everything that is remembered about it between two calls."""
 
     def __init__(
-        self, pool: Pool, settings: Settings, *, shard_count: int, local_handlers: Collection[str] = ()
+        self,
+        pool: Pool,
+        settings: Settings,
+        *,
+        shard_count: int,
+        local_handlers: Collection[str] = (),
+        actor: Actor | None = None,
     ) -> None:
+        #: Who acts, where no caller of an API is known.
+        self.actor = actor or Actor("sdk", os_user())
         self.pool = pool
         self.settings = settings
         self.shard_count = shard_count
@@ -96,6 +107,10 @@ def timetable_of(job: Job) -> Timetable:
     if job.unreadable is not None:
         raise InvalidInput("job", job.unreadable)
     return Definition.of(job, job.policy).timetable(job.job_id)
+
+
+def check_reason(reason: str | None) -> str | None:
+    return None if reason is None else checks.check_text("reason", reason, longest=MAX_REASON)
 
 
 def to_job_id(text: str) -> UUID:

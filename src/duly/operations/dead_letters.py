@@ -10,6 +10,7 @@ from uuid import UUID
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
 from duly.model import (
+    Actor,
     DeadLetter,
     DeadLetterFilter,
     Page,
@@ -19,7 +20,7 @@ from duly.model import (
     parse_run_id,
     to_micros,
 )
-from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, to_job_id
+from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, check_reason, to_job_id
 from duly.store import dead_letters
 from duly.store.dead_letters import Batch, Position, Worked
 
@@ -31,9 +32,10 @@ ALL = DeadLetterFilter()
 class DeadLetterOperations:
     """The dead letters of one tenant."""
 
-    def __init__(self, core: Core, tenant: str) -> None:
+    def __init__(self, core: Core, tenant: str, actor: Actor) -> None:
         self._pool = core.pool
         self._tenant = tenant
+        self._actor = actor
 
     async def page(
         self,
@@ -68,21 +70,37 @@ class DeadLetterOperations:
     async def count(self, wanted: DeadLetterFilter = ALL) -> int:
         return await dead_letters.count(self._pool, _check(wanted), tenant=self._tenant)
 
-    async def redrive(self, run_id: str) -> None:
+    async def redrive(self, run_id: str, *, reason: str | None = None) -> None:
         """Redrive one dead letter: its run starts over with attempt 1 and keeps its idempotency key."""
+        check_reason(reason)
         job_id, scheduled_at = _parse(run_id)
         one = Batch(checks.LAST_MOMENT, limit=2, scheduled_at=scheduled_at)
-        worked = await dead_letters.redrive(self._pool, DeadLetterFilter(str(job_id)), one, tenant=self._tenant)
+        worked = await dead_letters.redrive(
+            self._pool,
+            DeadLetterFilter(str(job_id)),
+            one,
+            tenant=self._tenant,
+            actor=self._actor,
+            reason=reason,
+        )
         if worked.refused:
             raise Conflict(f"run {run_id} cannot be redriven: its job is cancelled or gone")
         if not worked.done:
             raise _missing(run_id)
 
-    async def purge(self, run_id: str) -> None:
+    async def purge(self, run_id: str, *, reason: str | None = None) -> None:
         """Delete one dead letter for good. The history still records that its run died."""
+        check_reason(reason)
         job_id, scheduled_at = _parse(run_id)
         one = Batch(checks.LAST_MOMENT, limit=2, scheduled_at=scheduled_at)
-        worked = await dead_letters.purge(self._pool, DeadLetterFilter(str(job_id)), one, tenant=self._tenant)
+        worked = await dead_letters.purge(
+            self._pool,
+            DeadLetterFilter(str(job_id)),
+            one,
+            tenant=self._tenant,
+            actor=self._actor,
+            reason=reason,
+        )
         if not worked.done:
             raise _missing(run_id)
 
@@ -107,7 +125,9 @@ class DeadLetterOperations:
         done = refused = 0
         after: Position | None = None
         while True:
-            worked: Worked = await work(self._pool, wanted, Batch(until, MAX_BATCH, after), tenant=self._tenant)
+            worked: Worked = await work(
+                self._pool, wanted, Batch(until, MAX_BATCH, after), tenant=self._tenant, actor=self._actor
+            )
             done += worked.done
             refused += worked.refused
             yield Swept(done, refused)

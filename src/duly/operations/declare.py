@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal
 from uuid import UUID
 
 from duly.errors import Conflict, InvalidInput
-from duly.model import Declarer, Job, JobRequest
+from duly.model import Actor, Declarer, Job, JobRequest
 from duly.operations.core import Core
 from duly.operations.jobs import JobOperations
 from duly.operations.notices import declared_but_cancelled
@@ -78,7 +78,7 @@ class DeclareOperations:
         assert key is not None
         redefining = _Redefining(self._core, request, row, None)
         for _ in range(_TRIES):
-            if await jobs.submit(self._pool, [row], created_at=now):
+            if await jobs.submit(self._pool, [row], created_at=now, note=self._code(None).note(tenant=self._tenant)):
                 return row.job_id
             existing = await jobs.find_duplicates(self._pool, [(self._tenant, key)])
             if (found := existing.get((self._tenant, key))) is None:
@@ -86,7 +86,9 @@ class DeclareOperations:
             job_id, fingerprint = found
             if fingerprint == row.fingerprint:
                 return job_id
-            job, changed = await self._jobs.rewrite(job_id, redefining.revised, retimes=redefining.retimes)
+            job, changed = await self._jobs.rewrite(
+                job_id, redefining.revised, retimes=redefining.retimes, actor=self._code(None)
+            )
             if changed or (job is not None and job.status == "cancelled"):
                 return job_id
             # The job already is what the code says: an edit or another node of this deploy changed it.
@@ -169,14 +171,15 @@ class DeclareOperations:
             return await self._refused(within, key, by)
         job_id = await self._job_of(within, key, taken, by, earlier)
         if job_id is None:
-            if not await jobs.submit(within, [row], created_at=now):
+            note = self._code(by).note(tenant=self._tenant, reason=by.described())
+            if not await jobs.submit(within, [row], created_at=now, note=note):
                 raise _Again  # a process that knows no declarations has made it meanwhile
             await self._bind(within, key, row.job_id, row)
             return Declared(key, row.job_id)
         # An edit keeps the fingerprint: where the code declares nothing new, the edit stays.
         redefining.known = await declarations.fingerprint_of(within, job_id=job_id, tenant=self._tenant)
         job, changed, change = await self._jobs.rewrite_within(
-            within, job_id, redefining.revised, retimes=redefining.retimes
+            within, job_id, redefining.revised, retimes=redefining.retimes, actor=self._code(by)
         )
         if job is None or (change is not None and changed is None):
             raise _Again
@@ -190,9 +193,13 @@ class DeclareOperations:
         if (job.queue, job.priority) != (current.queue, current.priority):
             moved.append(job_id)
         if taken.reason is not None and current.status == "paused" and current.status_reason == taken.reason:
-            await self._jobs.resume_within(within, current)
+            await self._jobs.resume_within(within, current, actor=self._code(by))
         await self._bind(within, key, job_id, row)
         return Declared(key, job_id)
+
+    def _code(self, by: Declarer | None) -> Actor:
+        """The application whose code declares, or the process if it has no name."""
+        return replace(self._core.actor, via="code", name=(by.owner if by else "") or self._core.actor.name)
 
     async def _bind(self, within: Querier, key: str, job_id: UUID, row: NewJob) -> None:
         await declarations.bind(within, tenant=self._tenant, key=key, job_id=job_id, fingerprint=row.fingerprint)

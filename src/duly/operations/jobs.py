@@ -10,9 +10,9 @@ from uuid import UUID
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import Job, Occurrence, Page, Run, id_range, make_run_id, only_match
-from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, timetable_of, to_job_id
-from duly.operations.revising import revise, touches_timing
+from duly.model import Actor, Job, Occurrence, Page, Run, id_range, make_run_id, only_match
+from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, check_reason, timetable_of, to_job_id
+from duly.operations.revising import noted_change, revise, touches_timing
 from duly.operations.rights import EVERYTHING, Rights
 from duly.operations.runs import RunOperations
 from duly.operations.submits import SubmitOperations
@@ -34,11 +34,12 @@ _MAX_LOOKS = 5
 class JobOperations:
     """One tenant's jobs."""
 
-    def __init__(self, core: Core, tenant: str, runs: RunOperations) -> None:
+    def __init__(self, core: Core, tenant: str, runs: RunOperations, actor: Actor) -> None:
         self._core = core
         self._pool = core.pool
         self._tenant = tenant
         self._runs = runs
+        self._actor = actor
 
     async def get(self, job_id: str) -> Job:
         job = await jobs.get(self._pool, job_id=to_job_id(job_id), tenant=self._tenant)
@@ -116,6 +117,7 @@ class JobOperations:
         *,
         expected_version: int | None = None,
         rights: Rights = EVERYTHING,
+        reason: str | None = None,
     ) -> Job:
         """Set the fields in `changes`, by their names in the job.
 
@@ -128,9 +130,10 @@ class JobOperations:
         where, as its arguments do; nor can another job be made one. The tenant's bounds apply in the same way.
         Runs that wait have the job's handler, also a new one.
         """
+        check_reason(reason)
         bounds = await self._core.bounds(self._tenant)
         if "handler" in changes:
-            await SubmitOperations(self._core, self._tenant).check_known(changes["handler"], rights)
+            await SubmitOperations(self._core, self._tenant, self._actor).check_known(changes["handler"], rights)
 
         def revised(job: Job, now: datetime) -> ChangedJob | None:
             rights.check_handler(job.handler, doing="changing")
@@ -146,7 +149,9 @@ class JobOperations:
                 raise Conflict(f"job {job_id} cannot be changed: {job.unreadable}; cancel it and submit it anew")
             return revise(job, changes, now=now, payload_max_bytes=self._core.settings.payload_max_bytes)
 
-        changed, _ = await self.rewrite(to_job_id(job_id), revised, retimes=lambda _: touches_timing(changes))
+        changed, _ = await self.rewrite(
+            to_job_id(job_id), revised, retimes=lambda _: touches_timing(changes), reason=reason
+        )
         if changed is None:
             raise NotFound(f"there is no job {job_id}")
         return changed
@@ -157,16 +162,19 @@ class JobOperations:
         revised: Callable[[Job, datetime], ChangedJob | None],
         *,
         retimes: Callable[[Job], bool],
+        actor: Actor | None = None,
+        reason: str | None = None,
     ) -> tuple[Job | None, bool]:
         """Replace the job by the row that `revised` makes of it. Returns the job, or None if there is none, and whether
         it changed.
 
         If the job is changed between the read and the write, or fired although the change plans anew, both are
         repeated. `revised` returns None if there is nothing to change; `retimes` says whether it may plan anew.
+        `actor`: who does it, if it is not the caller.
         """
 
         async def write(within: Querier) -> tuple[Job | None, Job | None, ChangedJob | None]:
-            return await self.rewrite_within(within, job_id, revised, retimes=retimes)
+            return await self.rewrite_within(within, job_id, revised, retimes=retimes, actor=actor, reason=reason)
 
         for _ in range(10):
             job, changed, change = await self._pool.together(write)
@@ -186,6 +194,8 @@ class JobOperations:
         revised: Callable[[Job, datetime], ChangedJob | None],
         *,
         retimes: Callable[[Job], bool],
+        actor: Actor | None = None,
+        reason: str | None = None,
     ) -> tuple[Job | None, Job | None, ChangedJob | None]:
         """One try of `rewrite` within a transaction: the job as it was read and as it is written, and the change.
 
@@ -201,7 +211,8 @@ class JobOperations:
         change = None if job is None else revised(job, now)
         if change is None:
             return job, job, None
-        return job, await jobs.change(within, change), change
+        noted = noted_change(change, actor or self._actor, reason=reason)
+        return job, await jobs.change(within, noted), change
 
     async def _plan_from(self, store: Querier, job_id: UUID) -> datetime:
         """Now; or, if the database's clock was set back, the latest time up to which the job's occurrences are
@@ -211,59 +222,79 @@ class JobOperations:
 
     async def pause(self, job_id: str, *, reason: str | None = None) -> Job:
         """Stop a job from firing until it is resumed. Pausing a paused job changes nothing."""
+        check_reason(reason)
+        note = self._actor.note()
         job = await self.get(job_id)
         if job.status == "paused":
             # A job that Duly parked would resume by itself; now it stays paused.
-            kept = await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)
+            kept = await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note)
             if kept is None and await declarations.exist(self._pool):
                 # So would one that no deploy declared, once it is declared again.
-                await declarations.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)
+                await declarations.keep_paused(
+                    self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note
+                )
                 kept = await self.get(job_id)
             return kept or job
-        paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason)
+        paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note)
         if paused is None:
             raise Conflict(f"job {job_id} cannot be paused: it is {job.status} and nothing more is planned for it")
         return paused
 
-    async def resume(self, job_id: str) -> Job:
+    async def resume(self, job_id: str, *, reason: str | None = None) -> Job:
         """Fire a paused job again, from its next future occurrence on. Occurrences during the pause are not run.
 
         A cancelled job stays so, unless an application's code declares it: it cannot be submitted anew.
         """
+        note = self._actor.note(reason=check_reason(reason))
         for _ in range(10):
             job = await self.get(job_id)
             if job.status == "active":
                 return job
-            if job.status == "cancelled" and await self._restored(job):
+            if job.status == "cancelled" and await self._restored(job, note):
                 return await self.get(job_id)
             if job.status != "paused":
                 raise Conflict(f"job {job_id} cannot be resumed: it is {job.status}")
             next_run_at = self._planned_resume(job, await self._plan_from(self._pool, job.job_id))
             resumed = await jobs.resume(
-                self._pool, job_id=job.job_id, tenant=self._tenant, next_run_at=next_run_at, version=job.version
+                self._pool,
+                job_id=job.job_id,
+                tenant=self._tenant,
+                next_run_at=next_run_at,
+                version=job.version,
+                note=note,
             )
             if resumed is not None:
                 return resumed
             # The job was changed between the read and the write: read it again.
         raise Conflict(f"job {job_id} is being changed by others; try again")
 
-    async def _restored(self, job: Job) -> bool:
+    async def _restored(self, job: Job, note: str) -> bool:
         """Bring back a cancelled job that an application's code declares; False if none does."""
         if not await declarations.exist(self._pool):
             return False
         next_run_at = self._planned_resume(job, await self._plan_from(self._pool, job.job_id))
         return await declarations.restore(
-            self._pool, job_id=job.job_id, tenant=self._tenant, next_run_at=next_run_at, version=job.version
+            self._pool,
+            job_id=job.job_id,
+            tenant=self._tenant,
+            next_run_at=next_run_at,
+            version=job.version,
+            note=note,
         )
 
-    async def resume_within(self, within: Querier, job: Job) -> bool:
+    async def resume_within(self, within: Querier, job: Job, *, actor: Actor) -> bool:
         """Resume a paused job within a transaction. False: it cannot be planned, or was changed since it was read."""
         try:
             next_run_at = self._planned_resume(job, await self._plan_from(within, job.job_id))
         except Conflict:
             return False
         resumed = await jobs.resume(
-            within, job_id=job.job_id, tenant=self._tenant, next_run_at=next_run_at, version=job.version
+            within,
+            job_id=job.job_id,
+            tenant=self._tenant,
+            next_run_at=next_run_at,
+            version=job.version,
+            note=actor.note(),
         )
         return resumed is not None
 
@@ -286,12 +317,13 @@ class JobOperations:
             raise Conflict(f"job {job.job_id} has no occurrence left to resume with")
         return next_run_at
 
-    async def trigger(self, job_id: str) -> Run:
+    async def trigger(self, job_id: str, *, reason: str | None = None) -> Run:
         """Start one extra run now and return it; the schedule does not move.
 
         Unless the job's overlap is `parallel`, the run waits for an unfinished one: a run requested by hand is not
         skipped, and two do not execute at once.
         """
+        note = self._actor.note(reason=check_reason(reason), tenant=self._tenant)
         job = await self.get(job_id)
         for _ in range(10):
             fired = await jobs.trigger(
@@ -300,6 +332,7 @@ class JobOperations:
                 tenant=self._tenant,
                 flags=int(RunFlag.TRIGGERED),
                 occurrence=self._occurrence_now(job),
+                note=note,
             )
             if fired is None:
                 raise Conflict(f"job {job_id} cannot be triggered: it is cancelled")
@@ -317,10 +350,12 @@ class JobOperations:
         except InvalidInput:  # its zone is gone: nothing of it fires
             return None
 
-    async def cancel(self, job_id: str, *, running: bool = False) -> Job:
+    async def cancel(self, job_id: str, *, running: bool = False, reason: str | None = None) -> Job:
         """Stop a job for good and cancel its waiting runs; with `running`, executing runs are told to stop as well."""
+        after = {"running": "asked to stop"} if running else None
+        note = self._actor.note(reason=check_reason(reason), after=after)
         job = await self.get(job_id)
-        if not await jobs.cancel(self._pool, job_id=job.job_id, tenant=self._tenant, running=running):
+        if not await jobs.cancel(self._pool, job_id=job.job_id, tenant=self._tenant, running=running, note=note):
             job = await self.get(job_id)
             raise Conflict(f"job {job_id} cannot be cancelled: it is {job.status}")
         return await self.get(job_id)

@@ -26,7 +26,7 @@ from typing import Literal
 from duly import checks
 from duly.config import Settings
 from duly.errors import DulyError, InvalidInput, NotFound
-from duly.operations.core import Core
+from duly.operations.core import Core, check_reason
 from duly.operations.rights import NO_TENANT, ROLES, Rights, Role
 from duly.store import keys
 from duly.store.keys import GoodKey, StoredKey
@@ -61,6 +61,8 @@ class Principal:
     requests_per_second: float | None
     anybody: bool = False
     """The caller has shown no key: the server was opened to all."""
+    name: str | None = None
+    """The key's name."""
 
     @property
     def rights(self) -> Rights:
@@ -99,6 +101,7 @@ class KeyOperations:
 
     def __init__(self, core: Core) -> None:
         self._pool = core.pool
+        self._actor = core.actor
         self._tenant = core.settings.tenant
         self._ring = _Ring(core.pool, core.settings)
         self._keys_known = False
@@ -133,6 +136,7 @@ class KeyOperations:
             role=role,
             name=name,
             expires_in_seconds=None if expires_in is None else expires_in.total_seconds(),
+            note=self._actor.note(),
         )
         return CreatedKey(text, _to_key(stored))
 
@@ -142,7 +146,7 @@ class KeyOperations:
             checks.check_text("tenant", tenant, longest=100)
         return [_to_key(stored) for stored in await keys.list_keys(self._pool, tenant=tenant)]
 
-    async def revoke(self, key_id: str, *, tenant: str | None = None) -> Key:
+    async def revoke(self, key_id: str, *, tenant: str | None = None, reason: str | None = None) -> Key:
         """Revoke a key, given by its id or as a whole. Revoking it again changes nothing.
 
         Processes that have just seen the key accept it for two more seconds.
@@ -150,7 +154,8 @@ class KeyOperations:
         match = _KEY.fullmatch(key_id)
         asked = match[1] if match is not None else key_id.removeprefix("duly_")
         known = re.fullmatch(rf"[0-9a-z]{{{_ID_DIGITS}}}", asked)
-        stored = await keys.revoke(self._pool, key_id=asked, tenant=tenant) if known else None
+        note = self._actor.note(reason=check_reason(reason))
+        stored = await keys.revoke(self._pool, key_id=asked, tenant=tenant, note=note) if known else None
         if stored is None:
             # The argument may be a secret or a part of one, so no more of it is shown.
             raise NotFound(f"there is no key with the id {asked[:_ID_DIGITS]!r}; see: duly key list")
@@ -240,7 +245,7 @@ class _Ring:
         if stored is None or not hmac.compare_digest(stored.hash, digest):
             return None
         rate = self._default_rate if stored.requests_per_second is None else stored.requests_per_second
-        return Principal(stored.key_id, stored.tenant, stored.role, rate)
+        return Principal(stored.key_id, stored.tenant, stored.role, rate, name=stored.name)
 
     def _remember(self, digest: bytes, principal: Principal | None, until: float) -> None:
         self._good.pop(digest, None)

@@ -29,7 +29,7 @@ from duly.model import (
 )
 from duly.operations.rights import Bounds, Rights
 from duly.store import ids
-from duly.store.jobs import OWN_FIELDS, NewJob
+from duly.store.jobs import OWN_FIELDS, NewJob, is_noted
 from duly.targets import check_target
 from duly.timing import load_zone
 
@@ -94,6 +94,8 @@ class Preparing:
         self._tenant = tenant
         self._settings = settings
         self._shard_count = shard_count
+        #: Whether a job is among them whose submit is noted in the audit trail.
+        self.noted = False
         self._payload_max_bytes = settings.payload_max_bytes
         self._shapes: dict[tuple[object, ...], _Shape] = {}
         # By identity. Each policy is kept, so that no other object can get its identity.
@@ -127,7 +129,9 @@ class Preparing:
         defaults = defaults_of(request, self._offered)
         if defaults is not NO_DEFAULTS and request.dedupe_key is not None:
             self._filled[job_id] = request
-        return _prepare(job_id, request, defaults, self.now, tenant=self._tenant, settings=self._settings, shard=shard)
+        whole = _prepare(job_id, request, defaults, self.now, tenant=self._tenant, settings=self._settings, shard=shard)
+        self.noted = self.noted or is_noted(whole[0])
+        return whole
 
     def is_same(self, row: NewJob, fingerprint: bytes | None) -> bool:
         """Whether the job that has the row's dedupe_key is the one that was asked for.

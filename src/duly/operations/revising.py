@@ -23,10 +23,10 @@ from typing import Any
 from duly import checks
 from duly.errors import Conflict, InvalidInput, InvalidSchedule, TooCostly
 from duly.masking import covers, shown_payload, shown_ping_url
-from duly.model import JOB_RULES, POLICY_FIELDS, POLICY_RULES, Declarer, Job, JobRequest, Policy, ScheduleKind
+from duly.model import JOB_RULES, POLICY_FIELDS, POLICY_RULES, Actor, Declarer, Job, JobRequest, Policy, ScheduleKind
 from duly.operations.core import timetable_of
 from duly.store.jobs import ChangedJob, NewJob
-from duly.targets import check_target
+from duly.targets import check_target, shown_target
 from duly.timing import Definition, Fuel, jitter_offset, plan_fire
 
 _PLAIN = ("payload", *(name for name, rule in JOB_RULES.items() if not rule.timing and name != "dedupe_key"))
@@ -79,7 +79,8 @@ def revise(job: Job, changes: Mapping[str, Any], *, now: datetime, payload_max_b
         old["handler"] = _shown_handler(job)
     if not old:
         return None
-    changed = _changed(job, wanted, timing, payload=payload, labels=labels, planned_anew=moved, old=old)
+    new = _new_values(job, wanted, old, handler if target is None else json.loads(target))
+    changed = _changed(job, wanted, timing, payload=payload, labels=labels, planned_anew=moved, old=old, new=new)
     return changed._replace(handler=handler, target=target)
 
 
@@ -116,7 +117,10 @@ def redefine(
         old["handler"] = _shown_handler(job)
     if not old:
         return None
-    changed = _changed(job, wanted, timing, payload=row.payload, labels=row.labels, planned_anew=planned_anew, old=old)
+    new = _new_values(job, wanted, old, row.handler if row.target is None else json.loads(row.target))
+    changed = _changed(
+        job, wanted, timing, payload=row.payload, labels=row.labels, planned_anew=planned_anew, old=old, new=new
+    )
     declared = {} if by is None else {"reason": by.described()}
     return changed._replace(
         what="redefined",
@@ -159,19 +163,40 @@ def _moves(job: Job, wanted: Mapping[str, Any]) -> bool:
 
 
 def _old_values(job: Job, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    """The old values of the fields that change."""
+    """The old values of the fields that change, as far as they may be shown."""
     policy = wanted["policy"]
     old = {field: getattr(job, field) for field in (*_PLAIN, *_TIMING) if wanted[field] != getattr(job, field)}
-    if "payload" in old:
-        old["payload"] = shown_payload(job.payload, (*job.policy.secret_fields, *policy.secret_fields))
     old |= {
         field: getattr(job.policy, field)
         for field in sorted(POLICY_FIELDS)
         if getattr(policy, field) != getattr(job.policy, field)
     }
-    if "ping_url" in old:
-        old["ping_url"] = shown_ping_url(job.policy.ping_url)
-    return old
+    return _shown(old, job, policy)
+
+
+def _new_values(job: Job, wanted: Mapping[str, Any], old: Mapping[str, Any], handler: Any) -> dict[str, Any]:
+    """The new values of the fields in `old`, as far as they may be shown."""
+    policy = wanted["policy"]
+    new = {field: getattr(policy, field) if field in POLICY_FIELDS else wanted.get(field) for field in old}
+    if "handler" in new:
+        new["handler"] = handler if isinstance(handler, str) else shown_target(handler)
+    return _shown(new, job, policy)
+
+
+def _shown(values: dict[str, Any], job: Job, policy: Policy) -> dict[str, Any]:
+    """The values without what is secret before or after the change to this policy."""
+    if "payload" in values:
+        values["payload"] = shown_payload(values["payload"], (*job.policy.secret_fields, *policy.secret_fields))
+    if "ping_url" in values:
+        values["ping_url"] = shown_ping_url(values["ping_url"])
+    return values
+
+
+def noted_change(change: ChangedJob, actor: Actor, *, reason: str | None) -> ChangedJob:
+    """The change with who makes it. Code that declares a job gives a reason of its own."""
+    detail = json.loads(change.detail)
+    detail["audit"] |= json.loads(actor.note(reason=reason or detail.get("reason")))
+    return change._replace(detail=json.dumps(detail))
 
 
 def _changed(
@@ -183,6 +208,7 @@ def _changed(
     labels: str | None,
     planned_anew: bool,
     old: Mapping[str, Any],
+    new: Mapping[str, Any],
 ) -> ChangedJob:
     first, last, count = (planned_anew and timing.lost) or (None, None, 0)
     columns = {name: wanted[name] for name in (*_PLAIN, *_TIMING)} | {
@@ -192,6 +218,10 @@ def _changed(
         "schedule": timing.schedule,
         "policy": wanted["policy"].to_stored(),
     }
+    before = dict(old)
+    if "handler" in before:
+        before["handler"] = job.handler if isinstance(job.handler, str) else shown_target(job.handler)
+    audit = {"before": before, "after": new}
     return ChangedJob(
         job_id=job.job_id,
         tenant=job.tenant,
@@ -199,7 +229,7 @@ def _changed(
         planned_anew=planned_anew,
         expected=job.next_run_at,
         next_run_at=timing.next_run_at,
-        detail=json.dumps({"old": old}, default=lambda value: value.isoformat()),
+        detail=json.dumps({"old": old, "audit": audit}, default=lambda value: value.isoformat()),
         lost_first=first,
         lost_last=last,
         lost_count=count,

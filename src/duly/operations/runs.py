@@ -7,8 +7,8 @@ from datetime import datetime
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import Job, Page, Run, parse_run_id
-from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, to_job_id
+from duly.model import Actor, Job, Page, Run, parse_run_id
+from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, check_reason, to_job_id
 from duly.states import ENDED_STATES
 from duly.store import history, jobs, runs
 from duly.timing import render_key
@@ -17,9 +17,10 @@ from duly.timing import render_key
 class RunOperations:
     """The runs of one tenant's jobs."""
 
-    def __init__(self, core: Core, tenant: str) -> None:
+    def __init__(self, core: Core, tenant: str, actor: Actor) -> None:
         self._pool = core.pool
         self._tenant = tenant
+        self._actor = actor
 
     async def page(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]:
         """Live and ended runs of one job, newest first."""
@@ -56,14 +57,16 @@ class RunOperations:
             self._pool, tenant=self._tenant, limit=checks.check_integer("limit", limit, 1, 500)
         )
 
-    async def cancel(self, run_id: str) -> Run:
+    async def cancel(self, run_id: str, *, reason: str | None = None) -> Run:
         """Cancel a run. A waiting run ends at once; an executing one is told to stop, and ends as its handler does."""
+        check_reason(reason)
         run = await self.get(run_id)
+        note = self._actor.note(reason=reason, tenant=self._tenant, object=run.run_id)
         for _ in range(10):
             if run.status in ENDED_STATES:
                 raise Conflict(f"run {run_id} cannot be cancelled: it is {run.status}")
             became = await runs.cancel(
-                self._pool, job_id=run.job_id, scheduled_at=run.scheduled_at, tenant=self._tenant
+                self._pool, job_id=run.job_id, scheduled_at=run.scheduled_at, tenant=self._tenant, note=note
             )
             run = await self.get(run_id)
             if became is not None:

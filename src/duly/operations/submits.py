@@ -24,7 +24,7 @@ from duly.errors import (
     StoreUnavailable,
     UnknownHandler,
 )
-from duly.model import JobRequest, Submitted, SubmittedId
+from duly.model import Actor, JobRequest, Submitted, SubmittedId
 from duly.operations.core import Core
 from duly.operations.preparing import (
     NOTHING_OFFERED,
@@ -66,8 +66,9 @@ class BatchRefused(Exception):
 class SubmitOperations:
     """New jobs of one tenant."""
 
-    def __init__(self, core: Core, tenant: str) -> None:
+    def __init__(self, core: Core, tenant: str, actor: Actor) -> None:
         self._core = core
+        self._actor = actor
         self._pool = core.pool
         self._settings = core.settings
         self._tenant = tenant
@@ -96,7 +97,7 @@ class SubmitOperations:
             raise self._with_all_problems(error, request, now, offered) from error.__cause__
         trace.prepared([row])
         try:
-            job = await jobs.submit_one(self._pool, row, created_at=now, trace=trace.stored)
+            job = await jobs.submit_one(self._pool, row, created_at=now, trace=trace.stored, note=self._note(preparing))
             if job is not None:
                 return Submitted(job, created=True)
             found = await self._results([row], set(), preparing, self._pool, trace)
@@ -210,7 +211,7 @@ class SubmitOperations:
         else:
 
             async def store(batch: Sequence[NewJob]) -> list[SubmittedId | DulyError]:
-                created = await self._submit_surely(batch, now, trace)
+                created = await self._submit_surely(batch, preparing, trace)
                 return await self._settle(batch, created, preparing, self._pool, trace)
 
             stored = await self._in_batches(rows, store)
@@ -228,6 +229,9 @@ class SubmitOperations:
             return prepare(job_id, request, now, tenant=self._tenant, settings=self._settings, shard=shard)
         except InvalidInput as error:
             raise self._with_all_problems(error, request, now) from error.__cause__
+
+    def _note(self, preparing: Preparing) -> str | None:
+        return self._actor.note(tenant=self._tenant) if preparing.noted else None
 
     def _new_id(self) -> UUID:
         return ids.new_job_ids(1, self._pool.clock.now_us())[0]
@@ -318,25 +322,26 @@ class SubmitOperations:
     async def _store(
         self, rows: Sequence[NewJob], preparing: Preparing, within: Querier | None, trace: Submit
     ) -> list[SubmittedId]:
-        now = preparing.now
+        now, note = preparing.now, self._note(preparing)
         if within is None:
-            created = await self._submit_surely(rows, now, trace)
+            created = await self._submit_surely(rows, preparing, trace)
         elif copying.can_copy(within, rows):
-            created = await copying.copy(within, rows, created_at=now, trace=trace.stored)
+            created = await copying.copy(within, rows, created_at=now, trace=trace.stored, note=note)
         else:
-            created = await jobs.submit(within, rows, created_at=now, trace=trace.stored)
+            created = await jobs.submit(within, rows, created_at=now, trace=trace.stored, note=note)
         return await self._results(rows, created, preparing, within or self._pool, trace)
 
-    async def _submit_surely(self, rows: Sequence[NewJob], now: datetime, trace: Submit) -> set[UUID]:
+    async def _submit_surely(self, rows: Sequence[NewJob], preparing: Preparing, trace: Submit) -> set[UUID]:
         """An answer that was lost says nothing about the statement; ids made here make sending it again safe."""
+        now, note = preparing.now, self._note(preparing)
         try:
             if copying.can_copy(self._pool, rows):
-                return await copying.copy(self._pool, rows, created_at=now, trace=trace.stored)
-            return await jobs.submit(self._pool, rows, created_at=now, trace=trace.stored)
+                return await copying.copy(self._pool, rows, created_at=now, trace=trace.stored, note=note)
+            return await jobs.submit(self._pool, rows, created_at=now, trace=trace.stored, note=note)
         except StoreUnavailable:
             await asyncio.sleep(RESEND_SECONDS)
             # Never by a copy: the statement skips rows that exist, and waits for a first attempt still under way.
-            await jobs.submit(self._pool, rows, created_at=now, trace=trace.stored)
+            await jobs.submit(self._pool, rows, created_at=now, trace=trace.stored, note=note)
             plain = {row.job_id for row in rows if row.dedupe_key is None}
             keyed = [row for row in rows if row.dedupe_key is not None]
             found = await self._duplicates(keyed, self._pool)
@@ -357,7 +362,9 @@ class SubmitOperations:
             await self._check_slots(within, rows)
             results = []
             for batch in _batches(rows):
-                created = await jobs.submit(within, batch, created_at=preparing.now, trace=trace.stored)
+                created = await jobs.submit(
+                    within, batch, created_at=preparing.now, trace=trace.stored, note=self._note(preparing)
+                )
                 await self._take_slots(within, batch, created)
                 results += await self._results(batch, created, preparing, within, trace)
             return results
@@ -374,7 +381,9 @@ class SubmitOperations:
                 await self._check_slots(within, rows)
             created: set[UUID] = set()
             for batch in _batches(rows):
-                created |= await jobs.submit(within, batch, created_at=preparing.now, trace=trace.stored)
+                created |= await jobs.submit(
+                    within, batch, created_at=preparing.now, trace=trace.stored, note=self._note(preparing)
+                )
             if limited:
                 await self._take_slots(within, rows, created)
             settled = await self._settle(rows, created, preparing, within, trace)
@@ -466,7 +475,9 @@ class SubmitOperations:
                 continue
             for _ in range(5):
                 existing = await self._duplicates([row], store)
-                if existing or await jobs.submit(store, [row], created_at=preparing.now, trace=trace.stored):
+                if existing or await jobs.submit(
+                    store, [row], created_at=preparing.now, trace=trace.stored, note=self._note(preparing)
+                ):
                     break
                 # The key's job was removed after the submit and before this look: submit again.
             job_id, fingerprint = existing.get(row.dedupe_key, (row.job_id, row.fingerprint))

@@ -17,19 +17,20 @@ class SubmitterOperations:
 
     def __init__(self, core: Core) -> None:
         self._pool = core.pool
+        self._actor = core.actor
 
     async def add(self, role: str, *, tenant: str, commands: bool = False) -> None:
         """Lets a role submit for this tenant, by `duly.submit` only. A second call replaces tenant and `commands`."""
         _check_role(role)
         checks.check_text("tenant", tenant, longest=100)
         try:
-            await submitters.allow(self._pool, role=role, tenant=tenant, commands=commands)
+            await submitters.allow(self._pool, role=role, tenant=tenant, commands=commands, note=self._actor.note())
         except DataRefused as error:
             raise InvalidInput("role", str(error).removeprefix(f"{self._pool.schema}.allow_submit: role: ")) from error
 
     async def remove(self, role: str) -> None:
         _check_role(role)
-        if not await submitters.disallow(self._pool, role=role):
+        if not await submitters.disallow(self._pool, role=role, note=self._actor.note()):
             raise NotFound(f"role {role!r} is bound to no tenant; see: duly submitter list")
 
     async def all(self) -> list[Submitter]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from duly import checks
 from duly.errors import InvalidInput, NotFound
-from duly.operations.core import Core
+from duly.operations.core import Core, check_reason
 from duly.store import tenants
 from duly.store.tenants import StoredTenant
 
@@ -49,6 +49,7 @@ class TenantOperations:
         tasks: Collection[str] | EllipsisType | None = ...,
         queues: Collection[str] | EllipsisType | None = ...,
         commands: bool | EllipsisType = ...,
+        reason: str | None = None,
     ) -> Tenant:
         """Sets limits and bounds of a tenant. None: the settings' default, or any. Omitted arguments change nothing.
 
@@ -65,7 +66,9 @@ class TenantOperations:
         for field, names in (("tasks", tasks), ("queues", queues)):
             asked[field] = names if names is None or names is ... else _names(field, names)
         changes = {field: value for field, value in asked.items() if value is not ...}
-        stored = await tenants.set_tenant(self._pool, tenant, changes)
+        stored = await tenants.set_tenant(
+            self._pool, tenant, changes, note=self._core.actor.note(reason=check_reason(reason))
+        )
         self._core.forget(tenant)
         if stored.max_jobs is not None:
             # The tenant's jobs are counted now and not by its next submit: for ten million jobs that takes a while.

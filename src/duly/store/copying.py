@@ -17,7 +17,8 @@ from typing import Any
 from uuid import UUID
 
 from duly.model import to_micros
-from duly.store.jobs import OWN_FIELDS, NewJob, keeps_trace
+from duly.store import audit
+from duly.store.jobs import OWN_FIELDS, NewJob, is_noted, keeps_trace
 from duly.store.pool import LARGE, Querier
 
 # The columns of the same name as a field of `NewJob` that all jobs of a shape share.
@@ -55,8 +56,16 @@ def can_copy(store: Querier, jobs: Sequence[NewJob]) -> bool:
     return len(jobs) >= LARGE and store.can_copy and all(job.dedupe_key is None for job in jobs)
 
 
-async def copy(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime, trace: str | None = None) -> set[UUID]:
-    """Inserts jobs that cannot exist yet: all of them, or none and an error. Returns their ids."""
+async def copy(
+    store: Querier,
+    jobs: Sequence[NewJob],
+    *,
+    created_at: datetime,
+    trace: str | None = None,
+    note: str | None = None,
+) -> set[UUID]:
+    """Inserts jobs that cannot exist yet: all of them, or none and an error. Returns their ids. `note`: as for
+    `jobs.submit`."""
     columns = JOB_COLUMNS
     if keeps_trace(store, trace):
         columns = (*JOB_COLUMNS, "trace")
@@ -74,6 +83,8 @@ async def copy(store: Querier, jobs: Sequence[NewJob], *, created_at: datetime, 
         queues, due = sorted({job.queue for job in immediate}), _announcement(jobs, now)
         if queues or due is not None:
             await within.fetch("jobs/announce", queues, due)
+        if note is not None:
+            await audit.note_copied(within, [job.job_id for job in jobs if is_noted(job)], note=note)
 
     await store.together(work)
     return {job.job_id for job in jobs}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from duly.model import Attempt, DeadLetter, DeadLetterFilter, ErrorInfo
+from duly.model import Actor, Attempt, DeadLetter, DeadLetterFilter, ErrorInfo, make_run_id
 from duly.states import RunFlag
 from duly.store import jobs
 from duly.store.pool import Querier
@@ -82,7 +82,9 @@ async def count(store: Querier, wanted: DeadLetterFilter, *, tenant: str) -> int
     return int(row["letters"]) if row else 0
 
 
-async def redrive(store: Querier, wanted: DeadLetterFilter, batch: Batch, *, tenant: str) -> Worked:
+async def redrive(
+    store: Querier, wanted: DeadLetterFilter, batch: Batch, *, tenant: str, actor: Actor, reason: str | None = None
+) -> Worked:
     """Queues one batch again, all or nothing. Letters of cancelled or deleted jobs are refused and stay."""
 
     async def send(within: Querier) -> Worked:
@@ -95,14 +97,17 @@ async def redrive(store: Querier, wanted: DeadLetterFilter, batch: Batch, *, ten
             job_ids = [job_id for _, job_id, _ in able]
             moments = [moment for _, _, moment in able]
             await within.fetch("dead_letters/let_go", job_ids, moments)
-            await within.fetch("dead_letters/redrive", job_ids, moments, int(RunFlag.BEGUN))
+            note = _note(actor, reason, tenant, None if batch.scheduled_at else wanted, able)
+            await within.fetch("dead_letters/redrive", job_ids, moments, int(RunFlag.BEGUN), note)
             await jobs.put_in_order(within, job_ids=sorted(set(job_ids)))
         return Worked(len(able), len(picked) - len(able), picked[-1] if len(picked) == batch.limit else None)
 
     return await store.together(send)
 
 
-async def purge(store: Querier, wanted: DeadLetterFilter, batch: Batch, *, tenant: str) -> Worked:
+async def purge(
+    store: Querier, wanted: DeadLetterFilter, batch: Batch, *, tenant: str, actor: Actor, reason: str | None = None
+) -> Worked:
     """Deletes one batch, all or nothing."""
 
     async def forget(within: Querier) -> Worked:
@@ -110,11 +115,21 @@ async def purge(store: Querier, wanted: DeadLetterFilter, batch: Batch, *, tenan
         if not picked:
             return Worked(0, 0, None)
         job_ids, moments = [job_id for _, job_id, _ in picked], [moment for _, _, moment in picked]
-        row = await within.row("dead_letters/purge", job_ids, moments)
+        note = _note(actor, reason, tenant, None if batch.scheduled_at else wanted, picked)
+        row = await within.row("dead_letters/purge", job_ids, moments, note)
         assert row is not None
         return Worked(row["purged"], 0, picked[-1] if len(picked) == batch.limit else None)
 
     return await store.together(forget)
+
+
+def _note(
+    actor: Actor, reason: str | None, tenant: str, wanted: DeadLetterFilter | None, letters: Sequence[Position]
+) -> str:
+    """Who acts on these letters. One row of the audit trail is about all of them. `wanted`: the filter of a sweep."""
+    chosen = {} if wanted is None else {name: value for name, value in asdict(wanted).items() if value is not None}
+    run_ids = [make_run_id(job_id, moment) for _, job_id, moment in letters]
+    return actor.note(reason=reason, tenant=tenant, filter=chosen or None, objects=run_ids)
 
 
 async def _pick(within: Querier, tenant: str, wanted: DeadLetterFilter, batch: Batch) -> Sequence[Position]:

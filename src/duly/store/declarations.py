@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from duly.model import Declarer
+from duly.model import DULY, Declarer
 from duly.store import jobs
 from duly.store.pool import Querier
 
@@ -127,15 +127,18 @@ async def pause_orphan(store: Querier, orphan: Orphan) -> bool:
         if noted is None:
             return False
         job_id: UUID = noted["job_id"]
-        return await jobs.pause(within, job_id=job_id, tenant=orphan.tenant, reason=orphan.reason) is not None
+        paused = await jobs.pause(within, job_id=job_id, tenant=orphan.tenant, reason=orphan.reason, note=DULY.note())
+        return paused is not None
 
     return await store.together(write)
 
 
-async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str | None) -> bool:
+async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str | None, note: str | None) -> bool:
     """Makes the pause of an undeclared job a user's; False if it is one, or is for another reason."""
-    return await store.row("declarations/keep_paused", job_id, tenant, reason) is not None
+    return await store.row("declarations/keep_paused", job_id, tenant, reason, note) is not None
 
 
-async def restore(store: Querier, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int) -> bool:
-    return await store.row("declarations/restore", job_id, tenant, next_run_at, version) is not None
+async def restore(
+    store: Querier, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int, note: str | None
+) -> bool:
+    return await store.row("declarations/restore", job_id, tenant, next_run_at, version, note) is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
-from duly.model import from_micros, to_micros
+from duly.model import DULY, from_micros, to_micros
 from duly.store.jobs import TimingRow
 from duly.store.pool import LARGE, Querier
 
@@ -277,6 +277,7 @@ async def park_costly(store: Querier, *, jobs: Sequence[tuple[DueJob, str]]) -> 
         [job.version for job, _ in jobs],
         [job.next_run_at for job, _ in jobs],
         [reason for _, reason in jobs],
+        DULY.note(),
     )
     return [row["job_id"] for row in rows]
 
@@ -284,6 +285,12 @@ async def park_costly(store: Querier, *, jobs: Sequence[tuple[DueJob, str]]) -> 
 async def park(store: Querier, *, shard: int, epoch: int, jobs: Sequence[tuple[UUID, datetime, str]]) -> list[UUID]:
     """Parks jobs that cannot be planned, each with its reason."""
     rows = await store.fetch(
-        "fires/park", shard, epoch, [job[0] for job in jobs], [job[1] for job in jobs], [job[2] for job in jobs]
+        "fires/park",
+        shard,
+        epoch,
+        [job[0] for job in jobs],
+        [job[1] for job in jobs],
+        [job[2] for job in jobs],
+        DULY.note(),
     )
     return [row["job_id"] for row in rows]

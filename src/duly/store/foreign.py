@@ -32,7 +32,7 @@ from duly.clock import Clock
 from duly.errors import InvalidInput
 from duly.schema_name import DEFAULT_SCHEMA
 from duly.store.pool import InTransaction, Querier
-from duly.store.statements import statement
+from duly.store.statements import composed, statement
 
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ class Joined:
         return number in self.steps
 
     async def fetch(self, name: str, *args: Any) -> list[Any]:
-        return await self._foreign.run(statement(name, self.schema), args)
+        return await self._foreign.run(*composed(name, self.schema, args, has_audit=self.has_step))
 
     async def row(self, name: str, *args: Any) -> Any:
         rows = await self.fetch(name, *args)

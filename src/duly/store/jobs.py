@@ -73,26 +73,34 @@ class TimingRow:
 
 
 async def submit(
-    store: Querier, jobs: Sequence[NewJob], *, created_at: datetime, trace: str | None = None
+    store: Querier, jobs: Sequence[NewJob], *, created_at: datetime, trace: str | None = None, note: str | None = None
 ) -> set[UUID]:
     """Inserts jobs in one statement. Returns the new ids; the other jobs, or their dedupe_keys, existed already.
 
-    `trace`: the context of a submit that is traced.
+    `trace`: the context of a submit that is traced. `note`: who submits (`Actor.note`), if one of the jobs `is_noted`.
     """
     fetch = store.fetch_planned if len(jobs) >= LARGE else store.fetch
     if keeps_trace(store, trace):
-        rows = await fetch("jobs/submit_traced", *submit_columns(jobs), created_at, trace)
+        rows = await fetch("jobs/submit_traced", *submit_columns(jobs), created_at, trace, note)
     else:
-        rows = await fetch("jobs/submit", *submit_columns(jobs), created_at)
+        rows = await fetch("jobs/submit", *submit_columns(jobs), created_at, note)
     return {row["job_id"] for row in rows}
 
 
-async def submit_one(store: Querier, job: NewJob, *, created_at: datetime, trace: str | None = None) -> Job | None:
+def is_noted(job: NewJob) -> bool:
+    """Whether the job's submit is noted in the audit trail: a recurring job, or one that runs a command. Other one-offs
+    are traffic."""
+    return job.kind != "once" or (job.handler == "command" and job.target is not None)
+
+
+async def submit_one(
+    store: Querier, job: NewJob, *, created_at: datetime, trace: str | None = None, note: str | None = None
+) -> Job | None:
     """Inserts one job and returns it without reading it back; None if it, or its dedupe_key, existed already."""
     if keeps_trace(store, trace):
-        row = await store.row("jobs/submit_traced", *submit_columns([job]), created_at, trace)
+        row = await store.row("jobs/submit_traced", *submit_columns([job]), created_at, trace, note)
     else:
-        row = await store.row("jobs/submit", *submit_columns([job]), created_at)
+        row = await store.row("jobs/submit", *submit_columns([job]), created_at, note)
     if row is None:
         return None
     # A job that runs now has ended, and its run is unfinished: readers see it as `active`.
@@ -258,18 +266,20 @@ async def retract(within: Querier, *, job_id: UUID, tenant: str) -> None:
         await within.fetch("jobs/put_back", [job_id], [min(taken)], [len(taken)])
 
 
-async def pause(store: Querier, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
+async def pause(store: Querier, *, job_id: UUID, tenant: str, reason: str | None, note: str | None) -> Job | None:
+    """`note`, here and below: who acts (`Actor.note`)."""
+
     async def write(within: Querier) -> Job | None:
         await retract(within, job_id=job_id, tenant=tenant)
-        row = await within.row("jobs/pause", job_id, tenant, reason)
+        row = await within.row("jobs/pause", job_id, tenant, reason, note)
         return None if row is None else to_job(row)
 
     return await store.together(write)
 
 
-async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str | None) -> Job | None:
+async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str | None, note: str | None) -> Job | None:
     """Pauses a job that is only parked; None if it is not."""
-    row = await store.row("jobs/keep_paused", job_id, tenant, reason)
+    row = await store.row("jobs/keep_paused", job_id, tenant, reason, note)
     return None if row is None else to_job(row)
 
 
@@ -335,8 +345,10 @@ async def dealt_with_until(store: Querier, *, job_id: UUID) -> datetime | None:
     return until
 
 
-async def resume(store: Querier, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int) -> Job | None:
-    row = await store.row("jobs/resume", job_id, tenant, next_run_at, version)
+async def resume(
+    store: Querier, *, job_id: UUID, tenant: str, next_run_at: datetime, version: int, note: str | None
+) -> Job | None:
+    row = await store.row("jobs/resume", job_id, tenant, next_run_at, version, note)
     return None if row is None else to_job(row)
 
 
@@ -367,7 +379,7 @@ class Triggered:
 
 
 async def trigger(
-    store: Querier, *, job_id: UUID, tenant: str, flags: int, occurrence: datetime | None
+    store: Querier, *, job_id: UUID, tenant: str, flags: int, occurrence: datetime | None, note: str | None
 ) -> Triggered | None:
     """Adds one run, at the end of the job's line unless its runs may overlap. None: no such job can be triggered.
 
@@ -377,7 +389,7 @@ async def trigger(
     async def fire(within: Querier) -> Triggered | None:
         if (await lock(within, job_ids=[job_id], tenant=tenant)).get(job_id, "cancelled") == "cancelled":
             return None
-        row = await within.row("jobs/trigger", job_id, flags, DEFAULT_POLICY.max_queued, occurrence)
+        row = await within.row("jobs/trigger", job_id, flags, DEFAULT_POLICY.max_queued, occurrence, note)
         assert row is not None
         if row["scheduled_at"] is not None:
             await put_in_order(within, job_ids=[job_id])
@@ -386,12 +398,12 @@ async def trigger(
     return await store.together(fire)
 
 
-async def cancel(store: Querier, *, job_id: UUID, tenant: str, running: bool) -> bool:
+async def cancel(store: Querier, *, job_id: UUID, tenant: str, running: bool, note: str | None) -> bool:
     """Cancels a job. Returns whether it is cancelled now, which it may have been before."""
 
     async def write(within: Querier) -> None:
         await retract(within, job_id=job_id, tenant=tenant)
-        if await within.row("jobs/cancel", job_id, tenant) is not None:
+        if await within.row("jobs/cancel", job_id, tenant, note) is not None:
             await within.row("jobs/end_runs", job_id, tenant, running)
 
     await store.together(write)

@@ -33,6 +33,7 @@ class GoodKey:
     tenant: str
     role: Any
     requests_per_second: float | None
+    name: str | None
     worn: bool
     """The time of its last use is old enough to be written again."""
 
@@ -46,8 +47,9 @@ async def create(
     role: str,
     name: str | None,
     expires_in_seconds: float | None,
+    note: str | None,
 ) -> StoredKey:
-    row = await store.row("keys/create", key_id, digest, tenant, role, name, expires_in_seconds)
+    row = await store.row("keys/create", key_id, digest, tenant, role, name, expires_in_seconds, note)
     assert row is not None
     return StoredKey(**row)
 
@@ -56,8 +58,8 @@ async def list_keys(store: Querier, *, tenant: str | None) -> list[StoredKey]:
     return [StoredKey(**row) for row in await store.fetch("keys/list_keys", tenant)]
 
 
-async def revoke(store: Querier, *, key_id: str, tenant: str | None) -> StoredKey | None:
-    row = await store.row("keys/revoke", key_id, tenant)
+async def revoke(store: Querier, *, key_id: str, tenant: str | None, note: str | None) -> StoredKey | None:
+    row = await store.row("keys/revoke", key_id, tenant, note)
     return None if row is None else StoredKey(**row)
 
 

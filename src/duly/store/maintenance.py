@@ -10,7 +10,7 @@ from typing import Any, Literal
 from uuid import UUID
 
 from duly.errors import DataRefused
-from duly.model import DEFAULT_POLICY, make_run_id
+from duly.model import DEFAULT_POLICY, DULY, make_run_id
 from duly.store import jobs, runs
 from duly.store.pool import Pool, Querier
 
@@ -244,6 +244,7 @@ async def unpark(store: Pool, *, able: Sequence[tuple[Parked, datetime | None]],
         [job.version for job, _ in able],
         [next_run_at for _, next_run_at in able],
         touched,
+        DULY.note(),
     )
     assert row is not None
     return int(row["unparked"])
@@ -273,6 +274,7 @@ async def replan(store: Querier, planned: Sequence[tuple[Parked, datetime | None
         [job.version for job, _, _ in planned],
         [next_run_at for _, next_run_at, _ in planned],
         [reason for _, _, reason in planned],
+        DULY.note(),
     )
     return [row["job_id"] for row in rows]
 

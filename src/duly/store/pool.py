@@ -22,7 +22,7 @@ from duly.addresses import check_postgres, known_options, shown_postgres
 from duly.clock import DatabaseClock
 from duly.errors import ConfigError, DataRefused, DulyError, StoreBusy, StoreUnavailable, StoreUnusable
 from duly.schema_name import DEFAULT_SCHEMA
-from duly.store.statements import statement, with_own_functions
+from duly.store.statements import composed, statement, with_own_functions
 from duly.store.steps import steps_of
 from duly.store.translation import in_schema
 
@@ -233,15 +233,18 @@ class InTransaction:
         return self._has_step(number)
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
-        return await self.connection.fetch(statement(name, self.schema), *args, timeout=self._timeout(name))
+        sql, given = composed(name, self.schema, args, has_audit=self._has_step)
+        return await self.connection.fetch(sql, *given, timeout=self._timeout(name))
 
     async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
-        return await self.connection.fetchrow(statement(name, self.schema), *args, timeout=self._timeout(name))
+        sql, given = composed(name, self.schema, args, has_audit=self._has_step)
+        return await self.connection.fetchrow(sql, *given, timeout=self._timeout(name))
 
     async def fetch_planned(self, name: str, *args: Any) -> list[asyncpg.Record]:
         timeout = self._timeout(name)
-        prepared = await self.connection.prepare(statement(name, self.schema), timeout=timeout)
-        return await prepared.fetch(*args, timeout=timeout)
+        sql, given = composed(name, self.schema, args, has_audit=self._has_step)
+        prepared = await self.connection.prepare(sql, timeout=timeout)
+        return await prepared.fetch(*given, timeout=timeout)
 
     def _timeout(self, name: str) -> float | None:
         return self._prompt_seconds if name.startswith(_PROMPT) else None
@@ -369,7 +372,8 @@ class Pool:
 
     async def fetch(self, name: str, *args: Any) -> list[asyncpg.Record]:
         timeout = self._prompt_seconds if name.startswith(_PROMPT) else None
-        return await self._surely(lambda: self._fetch(statement(name, self.schema), args, timeout))
+        sql, given = composed(name, self.schema, args, has_audit=self.has_step)
+        return await self._surely(lambda: self._fetch(sql, given, timeout))
 
     async def row(self, name: str, *args: Any) -> asyncpg.Record | None:
         rows = await self.fetch(name, *args)

@@ -200,14 +200,14 @@ async def free_next(store: Querier, job_ids: Sequence[UUID]) -> None:
             break
 
 
-async def cancel(store: Querier, *, job_id: UUID, scheduled_at: datetime, tenant: str) -> str | None:
+async def cancel(store: Querier, *, job_id: UUID, scheduled_at: datetime, tenant: str, note: str | None) -> str | None:
     """Returns `cancelled` if the run waited and has ended, `running` if it was asked to stop, None if it was not
     found."""
 
     async def end(within: Querier) -> str | None:
         if not await jobs.lock(within, job_ids=[job_id], tenant=tenant):
             return None
-        row = await within.row("runs/cancel", job_id, scheduled_at)
+        row = await within.row("runs/cancel", job_id, scheduled_at, note)
         assert row is not None
         if row["became"] == "cancelled":
             await jobs.put_in_order(within, job_ids=[job_id])

@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from duly.errors import DataRefused
-from duly.model import Job, ScheduleKind
+from duly.model import DULY, Job, ScheduleKind
 from duly.store.jobs import to_job
 from duly.store.pool import Querier
 
@@ -71,5 +71,6 @@ async def _write(store: Querier, plans: Sequence[PlannedSubmit], gone: Sequence[
         [one.reason for one in plans],
         gone,
         [one.name for one in plans],
+        DULY.note(),
     )
     return {row["job_id"]: row["reason"] for row in rows}

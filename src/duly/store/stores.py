@@ -12,6 +12,7 @@ from duly.errors import StoreMismatch
 from duly.model import Counts, TaskDefaults, from_micros
 from duly.store.cluster import read_offered
 from duly.store.pool import Querier
+from duly.store.statements import AUDIT_STEP
 from duly.store.steps import steps_of
 from duly.store.tenants import KnownTenant, to_known
 
@@ -85,6 +86,8 @@ async def transaction_facts(
         raise StoreMismatch("the store is empty; run: duly migrate")
     known = {one["tenant"]: to_known(one) for one in json.loads(row["tenants"])}
     steps = steps_of(int(number) for number in row["applied"].split(","))
+    if not row["may_note"]:
+        steps -= {AUDIT_STEP}
     return TransactionFacts(
         UUID(row["store_id"]),
         row["shard_count"],

@@ -16,13 +16,13 @@ class Submitter:
     created_at: datetime
 
 
-async def allow(store: Querier, *, role: str, tenant: str, commands: bool) -> None:
-    await store.row("submitters/allow", role, tenant, commands)
+async def allow(store: Querier, *, role: str, tenant: str, commands: bool, note: str | None) -> None:
+    await store.row("submitters/allow", role, tenant, commands, note)
 
 
-async def disallow(store: Querier, *, role: str) -> bool:
+async def disallow(store: Querier, *, role: str, note: str | None) -> bool:
     """Takes the right back; False: the role did not have it."""
-    row = await store.row("submitters/disallow", role)
+    row = await store.row("submitters/disallow", role, note)
     return row is not None and bool(row["was_there"])
 
 

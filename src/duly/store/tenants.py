@@ -48,9 +48,10 @@ UNKNOWN = KnownTenant()
 _SETTABLE = ("max_jobs", "requests_per_second", "tasks", "queues", "commands")
 
 
-async def set_tenant(store: Querier, tenant: str, changes: Mapping[str, Any]) -> StoredTenant:
+async def set_tenant(store: Querier, tenant: str, changes: Mapping[str, Any], *, note: str | None) -> StoredTenant:
     """Sets the fields of `StoredTenant` that `changes` names."""
-    row = await store.row("tenants/set_tenant", tenant, *(changes.get(name) for name in _SETTABLE), sorted(changes))
+    wanted = (changes.get(name) for name in _SETTABLE)
+    row = await store.row("tenants/set_tenant", tenant, *wanted, sorted(changes), note)
     assert row is not None
     return StoredTenant(**row)
 

@@ -13,8 +13,10 @@ from duly import checks
 from duly.api.access import operations_of, principal_of
 from duly.api.declared import DeclaredRoute
 from duly.api.problems import MEDIA_TYPE
+from duly.api.schemas import text_rules
 from duly.errors import InvalidInput
 from duly.operations import Operations, Principal
+from duly.operations.core import MAX_REASON
 
 PREFIX = "/api/v1"
 # Problems of every call: no key, not allowed, wrong host, invalid parameter, too many requests, no store.
@@ -124,6 +126,11 @@ def cursor_of(what: str) -> Any:
         json_schema_extra={"format": f"duly-{what}-cursor", "minLength": 1},
     )
 
+
+#: Why something is done, for the audit trail.
+Reason = Annotated[
+    str | None, Query(description="why; kept in the audit trail", json_schema_extra=text_rules(MAX_REASON))
+]
 
 #: Lists leave out the payloads, usually the largest part of an item, unless they are asked for.
 WithPayload = Annotated[bool, Query(description="whether items have their payload")]

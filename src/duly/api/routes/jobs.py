@@ -29,6 +29,7 @@ from duly.api.routes.common import (
     CALLER,
     OPERATIONS,
     PREFIX,
+    Reason,
     WithPayload,
     answers,
     body_limit,
@@ -291,7 +292,7 @@ async def explain_occurrence(
         "Fields that are left out keep their values. A changed schedule is planned anew. Only the role `operator` may "
         "change a job that runs a command."
     ),
-    dependencies=[only()],
+    dependencies=[only("reason")],
     responses=answers(
         200,
         "The job as it is now",
@@ -317,7 +318,11 @@ async def explain_occurrence(
 )
 @needs("write")
 async def change_job(
-    job_id: str, request: Request, who: Principal = CALLER, operations: Operations = OPERATIONS
+    job_id: str,
+    request: Request,
+    who: Principal = CALLER,
+    operations: Operations = OPERATIONS,
+    reason: Reason = None,
 ) -> Response:
     versions = _read_if_match(request)
     changes = read_change(await read_object(request, limit=body_limit(request)))
@@ -328,7 +333,9 @@ async def change_job(
         version = job.version
     await turn()
     try:
-        changed = await operations.jobs.change(job_id, changes, expected_version=version, rights=who.rights)
+        changed = await operations.jobs.change(
+            job_id, changes, expected_version=version, rights=who.rights, reason=reason
+        )
         return _answer(changed)
     except Conflict:
         if versions is not None:
@@ -341,7 +348,7 @@ async def change_job(
     "/jobs/{job_id}",
     summary="Cancel a job",
     description="The job never fires again; waiting runs are cancelled. Executing runs go on unless `running=cancel`.",
-    dependencies=[only("running")],
+    dependencies=[only("running", "reason")],
     responses=answers(200, "The job, cancelled", JobDocument, 404, 409),
 )
 @needs("write")
@@ -351,8 +358,9 @@ async def cancel_job(
     running: Annotated[
         Literal["keep", "cancel"], Query(description="`keep`: executing runs go on; `cancel`: they are told to stop")
     ] = "keep",
+    reason: Reason = None,
 ) -> Response:
-    return _answer(await operations.jobs.cancel(job_id, running=running == "cancel"))
+    return _answer(await operations.jobs.cancel(job_id, running=running == "cancel", reason=reason))
 
 
 @router.post(
@@ -375,24 +383,24 @@ async def pause_job(job_id: str, request: Request, operations: Operations = OPER
     "/jobs/{job_id}/resume",
     summary="Resume a job",
     description="The job fires again from its next future occurrence on. Occurrences during the pause are not run.",
-    dependencies=[only()],
+    dependencies=[only("reason")],
     responses=answers(200, "The job", JobDocument, 404, 409),
 )
 @needs("write")
-async def resume_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
-    return _answer(await operations.jobs.resume(job_id))
+async def resume_job(job_id: str, operations: Operations = OPERATIONS, reason: Reason = None) -> Response:
+    return _answer(await operations.jobs.resume(job_id, reason=reason))
 
 
 @router.post(
     "/jobs/{job_id}/trigger",
     summary="Start one extra run now",
     status_code=201,
-    dependencies=[only()],
+    dependencies=[only("reason")],
     responses=answers(201, "The run", RunDocument, 404, 409, headers={"Location": "address of the run"}),
 )
 @needs("write")
-async def trigger_job(job_id: str, operations: Operations = OPERATIONS) -> Response:
-    run = await operations.jobs.trigger(job_id)
+async def trigger_job(job_id: str, operations: Operations = OPERATIONS, reason: Reason = None) -> Response:
+    run = await operations.jobs.trigger(job_id, reason=reason)
     return json_response(run_document(run), status=201, headers={"Location": f"{PREFIX}/runs/{run.run_id}"})
 
 

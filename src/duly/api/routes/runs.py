@@ -7,7 +7,7 @@ from starlette.responses import Response
 from duly.api.access import needs
 from duly.api.documents import run_document
 from duly.api.responses import json_response
-from duly.api.routes.common import OPERATIONS, answers, new_router, only
+from duly.api.routes.common import OPERATIONS, Reason, answers, new_router, only
 from duly.api.schemas import RunDocument
 from duly.operations import Operations
 
@@ -29,9 +29,9 @@ async def get_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
     "/runs/{run_id}/cancel",
     summary="Cancel a run",
     description="A waiting run ends at once; an executing one is told to stop within a second.",
-    dependencies=[only()],
+    dependencies=[only("reason")],
     responses=answers(200, "The run", RunDocument, 404, 409),
 )
 @needs("write")
-async def cancel_run(run_id: str, operations: Operations = OPERATIONS) -> Response:
-    return json_response(run_document(await operations.runs.cancel(run_id)))
+async def cancel_run(run_id: str, operations: Operations = OPERATIONS, reason: Reason = None) -> Response:
+    return json_response(run_document(await operations.runs.cancel(run_id, reason=reason)))

@@ -10,7 +10,7 @@ import typer
 
 from duly.cli.backend import read_pages
 from duly.cli.invocation import with_operations
-from duly.cli.options import JobArgument, JsonLinesOption, LimitOption, read_labels
+from duly.cli.options import JobArgument, JsonLinesOption, LimitOption, ReasonOption, read_labels
 from duly.cli.output import (
     REPEATED,
     away,
@@ -184,9 +184,9 @@ def pause(
 
 
 @group.command()
-def resume(context: typer.Context, job: JobArgument, as_json: JsonOption = False) -> None:
+def resume(context: typer.Context, job: JobArgument, reason: ReasonOption = None, as_json: JsonOption = False) -> None:
     """Resume a paused job, from its next future occurrence on."""
-    _change(context, job, lambda operations, job_id: operations.jobs.resume(job_id), as_json)
+    _change(context, job, lambda operations, job_id: operations.jobs.resume(job_id, reason=reason), as_json)
 
 
 @group.command()
@@ -194,23 +194,29 @@ def cancel(
     context: typer.Context,
     job: JobArgument,
     running: Annotated[bool, typer.Option("--running", help="Also stop runs that are executing.")] = False,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Cancel a job for good: it never fires again, and its waiting runs are cancelled."""
-    _change(context, job, lambda operations, job_id: operations.jobs.cancel(job_id, running=running), as_json)
+
+    def stop(operations: Backend, job_id: str) -> Awaitable[Job]:
+        return operations.jobs.cancel(job_id, running=running, reason=reason)
+
+    _change(context, job, stop, as_json)
 
 
 @group.command()
 def trigger(
     context: typer.Context,
     job: JobArgument,
+    reason: ReasonOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="job_id and run_id as a JSON document.")] = False,
 ) -> None:
     """Run a job now, in addition to its schedule."""
 
     async def fire(operations: Backend) -> tuple[Job, str, str]:
         found = await operations.jobs.find(job)
-        run = await operations.jobs.trigger(str(found.job_id))
+        run = await operations.jobs.trigger(str(found.job_id), reason=reason)
         return found, run.run_id, run.status
 
     found, run_id, status = with_operations(context, fire)

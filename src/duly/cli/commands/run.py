@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from duly.cli.invocation import with_operations
-from duly.cli.options import JsonOption, RunArgument
+from duly.cli.options import JsonOption, ReasonOption, RunArgument
 from duly.cli.output import REPEATED, coloured, examples, moment, note_text, print_attempts, print_fields, print_json
 
 if TYPE_CHECKING:
@@ -33,9 +33,10 @@ def show(context: typer.Context, run: RunArgument, as_json: JsonOption = False) 
 
 
 @group.command()
-def cancel(context: typer.Context, run: RunArgument, as_json: JsonOption = False) -> None:
+def cancel(context: typer.Context, run: RunArgument, reason: ReasonOption = None, as_json: JsonOption = False) -> None:
     """Cancel one run: a waiting run ends at once, a running one is told to stop."""
-    _print_run(with_operations(context, lambda operations: operations.runs.cancel(run)), as_json, cancelling=True)
+    ended = with_operations(context, lambda operations: operations.runs.cancel(run, reason=reason))
+    _print_run(ended, as_json, cancelling=True)
 
 
 def _print_run(run: Run, as_json: bool, *, cancelling: bool = False) -> None:

@@ -403,6 +403,15 @@ begin
         insert into duly.tenant_jobs (tenant, job_id) values (submit.tenant, new_id);
         update duly.tenants t set jobs = t.jobs + 1 where t.tenant = submit.tenant;
     end if;
+    -- As with every other door: recurring jobs and commands are noted, other one-offs are traffic. The schedule is not read
+    -- here, so a text that is no time counts as one that recurs.
+    if callee ->> 'type' = 'command' or not is_now and run_at is null and spelt !~ '^[0-9]{4}-' then
+        insert into duly.audit (at, tenant, who, action, kind, object, job_id, after)
+        values (moment, submit.tenant, jsonb_build_object('via', 'sql', 'actor', case when caller = session_user then caller
+            else caller || ' (' || session_user || ')' end), 'submit', 'job', new_id::text, new_id,
+            jsonb_build_object('name', title, 'handler', task, 'schedule', spelt, 'timezone', submit.timezone, 'queue',
+                submit.queue));
+    end if;
     if not is_planned then
         insert into duly.sql_submits (job_id, at, unnamed) values (new_id, moment, name is null);
         perform pg_notify('duly_submitted', '');

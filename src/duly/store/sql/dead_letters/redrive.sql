@@ -2,6 +2,7 @@
 -- job and the occurrence. The outcome `dead` is removed from history; the failed attempts stay in duly.attempts.
 --   $1 job_ids  $2 scheduled_ats: locked by dead_letters/pick.sql, released by dead_letters/let_go.sql;
 --   their jobs are locked by jobs/lock.sql  $3 flags to add
+--   $4 who acts (`Actor.note`), with the filter and the run ids
 -- Unless the job's runs may overlap, the runs start as waiting; jobs/put_in_order.sql comes next in this transaction.
 with clock as materialized (
     select duly.now() as now
@@ -34,6 +35,20 @@ live as (
     on conflict do nothing
     returning job_id, scheduled_at, queue, state
 ),
+-- audited:
+audited as (
+    insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
+    select clock.now, $4::jsonb ->> 'tenant', $4::jsonb -> 'who', 'redrive', 'dead_letter',
+        case when made.count = 1 then $4::jsonb -> 'objects' ->> 0 end, made.job_id,
+        nullif(jsonb_build_object('filter', $4::jsonb -> 'filter'), '{"filter": null}'),
+        jsonb_build_object('count', made.count, 'runs', $4::jsonb -> 'objects'), $4::jsonb ->> 'reason'
+    from (
+        select count(*) as count, case when count(distinct job_id) = 1 then (array_agg(job_id))[1] end as job_id from letter
+    ) as made
+    cross join clock
+    where made.count > 0
+),
+-- end audited
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
     select letter.job_id, clock.now, 'redriven', jsonb_build_object('scheduled_at', letter.scheduled_at,

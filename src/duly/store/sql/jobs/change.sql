@@ -2,7 +2,8 @@
 -- Used for a client's edit, and for an application whose code declares the job differently than before.
 --   $1 job_id  $2 tenant  $3 version it was read with
 --   $4 replanned?  if so: $5 next_run_at it was read with  $6 its new one
---   $7 what is noted of the change, as JSON: the old values of the changed fields, and who declared it
+--   $7 what is noted of the change, as JSON: the old values of the changed fields, who declared it, and under `audit`
+--      who acts (`Actor.note`) with the fields before and after
 --   $8, $9, $10 first, last and count of overdue occurrences that the change gives up; count 0: there are none
 --   $11 the kind of change: 'changed', or 'redefined' by code; then also $14 fingerprint
 --   $12 handler; null: it stays  $13 its target
@@ -44,10 +45,20 @@ changed as (
     where j.job_id = before.job_id
     returning j.*
 ),
+-- audited:
+audited as (
+    insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
+    select changed.updated_at, changed.tenant, $7::jsonb -> 'audit' -> 'who',
+        case when $11::text = 'redefined' then 'redefine' else 'change' end, 'job', changed.job_id::text, changed.job_id,
+        $7::jsonb -> 'audit' -> 'before', $7::jsonb -> 'audit' -> 'after', $7::jsonb -> 'audit' ->> 'reason'
+    from changed
+    where $7::jsonb -> 'audit' ? 'who'
+),
+-- end audited
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
     select changed.job_id, changed.updated_at, $11::text,
-        $7::jsonb || jsonb_build_object('next_run_at', before.next_run_at)
+        $7::jsonb - 'audit'::text || jsonb_build_object('next_run_at', before.next_run_at)
         || case when $4::boolean then jsonb_build_object('before', before.timing) else '{}' end
     from changed join before using (job_id)
 ),

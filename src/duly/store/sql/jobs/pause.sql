@@ -1,4 +1,5 @@
--- Pauses a job: no more fires until it is resumed.   $1 job_id  $2 tenant  $3 reason
+-- Pauses a job: no more fires until it is resumed.
+--   $1 job_id  $2 tenant  $3 reason  $4 who acts (`Actor.note`)
 with before as materialized (
     select job_id, next_run_at
     from duly.jobs
@@ -12,6 +13,15 @@ paused as (
     where j.job_id = before.job_id and j.status = 'active'
     returning j.*
 ),
+-- audited:
+audited as (
+    insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
+    select paused.updated_at, paused.tenant, $4::jsonb -> 'who', 'pause', 'job', paused.job_id::text, paused.job_id,
+        jsonb_build_object('status', 'active', 'next_run_at', before.next_run_at),
+        jsonb_build_object('status', 'paused'), $3::text
+    from paused join before using (job_id)
+),
+-- end audited
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
     select job_id, paused.updated_at, 'paused',

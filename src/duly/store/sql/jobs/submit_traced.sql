@@ -4,6 +4,7 @@
 --   $1 to $10: arrays with one element per job, its own fields and the number of its shape
 --   $11 to $23: arrays with one element per shape, the fields that jobs of a batch share
 --   $24 when they were created: one time for all, from which intervals count
+--   $26 who acts (`Actor.note`); omitted for jobs that are not noted in duly.audit
 -- A job_id that exists is the same submit sent again after its answer was lost; a taken dedupe_key is for the caller to
 -- judge. Neither is written or returned.
 -- Operators are written as PostgreSQL's own in every statement that may run on a caller's connection.
@@ -40,6 +41,28 @@ live as (
     where last_run_at is not null
     returning queue
 ),
+-- audited:
+audited as (
+    insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
+    -- One row for all jobs of a call that recur or run a command; other one-offs are traffic. `made.one`: a single job.
+    select clock.now, $26::jsonb operator(pg_catalog.->>) 'tenant', $26::jsonb operator(pg_catalog.->) 'who', 'submit', 'job',
+        case when made.count operator(pg_catalog.=) 1 then made.job_ids[1]::text end,
+        case when made.count operator(pg_catalog.=) 1 then made.job_ids[1] end, null::jsonb,
+        case when made.count operator(pg_catalog.=) 1 then made.one operator(pg_catalog.->) 0
+            else jsonb_build_object('jobs', made.count, 'job_ids', made.job_ids[1:100]) end,
+        $26::jsonb operator(pg_catalog.->>) 'reason'
+    from (
+        select count(*) as count, array_agg(item.job_id order by item.job_id) as job_ids,
+            jsonb_agg(jsonb_build_object('name', item.name, 'handler', item.handler, 'schedule', item.schedule,
+                'timezone', item.timezone, 'queue', item.queue)) as one
+        from stored
+        join item on item.job_id operator(pg_catalog.=) stored.job_id
+        where item.kind operator(pg_catalog.<>) 'once' or item.handler operator(pg_catalog.=) 'command'
+    ) as made
+    cross join clock
+    where made.count operator(pg_catalog.>) 0
+),
+-- end audited
 notified as (
     select count(pg_notify('duly_work', queue)::text) as work
     from (select distinct queue from live) q

@@ -1,6 +1,7 @@
 -- Adds one extra run, now; the schedule does not move. Unless the job's runs may overlap, the run starts as waiting:
 -- jobs/put_in_order.sql, next in this transaction, releases it if no run is before it.
 --   $1 job_id, locked by jobs/lock.sql  $2 flags  $3 default of max_queued  $4 the schedule's own latest time, if any
+--   $5 who acts (`Actor.note`)
 -- `full`: max_queued is reached. `scheduled_at` null and not full: every timestamp tried is taken; call again.
 with job as materialized (
     select job_id, shard, queue, priority, next_run_at, duly.now() as now,
@@ -42,6 +43,14 @@ live as (
     from free
     returning job_id, scheduled_at, queue, state
 ),
+-- audited:
+audited as (
+    insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
+    select job.now, $5::jsonb ->> 'tenant', $5::jsonb -> 'who', 'trigger', 'job', job.job_id::text, job.job_id,
+        null::jsonb, jsonb_build_object('scheduled_at', live.scheduled_at), $5::jsonb ->> 'reason'
+    from live join job using (job_id)
+),
+-- end audited
 notified as (
     select count(pg_notify('duly_work', queue)::text) as work from live where state = 'queued'
 )

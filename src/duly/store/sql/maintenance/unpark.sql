@@ -1,6 +1,7 @@
 -- Lets parked jobs that can be planned again, or are to be retried, continue from their next future occurrence; a job
 -- without one has ended.
 --   $1 job_ids  $2 versions they were parked with  $3 next_run_at  $4 job_ids that are no longer Duly's to resume
+--   $5 who acts (`Actor.note`)
 with able as materialized (
     select j.job_id, f.next_run_at
     from unnest($1::uuid[], $2::int[], $3::timestamptz[]) as f (job_id, version, next_run_at)
@@ -16,7 +17,7 @@ unparked as (
         next_run_at = able.next_run_at, updated_at = duly.now(), version = version + 1
     from able
     where j.job_id = able.job_id and j.job_id = any (array(select job_id from able))
-    returning j.job_id, j.shard, j.next_run_at, j.updated_at
+    returning j.job_id, j.shard, j.tenant, j.status, j.next_run_at, j.updated_at
 ),
 forgotten as (
     -- A job that could not be fired keeps its row until the next pass: if it is parked again before that, it waits
@@ -24,6 +25,15 @@ forgotten as (
     delete from duly.parked
     where job_id = any ($4::uuid[]) or (job_id = any (array(select job_id from able)) and retry_at is null)
 ),
+-- audited:
+audited as (
+    insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
+    select unparked.updated_at, unparked.tenant, $5::jsonb -> 'who', 'unpark', 'job', unparked.job_id::text, unparked.job_id,
+        jsonb_build_object('status', 'paused'),
+        jsonb_build_object('status', unparked.status, 'next_run_at', unparked.next_run_at), null::text
+    from unparked
+),
+-- end audited
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
     select job_id, updated_at, 'unparked', jsonb_build_object('next_run_at', next_run_at)

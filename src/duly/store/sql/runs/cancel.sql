@@ -1,5 +1,5 @@
 -- Cancels one run: a waiting one ends here, a running one is asked to stop.
---   $1 job_id, locked by jobs/lock.sql  $2 scheduled_at
+--   $1 job_id, locked by jobs/lock.sql  $2 scheduled_at  $3 who acts (`Actor.note`)
 -- `became` is null if the run has ended, or is moving between two tables at this moment; the caller looks again.
 with clock as materialized (
     select duly.now() as now
@@ -16,7 +16,7 @@ recorded as (
     returning 1
 ),
 running as materialized (
-    select claim_id, ordinal from duly.held_runs where job_id = $1 and scheduled_at = $2 and not duly.has_ended($1, $2)
+    select claim_id, ordinal, cancelled from duly.held_runs where job_id = $1 and scheduled_at = $2 and not duly.has_ended($1, $2)
 ),
 asked as (
     update duly.claims c
@@ -27,6 +27,20 @@ asked as (
         and c.claim_id = any (array(select claim_id from running))
     returning c.worker_id
 ),
+-- audited:
+audited as (
+    insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
+    -- A run that was asked to stop before has its row already.
+    select clock.now, $3::jsonb ->> 'tenant', $3::jsonb -> 'who', 'cancel', 'run', $3::jsonb ->> 'object', $1::uuid,
+        jsonb_build_object('status', found.status), jsonb_build_object('status', found.became), $3::jsonb ->> 'reason'
+    from (
+        select gone.state as status, 'cancelled' as became from gone where exists (select from recorded)
+        union all
+        select 'running', 'asked to stop' from running where not running.cancelled and exists (select from asked)
+    ) as found
+    cross join clock
+),
+-- end audited
 notified as (
     select count(pg_notify('duly_cancel', worker_id::text)::text) as workers from asked
 )

@@ -1,6 +1,7 @@
 -- Writes the plans of jobs that duly.submit stored; a job without a plan stays paused, with the reason.
 --   $1 job_ids  $2 versions they were read with  $3 kinds  $4 schedules  $5 targets  $6 next_run_at  $7 reasons
 --   $8 job_ids that no longer need a plan  $9 names, for those that were submitted without one
+--   $10 who acts (`Actor.note`)
 with able as materialized (
     select f.*
     from unnest($1::uuid[], $2::int[], $3::text[], $4::text[], $5::text[], $6::timestamptz[], $7::text[], $9::text[])
@@ -20,12 +21,21 @@ written as (
         updated_at = duly.now(), version = j.version + 1
     from able
     where j.job_id = able.job_id and j.job_id = any (array(select job_id from able))
-    returning j.job_id, j.shard, j.next_run_at, j.updated_at, able.reason
+    returning j.job_id, j.shard, j.tenant, j.next_run_at, j.updated_at, able.reason
 ),
 planned as (
     delete from duly.sql_submits u
     where u.job_id = any ($8::uuid[]) or u.job_id = any (array(select job_id from able))
 ),
+-- audited:
+audited as (
+    insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
+    select written.updated_at, written.tenant, $10::jsonb -> 'who', 'park', 'job', written.job_id::text, written.job_id,
+        null::jsonb, jsonb_build_object('status', 'paused'), written.reason
+    from written
+    where written.reason is not null
+),
+-- end audited
 noted as (
     insert into duly.job_changes (job_id, at, what, detail)
     select job_id, updated_at, 'parked', jsonb_build_object('reason', reason) from written where reason is not null
