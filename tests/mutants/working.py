@@ -89,8 +89,8 @@ MUTANTS = (
         "redriven-runs-expire",
         "a redriven run is judged by its old time and never starts",
         "store/dead_letters.py",
-        "moments, int(RunFlag.BEGUN))",
-        "moments, 0)",
+        "moments, int(RunFlag.BEGUN), note)",
+        "moments, 0, note)",
         ("worker/test_expiry.py::test_a_retry_a_snoozed_and_a_redriven_run_have_started_and_do_not_expire",),
     ),
     Mutant(

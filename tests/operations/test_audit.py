@@ -291,7 +291,7 @@ async def test_what_duly_itself_parks_and_resumes(pool: Pool, ada: Operations) -
     assert await maintenance.stalled(pool, job_ids=[job.job_id]) == []
 
 
-async def test_an_edit_that_only_a_store_without_the_trail_takes(pool: Pool, ada: Operations) -> None:
+async def test_a_store_without_the_table_takes_every_change(pool: Pool, ada: Operations) -> None:
     """The store lacks the step: every change works, and nothing is noted."""
     pool._steps -= {AUDIT_STEP}
     pool._steps_read_at = float("inf")  # it is not asked again
