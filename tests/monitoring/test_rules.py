@@ -199,6 +199,7 @@ def _judge(folder: Path, series: Mapping[str, str], judged: Sequence[Mapping[str
     document = {
         "rule_files": ["rules.yml"],
         "evaluation_interval": "1m",
+        "group_eval_order": [group["name"] for group in GROUPS],  # else the order changes from run to run
         "tests": [
             {
                 "interval": "1m",
