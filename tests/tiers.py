@@ -44,6 +44,7 @@ WAITS = (
     "cluster/test_schemas.py",
     "maintenance/test_deadman.py",
     "maintenance/test_long_readers.py",
+    "monitoring/test_alerting.py",
     "scheduler/test_outages.py",
     "store/test_giving_up.py",
     "store/test_hanging_store.py",
@@ -119,7 +120,8 @@ MARKED = (
 #: The longest first: whole files go to whichever process is free, and none should be left over at the end.
 LONGEST_FIRST = (
     "simulation/", "testing/", "store/test_overlap.py", "store/test_embedded.py", "cluster/test_processes.py",
-    "torture/test_world.py", "cluster/test_coordinator_contract.py", "cluster/test_churn.py",
+    "monitoring/test_alerting.py", "torture/test_world.py", "cluster/test_coordinator_contract.py",
+    "cluster/test_churn.py",
     "scheduler/test_outages.py",
     "timing/test_oracle.py", "timing/test_budget.py", "scheduler/test_missed.py", "policies/", "cli/test_up.py",
     "api/test_contract.py", "bench/", "store/test_foreign_connections.py", "sql/test_sql_submit.py",

@@ -95,3 +95,11 @@ async def write_once(ctx: Context, seconds: float = 0) -> None:
         await asyncio.sleep(seconds)
     await asyncio.sleep(seconds)
     say(ctx, "ended")
+
+
+@app.task()
+async def wait_for_file(ctx: Context, path: str) -> None:
+    """Works until the file exists."""
+    say(ctx, "started")
+    while not os.path.exists(path):  # noqa: ASYNC110 - another process makes it
+        await asyncio.sleep(0.02)
