@@ -272,6 +272,28 @@ class Settings(_Store):
         description="the requests to deadman_url stop when a due job is later than this, or when a run has waited for "
         "longer and no worker lives",
     )
+    incident_webhook_url: str | None = Field(
+        None,
+        repr=False,
+        description="address to which the leading scheduler posts incidents of jobs and monitors, signed like the "
+        "calls of HTTP targets; unset: none. See docs/incidents.md",
+    )
+    incident_slack_url: str | None = Field(
+        None, repr=False, description="address of an incoming webhook (Slack, Mattermost) that gets them as text"
+    )
+    incident_alertmanager_url: str | None = Field(
+        None, repr=False, description="address of a Prometheus Alertmanager that gets them, such as http://host:9093"
+    )
+    incident_email: str = Field(
+        "", description="addresses that get them by e-mail, with commas between; needs smtp_url"
+    )
+    incident_email_from: str = Field("duly@localhost", description="sender of these e-mails")
+    smtp_url: str | None = Field(
+        None,
+        repr=False,
+        description="mail server, smtp://user:password@host:587 (with STARTTLS where the server has it, and always "
+        "before a password is sent) or smtps://…",
+    )
     unknown_settings: Literal["refuse", "warn"] = Field(
         "refuse", description="what to do about a setting that does not exist: refuse to start, or warn"
     )
@@ -297,7 +319,7 @@ class Settings(_Store):
             value = [one for one in value if one] if isinstance(value, list) else value
         return check_programs(value) or False if isinstance(value, (list, tuple)) else value
 
-    @field_validator("deadman_url")
+    @field_validator("deadman_url", "incident_webhook_url", "incident_slack_url", "incident_alertmanager_url")
     @classmethod
     def _can_be_requested(cls, url: str | None) -> str | None:
         if url is not None:
@@ -313,6 +335,23 @@ class Settings(_Store):
                     "user (an @ elsewhere is written as %40)"
                 )
         return url
+
+    @field_validator("smtp_url")
+    @classmethod
+    def _is_a_mail_server(cls, url: str | None) -> str | None:
+        if url is not None:
+            if not url.startswith(("smtp://", "smtps://")):
+                raise ValueError("must begin with smtp:// or smtps://")
+            ServerAddress.parse(url, port=587)
+        return url
+
+    @field_validator("incident_email")
+    @classmethod
+    def _are_addresses(cls, text: str) -> str:
+        for one in text.split(",") if text.strip() else []:
+            if not re.fullmatch(r"[!-+\--?A-~]+@[!-+\--?A-~]+", one.strip()):
+                raise ValueError("must be addresses such as oncall@example.org, with commas between")
+        return text
 
     @field_validator("worker_max_memory")
     @classmethod
@@ -336,6 +375,8 @@ class Settings(_Store):
         self._check_coordinator()
         self._check_open_api()
         self._check_tenant()
+        if self.incident_email.strip() and self.smtp_url is None:
+            raise ValueError("incident_email (DULY_INCIDENT_EMAIL) needs a mail server: set smtp_url (DULY_SMTP_URL)")
         if self.dispatch != "postgres":
             raise ValueError(f"dispatch (DULY_DISPATCH) {_word(self.dispatch)} is not available: use postgres")
         return self

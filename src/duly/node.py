@@ -23,6 +23,7 @@ from duly.maintenance.partitions import Partitions
 from duly.maintenance.rescuer import Rescuer
 from duly.maintenance.sql_submits import SqlSubmits
 from duly.maintenance.survey import Survey
+from duly.maintenance.teller import Teller
 from duly.maintenance.tidier import Tidier
 from duly.maintenance.unparker import Unparker
 from duly.maintenance.watcher import Watcher
@@ -127,6 +128,7 @@ class SchedulerNode:
             ),
             Guardian(pool, figures=figures),
             Survey(pool),
+            Teller(pool, settings),
             Watcher(pool),
             sql_submits,
             zone_keeper := ZoneKeeper(pool),

@@ -10,7 +10,7 @@ that has alerts, it asks one question of an empty table every five seconds.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from uuid import UUID
@@ -52,11 +52,9 @@ class Watcher(LeaderService):
 
     interval = _BUSY_SECONDS
 
-    def __init__(self, pool: Pool, *, told: Callable[[], None] = lambda: None) -> None:
-        """`told`: called when an incident was opened or closed."""
+    def __init__(self, pool: Pool) -> None:
         super().__init__()
         self._pool = pool
-        self._told = told
         self._watched: dict[UUID, _Watch] = {}
         self._noted_upto = self._all_read_at = _DAWN
         self._any_open = True
@@ -113,12 +111,11 @@ class Watcher(LeaderService):
                 self._settle(job_id, job, quiet)
                 continue
             self._judge(job, job.policy.alerts, own, openings, closings, quiet)
-        done = await incidents.open_many(self._pool, openings) + await incidents.close_many(self._pool, closings)
+        await incidents.open_many(self._pool, openings)
+        await incidents.close_many(self._pool, closings)
         if quiet:
             for job_id in await incidents.unwatch(self._pool, quiet):
                 self._watched.pop(job_id, None)
-        if done:
-            self._told()
 
     def _judge(
         self,

@@ -69,6 +69,11 @@ async def open_of_jobs(store: Querier, job_ids: Collection[UUID] | None, *, limi
     return [to_incident(dict(row)) for row in await store.fetch("incidents/open_of_jobs", wanted, limit)]
 
 
+async def open_now(store: Querier, *, limit: int) -> list[Incident]:
+    """All open incidents, at most `limit`, the oldest first."""
+    return [to_incident(dict(row)) for row in await store.fetch("incidents/open_now", limit)]
+
+
 async def open_of_monitors(store: Querier, monitors: Collection[tuple[str, str]]) -> list[Incident]:
     """The open incidents of these monitors, each named by tenant and slug."""
     tenants, slugs = [tenant for tenant, _ in monitors], [slug for _, slug in monitors]
@@ -144,6 +149,38 @@ async def past(store: Querier, job_ids: Collection[UUID], *, since: datetime, mo
     """Of occurrences from `since` on; at most so many failed attempts per job are counted."""
     rows = await store.fetch_planned("incidents/past", list(job_ids), since, most)
     return {row["job_id"]: Past(**{name: value for name, value in row.items() if name != "job_id"}) for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Incidents with one cause whose opening or closing is sent as one message. `members`: the first of `size`."""
+
+    group_id: UUID
+    closing: bool
+    at: datetime
+    size: int
+    members: list[Incident]
+
+
+async def group(store: Querier, *, gather_seconds: float, give_up_seconds: float) -> None:
+    """Puts what is still to be sent into groups."""
+    await store.fetch("incidents/group", gather_seconds, give_up_seconds)
+
+
+async def unsent(store: Querier, channel: str, *, limit: int, shown: int, give_up_seconds: float) -> list[Group]:
+    """The groups that a channel has not taken yet, the oldest first, each with its first members."""
+    groups: dict[tuple[UUID, bool], Group] = {}
+    for row in await store.fetch("incidents/unsent", channel, limit, shown, give_up_seconds):
+        columns = {"acked_at": None, "acked_by": None, **dict(row)}
+        key = (row["group_id"], row["closing"])
+        found = groups.setdefault(key, Group(*key, row["at"], row["size"], []))
+        found.members.append(to_incident(columns))
+    return list(groups.values())
+
+
+async def sent(store: Querier, sent: Group, channel: str, channels: Sequence[str]) -> None:
+    """Notes that a channel has taken a group."""
+    await store.fetch("incidents/sent", sent.group_id, sent.closing, channel, list(channels))
 
 
 async def prune(store: Querier, *, kept_seconds: float, limit: int) -> int:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from duly.errors import ConfigError
-from duly.worker.targets.signing import parse_secrets, show_secret, sign, tenant_secret
+from duly.signing import parse_secrets, show_secret, sign, tenant_secret
 
 SECRET = "whsec_" + base64.b64encode(bytes(range(32))).decode()
 OTHER = "whsec_" + base64.b64encode(bytes(range(100, 124))).decode()

@@ -35,7 +35,7 @@ def webhook_secret(
     """
     from duly import checks
     from duly.process import run
-    from duly.worker.targets.signing import show_secret, tenant_secret
+    from duly.signing import show_secret, tenant_secret
 
     settings = invocation_of(context).settings()
     tenant = settings.tenant if tenant is None else tenant
@@ -45,9 +45,9 @@ def webhook_secret(
 
 
 async def _secrets(settings: Settings) -> tuple[bytes, ...]:
+    from duly.signing import parse_secrets
     from duly.store import stores
     from duly.store.opening import open_store
-    from duly.worker.targets.signing import parse_secrets
 
     if settings.webhook_secret is not None:
         return parse_secrets(settings.webhook_secret)

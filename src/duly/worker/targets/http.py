@@ -22,11 +22,11 @@ import httpx
 from duly.clock import Clock
 from duly.errors import Permanent
 from duly.model import DEFAULT_TENANT
+from duly.signing import sign, tenant_secret
 from duly.worker.handler.context import Context
 from duly.worker.targets.answers import KEPT_BYTES, CallFailed, HttpAnswer, judge, short_url
 from duly.worker.targets.connecting import EgressRefused, GuardedBackend
 from duly.worker.targets.egress import Egress
-from duly.worker.targets.signing import sign, tenant_secret
 
 if TYPE_CHECKING:
     from duly.tracing.otel import RequestSpan

@@ -8,13 +8,13 @@ from importlib.util import find_spec
 from duly.config import Settings
 from duly.errors import ConfigError
 from duly.homes import default_home
+from duly.signing import parse_secrets
 from duly.store import embedded, stores
 from duly.store.pool import Pool
 from duly.worker.account import Account, passed_names
 from duly.worker.pings import Pings, Sender
 from duly.worker.targets import Target
 from duly.worker.targets.egress import Egress
-from duly.worker.targets.signing import parse_secrets
 
 log = logging.getLogger("duly.worker")
 
