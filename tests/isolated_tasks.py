@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import functools
+import logging
 import os
 import re
 import subprocess
@@ -28,6 +29,15 @@ _loops: set[int] = set()
 def look(ctx: Context, **payload: Any) -> dict[str, Any]:
     fields = {name: getattr(ctx, name) for name in FIELDS}
     return fields | {"scheduled_at": ctx.scheduled_at.isoformat(), "pid": os.getpid(), "payload": payload}
+
+
+@app.task(isolation="process")
+def talk(word: str, rest: int) -> None:
+    print("printed", word)
+    logging.getLogger(__name__).warning("logged %s", word)
+    print("to stderr", file=sys.stderr)
+    for number in range(rest):
+        print(number)
 
 
 _kept: list[bytes] = []

@@ -23,6 +23,12 @@ class Run:
         self.log_fields: Mapping[str, Any] | None = FIELDS
         self._mask = Mask(secrets) if secrets else None
 
+    def logged(self, level: str, source: str, text: str) -> None:
+        pass
+
+    def printed(self, stream: str, text: str) -> None:
+        pass
+
     def without_secrets(self, text: str) -> str | None:
         return None if self._mask is None else self._mask.text(text)
 

@@ -211,6 +211,19 @@ class Settings(_Store):
         description="how long the ledger keeps the idempotency key of a completed run, for jobs with a key template",
     )
 
+    run_logs: Literal["auto", "on", "off"] = Field(
+        "auto",
+        description="whether a worker keeps what handlers log and print with their runs; auto: of at most 100 runs per "
+        "second and worker process",
+    )
+    run_log_bytes: int = Field(
+        65_536,
+        ge=1024,
+        le=16 * 1024 * 1024,
+        description="bytes kept of what an attempt logs and prints: its beginning and its end, half of it each",
+    )
+    run_log_retention_seconds: int = Field(7 * 86400, ge=0, description="how long it is kept")
+
     egress_allow: str = Field(
         "", description="private networks and hosts that HTTP targets may reach, separated by commas"
     )

@@ -43,6 +43,14 @@ class LoggedRun(Protocol):
         """The text without the run's secrets; None if the run has none."""
         ...
 
+    def logged(self, level: str, source: str, text: str) -> None:
+        """Takes a record for the log that is kept with the run."""
+        ...
+
+    def printed(self, stream: str, text: str) -> None:
+        """Takes a piece of output for it."""
+        ...
+
 
 #: The run whose handler is executing here. Coroutines and their tasks inherit it; the worker sets it in its threads.
 current_run: ContextVar[LoggedRun | None] = ContextVar("duly_run", default=None)
@@ -169,7 +177,8 @@ class ToStderr(logging.StreamHandler[Any]):
     """Duly's own handler. Other libraries' records below WARNING are shown if a handler's run emitted them."""
 
     def __init__(self, log_format: str) -> None:
-        super().__init__(sys.stderr)
+        # What is behind a stream that passes output to runs: a record passes by another way.
+        super().__init__(getattr(sys.stderr, "behind", sys.stderr))
         self.log_format = log_format
         self.setFormatter(make_formatter(log_format))
         self.addFilter(RunFilter())
@@ -185,8 +194,12 @@ def _is_ours(logger: str) -> bool:
 
 def log_to_stderr(level: int = logging.WARNING, log_format: str = "text") -> None:
     """Log to stderr, for a process that Duly itself starts."""
-    # `force` because a test calls several commands in one process, each with a stderr of its own.
-    logging.basicConfig(level=level, handlers=[ToStderr(log_format)], force=True)
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if isinstance(handler, ToStderr):  # a test calls several commands in one process, each with its own stderr
+            root.removeHandler(handler)
+    root.addHandler(ToStderr(log_format))
+    root.setLevel(level)
 
 
 def set_up_logging(level: str, log_format: str = "text") -> None:

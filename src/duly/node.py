@@ -42,8 +42,10 @@ from duly.store.pool import Pool
 from duly.store.stores import shard_count
 from duly.version import VERSION
 from duly.vitals import Vitals
+from duly.worker.handler.output import listening
 from duly.worker.handler.task import Task
 from duly.worker.processes.children import Children, check_isolated
+from duly.worker.run_logs import RunLogs
 from duly.worker.targets.making import make_pings, make_targets
 from duly.worker.wear import Limits, Wear
 from duly.worker.worker import Observer, Worker
@@ -125,6 +127,7 @@ class SchedulerNode:
                 pool,
                 ledger_retention_seconds=settings.ledger_retention_seconds,
                 audit_retention_seconds=settings.audit_retention_days * 86400.0,
+                run_log_retention_seconds=settings.run_log_retention_seconds,
             ),
             Guardian(pool, figures=figures),
             Survey(pool),
@@ -259,11 +262,16 @@ async def running_worker(
         pings=make_pings(settings, name=node_name(), version=duly_version()),
         figures=None if vitals is None else vitals.figures,
         shards=await shard_count(pool),
+        run_logs=None
+        if settings.run_logs == "off"
+        else RunLogs(pool, pool.clock, mode=settings.run_logs, bytes_per_run=settings.run_log_bytes),
     )
     async with AsyncExitStack() as stack:
         if notifier is not None:
             await notifier.start()
             stack.push_async_callback(notifier.stop)
+        if settings.run_logs != "off":
+            stack.enter_context(listening())
         await worker.start()
         stack.push_async_callback(worker.stop)
         if vitals is not None:

@@ -115,7 +115,7 @@ async def test_nodes_and_terms_of_long_ago_are_forgotten_and_what_still_names_a_
     leading = await gone_node(pool, days=50)
     await pool.query("update duly.shards set node_id = $1 where shard = 9", leading)
     alive = await node(pool)
-    tidier = Tidier(pool, ledger_retention_seconds=60, audit_retention_seconds=86400)
+    tidier = Tidier(pool, ledger_retention_seconds=60, audit_retention_seconds=86400, run_log_retention_seconds=3600)
     tidier.lead(True)
     await tidier.work()
     assert await terms(pool, 7) == [2, 3]
@@ -135,7 +135,7 @@ async def test_however_many_nodes_come_and_go_the_store_does_not_fill_with_them(
     for epoch in range(1, 31):
         await term(pool, 3, epoch, nodes[60 - epoch], days=1)
     recent = [await gone_node(pool, days=0.01) for _ in range(12)]  # in the last hour: people may still look at them
-    tidier = Tidier(pool, ledger_retention_seconds=60, audit_retention_seconds=86400)
+    tidier = Tidier(pool, ledger_retention_seconds=60, audit_retention_seconds=86400, run_log_retention_seconds=3600)
     tidier.lead(True)
     passes = 1
     while await tidier.work() == 0.0:

@@ -1,5 +1,5 @@
-"""Deletes old rows: expired idempotency keys, progress of handlers that have ended, old rows of the audit trail, closed
-incidents, nodes and terms of long ago.
+"""Deletes old rows: expired idempotency keys, progress of handlers that have ended, lines of runs, old rows of the audit
+trail, closed incidents, nodes and terms of long ago.
 
 Nodes and terms name the worker of a run and the leader that fired it; an older run shows the worker's id instead.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 
 from duly.maintenance.leader import LeaderService
-from duly.store import audit, cluster, incidents, ledger, progress
+from duly.store import audit, cluster, incidents, ledger, progress, run_logs
 from duly.store.pool import Pool
 
 # Rows per table and pass.
@@ -30,20 +30,29 @@ class Tidier(LeaderService):
 
     interval = 60.0
 
-    def __init__(self, pool: Pool, *, ledger_retention_seconds: float, audit_retention_seconds: float) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        ledger_retention_seconds: float,
+        audit_retention_seconds: float,
+        run_log_retention_seconds: float,
+    ) -> None:
         super().__init__()
         self._pool = pool
         self._retention = ledger_retention_seconds
         self._audit_retention = audit_retention_seconds
+        self._log_retention = run_log_retention_seconds
         self._next_forget = self._next_incidents = 0.0
 
     async def work(self) -> float | None:
         forgotten = await ledger.prune(self._pool, retention_seconds=self._retention, limit=BATCH)
         dropped = await progress.prune(self._pool, limit=BATCH)
         old = await audit.prune(self._pool, retention_seconds=self._audit_retention, limit=BATCH)
+        unlogged = await run_logs.prune(self._pool, retention_seconds=self._log_retention, limit=BATCH)
         gone = await self._forget_nodes_and_terms() if time.monotonic() >= self._next_forget else 0
         closed = await self._forget_incidents() if time.monotonic() >= self._next_incidents else 0
-        return 0.0 if max(forgotten, dropped, old, gone, closed) == BATCH else None
+        return 0.0 if max(forgotten, dropped, old, unlogged, gone, closed) == BATCH else None
 
     async def _forget_incidents(self) -> int:
         gone = 0

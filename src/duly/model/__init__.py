@@ -44,6 +44,7 @@ from duly.model.job import (
     make_request,
     only_match,
 )
+from duly.model.log_line import LogLine, LogPage
 from duly.model.occurrence import Expected, Forecast, Occurrence, Preview
 from duly.model.options import CronOptions, JobChanges, JobOptions, PolicyOptions
 from duly.model.page import Page
@@ -105,6 +106,8 @@ __all__ = [
     "JobOptions",
     "JobRequest",
     "JobStatus",
+    "LogLine",
+    "LogPage",
     "MissedWindow",
     "NodeStatus",
     "Occurrence",

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import datetime
+from uuid import UUID
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import Actor, Job, Page, Run, parse_run_id
+from duly.model import Actor, Job, LogPage, Page, Run, parse_run_id
 from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, check_reason, to_job_id
 from duly.states import ENDED_STATES
-from duly.store import history, jobs, runs
+from duly.store import history, jobs, run_logs, runs
 from duly.timing import render_key
+
+#: Maximum number of lines of a page of a run's log, and of parts that are read for it.
+MAX_LOG_PAGE = 10_000
+MAX_PARTS = 200
+_MAX_ATTEMPT = 32_767
+_CURSOR = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9]{1,9}")
 
 
 class RunOperations:
@@ -51,6 +59,60 @@ class RunOperations:
                     return with_key(run, job)
         raise NotFound(f"there is no run {run_id[:100]!r}", kind="run", sought=run_id)
 
+    async def logs(
+        self,
+        run_id: str,
+        *,
+        cursor: str | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+        since: datetime | None = None,
+        limit: int = 1000,
+    ) -> LogPage:
+        """What the run's handler logged and printed, in order: a page from a cursor on, or the last `tail` lines.
+
+        `since`: without the lines before that moment. The cursor of any page goes on where it ended, also later, when
+        there is more.
+        """
+        run = parse_run_id(run_id)
+        after = run_logs.START if cursor is None else _read_cursor(cursor)
+        attempt = None if attempt is None else checks.check_integer("attempt", attempt, 1, _MAX_ATTEMPT)
+        limit = checks.check_integer("limit", limit, 1, MAX_LOG_PAGE)
+        if tail is not None:
+            limit = checks.check_integer("tail", tail, 1, MAX_LOG_PAGE)
+            if cursor is not None:
+                raise InvalidInput("tail", "does not go with a cursor")
+        if run is None or await jobs.get(self._pool, job_id=run[0], tenant=self._tenant) is None:
+            raise NotFound(f"there is no run {run_id[:100]!r}", kind="run", sought=run_id)
+        job_id, scheduled_at = run
+        # Asked first: what is written before a log is complete is then found below.
+        complete = await run_logs.is_complete(self._pool, job_id=job_id, scheduled_at=scheduled_at)
+        if not complete and cursor is None and await self._is_unknown(job_id, scheduled_at):
+            raise NotFound(f"there is no run {run_id[:100]!r}", kind="run", sought=run_id)
+        more = False
+        if not self._pool.has_step(run_logs.STEP):
+            found = []
+        elif tail is not None:
+            found = await run_logs.read_last(
+                self._pool, job_id=job_id, scheduled_at=scheduled_at, attempt=attempt, limit=min(limit, MAX_PARTS)
+            )
+            found = found[-limit:]
+        else:
+            found, more = await run_logs.read(
+                self._pool, job_id=job_id, scheduled_at=scheduled_at, after=after, attempt=attempt,
+                limit=min(limit, MAX_PARTS),
+            )  # fmt: skip
+            more, found = more or len(found) > limit, found[:limit]
+        position = found[-1][0] if found else after
+        items = [line for _, line in found if since is None or line.at >= since]
+        return LogPage(items, f"{position.claim_id}.{position.number}", more, complete and not more)
+
+    async def _is_unknown(self, job_id: UUID, scheduled_at: datetime) -> bool:
+        for _ in range(3):  # a statement may see a moving run neither where it was nor where it goes
+            if await history.get_run(self._pool, job_id=job_id, scheduled_at=scheduled_at) is not None:
+                return False
+        return True
+
     async def recent(self, *, limit: int = 50) -> list[Run]:
         """The runs of all jobs that ended last."""
         return await history.recent_runs(
@@ -73,6 +135,13 @@ class RunOperations:
                 return run
             # The run was claimed, retried or ended meanwhile: read it again.
         raise Conflict(f"run {run_id} could not be cancelled; try again")
+
+
+def _read_cursor(cursor: str) -> run_logs.Position:
+    claim, _, number = cursor.partition(".")
+    if not _CURSOR.fullmatch(cursor):
+        raise InvalidInput("cursor", INVALID_CURSOR)
+    return run_logs.Position(UUID(claim), int(number))
 
 
 def with_key(run: Run, job: Job) -> Run:

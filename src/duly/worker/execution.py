@@ -52,6 +52,14 @@ class Host(Protocol):
 
     def progress(self, run: ClaimedRun, fraction: float, note: str) -> None: ...
 
+    def logged(self, execution: Execution, level: str, source: str, text: str) -> None: ...
+
+    def printed(self, execution: Execution, stream: str, text: str) -> None: ...
+
+    def log_ended(self, execution: Execution) -> None:
+        """Called if the run has said anything."""
+        ...
+
     def holds(self, run: ClaimedRun) -> bool:
         """Whether this worker still holds the run's lease."""
         ...
@@ -61,8 +69,8 @@ class Execution:
     """A run being executed. Made for every run, hence the slots and the few methods."""
 
     __slots__ = (
-        "_fields", "abandoned", "announce", "begun", "deadline", "host", "is_late", "ledger_key", "mask", "over",
-        "recorded", "run", "span", "started_us", "stop", "task",
+        "_fields", "abandoned", "announce", "begun", "deadline", "host", "is_late", "ledger_key", "log", "mask",
+        "over", "recorded", "run", "span", "started_us", "stop", "task",
     )  # fmt: skip
 
     def __init__(self, run: ClaimedRun, host: Host | None = None) -> None:
@@ -92,9 +100,11 @@ class Execution:
         self.span: RunSpan | None = None
         #: The run has been reported: what its handler left behind no longer speaks for it.
         self.over = False
+        #: Its lines, for the one who keeps them (`worker/run_logs.py`); None: it has said nothing.
+        self.log: Any = None
         self._fields: dict[str, Any] | None = None
 
-    # For log records: an execution is a `LoggedRun`.
+    # An execution is a `LoggedRun`: log records and output find it by `duly.logs.current_run`.
 
     @property
     def log_fields(self) -> Mapping[str, Any] | None:
@@ -105,6 +115,14 @@ class Execution:
     def known_by(self, fields: dict[str, Any]) -> None:
         """Sets the fields of log records, in a child process: its worker knows them all."""
         self._fields = fields
+
+    def logged(self, level: str, source: str, text: str) -> None:
+        if self.host is not None and not self.over:
+            self.host.logged(self, level, source, text)
+
+    def printed(self, stream: str, text: str) -> None:
+        if self.host is not None and not self.over:
+            self.host.printed(self, stream, text)
 
     def without_secrets(self, text: str) -> str | None:
         return None if self.mask is None else self.mask.text(text)

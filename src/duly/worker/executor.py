@@ -221,6 +221,8 @@ class Executor:
     def _end(self, execution: Execution, outcome: Outcome | None) -> None:
         run = execution.run
         execution.over = True
+        if execution.log is not None and self._host is not None:
+            self._host.log_ended(execution)
         self._running.discard(execution)
         if execution.recorded:
             # The handler's own transaction has recorded the success: nothing that came after it changes that.

@@ -33,6 +33,7 @@ from duly.worker.leases import LeaseKeeper
 from duly.worker.offering import Offering
 from duly.worker.offers import Offers
 from duly.worker.pings import Pings
+from duly.worker.run_logs import RunLogs
 from duly.worker.targets import Isolated, Target
 from duly.worker.wear import Wear
 
@@ -86,9 +87,11 @@ class Worker:
         pings: Pings | None = None,
         figures: Figures | None = None,
         shards: int | None = None,
+        run_logs: RunLogs | None = None,
     ) -> None:
         """`app`: the application and deploy that it is of. `defaults`: those of its tasks that it offers; by default
-        all that they set. `shards`: number of the store's shards."""
+        all that they set. `shards`: number of the store's shards. `run_logs`: keeps what
+        handlers log and print."""
         self._wear = wear
         self.figures = figures or Figures("worker")
         self.figures.utilization = lambda: min(1.0, self._in_flight / self._concurrency)
@@ -97,6 +100,7 @@ class Worker:
         self._settings = settings
         self.node: str | None = name
         self.shards = shards
+        self._run_logs = run_logs
         self._version = version
         self._queues = weights_of(queues)
         self._tenants = list(dict.fromkeys(tenants))
@@ -210,6 +214,8 @@ class Worker:
         await self._offering.start()
         await self.leases.start()
         await self._progress.start()
+        if self._run_logs is not None:
+            await self._run_logs.start()
         await self.completer.start()
         if self._wear is not None:
             self._wear.start(lambda: self._in_flight > 0)
@@ -235,6 +241,8 @@ class Worker:
         except TimeoutError:
             log.error("%d outcomes could not be written; rescue will take those runs back", self._in_flight)
         await asyncio.gather(self.completer.stop(), self._progress.stop(), self.leases.stop(), self._offering.stop())
+        if self._run_logs is not None:
+            await self._run_logs.stop()
         self.executor.close()
         if self._reporting is not None:
             self._reporting.cancel()
@@ -283,6 +291,18 @@ class Worker:
 
     def progress(self, run: ClaimedRun, fraction: float, note: str) -> None:
         self._progress.say(run, fraction, note)
+
+    def logged(self, execution: Execution, level: str, source: str, text: str) -> None:
+        if self._run_logs is not None:
+            self._run_logs.logged(execution, level, source, text)
+
+    def printed(self, execution: Execution, stream: str, text: str) -> None:
+        if self._run_logs is not None:
+            self._run_logs.printed(execution, stream, text)
+
+    def log_ended(self, execution: Execution) -> None:
+        if self._run_logs is not None:
+            self._run_logs.over(execution)
 
     def holds(self, run: ClaimedRun) -> bool:
         return self.leases.holds(run.claim_id)

@@ -67,7 +67,9 @@ async def test_a_key_is_forgotten_after_its_time(bench: Workbench, pool: Pool) -
         await pool.query("update duly.ledger set completed_at = completed_at - interval '8 days'")
         assert (await bench.succeeded(await bench.submit(bill))).deduplicated is False
         assert (await bench.succeeded(await bench.submit(bill))).deduplicated is True
-    tidier = Tidier(pool, ledger_retention_seconds=7 * 86400, audit_retention_seconds=86400)
+    tidier = Tidier(
+        pool, ledger_retention_seconds=7 * 86400, audit_retention_seconds=86400, run_log_retention_seconds=3600
+    )
     tidier.lead(True)
     await tidier.run_once()
     assert await count(pool, "ledger") == 1

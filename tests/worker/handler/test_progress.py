@@ -34,7 +34,9 @@ async def test_it_is_seen_while_the_handler_runs_and_gone_when_it_has_ended(benc
         go_on.set()
         assert (await bench.succeeded(job_id)).progress is None
     assert await count(bench.pool, "progress") == 1
-    tidier = Tidier(bench.pool, ledger_retention_seconds=1, audit_retention_seconds=86400)
+    tidier = Tidier(
+        bench.pool, ledger_retention_seconds=1, audit_retention_seconds=86400, run_log_retention_seconds=3600
+    )
     tidier.lead(True)
     await tidier.run_once()
     assert await count(bench.pool, "progress") == 0

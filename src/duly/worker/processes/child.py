@@ -37,7 +37,8 @@ from duly.process import conceal
 from duly.tracing import TraceContext, within
 from duly.worker.execution import Execution, StopReason
 from duly.worker.handler.context import Context
-from duly.worker.handler.errors import exception_text, isinstance_of, result_text
+from duly.worker.handler.errors import cut, exception_text, isinstance_of, result_text
+from duly.worker.handler.output import listening
 from duly.worker.processes.children import LENGTH, resolve
 from duly.worker.wear import resident_bytes
 
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 # Shortest pause between two progress reports to the worker; the last report is always sent.
 PROGRESS_SECONDS = 0.1
+# Characters of a handler's output that are sent at once, and that one piece of it may have.
+MAX_SAID = 256 * 1024
 # Time for an idle child to end in the usual way, with atexit handlers, once its worker has let it go.
 LEAVE_SECONDS = 2.0
 
@@ -156,6 +159,11 @@ class _Call:
         self._progress: tuple[float, str] | None = None
         self._reported_at = 0.0
         self._over = False
+        self._saying = threading.Lock()
+        self._said: list[tuple[str | None, str, str]] = []
+        self._said_size = 0
+        self._said_at = 0.0
+        self._silent = False
 
     def answer(self) -> dict[str, Any]:
         token = current_run.set(self._execution)
@@ -165,6 +173,7 @@ class _Call:
         except BaseException as error:  # noqa: BLE001 - a handler may raise anything, and the child goes on
             answer = {"error": json.loads(exception_text(error)), "signal": _signal_of(error)}
         self._send_progress(over=True)
+        self._send_said(over=True)
         current_run.reset(token)
         self._execution.over = True
         return answer
@@ -210,6 +219,40 @@ class _Call:
             if report is not None and not self._over:
                 self._child.send({"progress": report})
             self._over = self._over or over
+
+    # What the handler logs and prints. The worker puts lines together, bounds and masks them.
+
+    def logged(self, execution: Execution, level: str, source: str, text: str) -> None:
+        self._say(level, source, text)
+
+    def printed(self, execution: Execution, stream: str, text: str) -> None:
+        self._say(None, stream, text)
+
+    def log_ended(self, execution: Execution) -> None:
+        pass  # only an executor calls it
+
+    def _say(self, level: str | None, source: str, text: str) -> None:
+        text = text if len(text) <= MAX_SAID else cut(text, MAX_SAID)
+        with self._saying:
+            pending = bool(self._said)
+            self._said.append((level, source, text))
+            self._said_size += len(text)
+            wait = self._said_at + PROGRESS_SECONDS - time.monotonic()
+            full = self._said_size > MAX_SAID
+        if full or wait <= 0:
+            self._send_said()
+        elif not pending:
+            timer = threading.Timer(wait, self._send_said)
+            timer.daemon = True
+            timer.start()
+
+    def _send_said(self, *, over: bool = False) -> None:
+        with self._saying:  # held while sending, to keep the order
+            said, self._said, self._said_size = self._said, [], 0
+            self._said_at = time.monotonic()
+            if said and not self._silent:
+                self._child.send({"said": said})
+            self._silent = self._silent or over
 
     # Cancelling, from the thread that reads frames
 
@@ -270,7 +313,8 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     log_to_stderr()
     faulthandler.enable()  # a crash leaves its traceback in the worker's log
-    Child(requests, answers).run()
+    with listening():
+        Child(requests, answers).run()
 
 
 if __name__ == "__main__":

@@ -153,6 +153,7 @@ class _Child(asyncio.Protocol):
         self._received = bytearray()
         self._answer: asyncio.Future[Mapping[str, Any]] | None = None
         self._context: Context | None = None
+        self._execution: Execution | None = None
         self._silent: asyncio.Future[None] = loop.create_future()
         self._program: Program
         self._requests: asyncio.WriteTransport
@@ -194,7 +195,7 @@ class _Child(asyncio.Protocol):
 
     async def call(self, request: Mapping[str, Any], execution: Execution) -> Any:
         answer = self._answer = asyncio.get_running_loop().create_future()
-        self._context = Context(execution)
+        self._context, self._execution = Context(execution), execution
         try:
             execution.begin()  # the run may have waited for a child
             self.calls += 1
@@ -213,7 +214,7 @@ class _Child(asyncio.Protocol):
                 answer.result()
             raise RemoteError("ProcessDied", await self._how_it_died())
         finally:
-            self._answer = self._context = None
+            self._answer = self._context = self._execution = None
 
     async def _cancel(self, answer: asyncio.Future[Mapping[str, Any]]) -> None:
         """Tells the handler to stop, and kills its process if it does not end in time."""
@@ -286,7 +287,15 @@ class _Child(asyncio.Protocol):
             self._silent.set_result(None)
 
     def _heard(self, message: Mapping[str, Any]) -> None:
-        if "progress" in message:
+        if "said" in message:
+            for level, source, text in message["said"]:
+                if self._execution is None:
+                    return
+                if level is None:
+                    self._execution.printed(source, text)
+                else:
+                    self._execution.logged(level, source, text)
+        elif "progress" in message:
             fraction, note = message["progress"]
             if self._context is not None and not self._context.cancelled:
                 try:

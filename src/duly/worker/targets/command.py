@@ -15,8 +15,9 @@ import io
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from duly.config import Settings
@@ -68,7 +69,7 @@ class CommandTarget:
         if self._programs is not None:
             folder = os.getcwd() if self._account is None else self._account.home
             argv = self._programs.started_as(target, path=os.environ.get("PATH", os.defpath), folder=folder)
-        outputs = Output(), Output()
+        outputs = Output(partial(execution.printed, "stdout")), Output(partial(execution.printed, "stderr"))
         try:
             with _holding(payload.encode()) as stdin:
                 program = await self._start(execution, target, argv, stdin, outputs)
@@ -183,9 +184,11 @@ def _last(text: str, limit: int) -> str:
 
 
 class Output(asyncio.Protocol):
-    """Reads an output to its end, whatever its size, and keeps the last bytes of it."""
+    """Reads an output to its end, whatever its size, and keeps the last bytes of it. `said` is told all of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, said: Callable[[str], None] = lambda _: None) -> None:
+        self._said = said
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.closed = asyncio.Event()
         self._tail = bytearray()
         self._size = 0
@@ -208,6 +211,7 @@ class Output(asyncio.Protocol):
             self._transport.close()
 
     def data_received(self, data: bytes) -> None:
+        self._said(self._decoder.decode(data))
         self._size += len(data)
         self._tail += data[-TAIL_BYTES:]
         if len(self._tail) > 8 * TAIL_BYTES:  # not each time: moving the kept bytes costs time as well
