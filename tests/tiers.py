@@ -57,6 +57,7 @@ WAITS = (
     "tracing/test_traces.py",
     "worker/test_leases.py",
     "worker/test_outages.py",
+    "worker/test_run_logs.py",
     "worker/test_split_brain.py",
 )
 

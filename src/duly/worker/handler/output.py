@@ -26,7 +26,7 @@ class Stream:
         self.behind = inner
         self._name = name
 
-    def write(self, text: str) -> Any:
+    def write(self, text: Any) -> Any:
         run = current_run.get()
         # Not what a handler of the logging module writes here: the listener has the record.
         if run is not None and isinstance(text, str) and sys._getframe(1).f_code is not _EMIT:
