@@ -1,5 +1,5 @@
-"""Deletes old rows: expired idempotency keys, progress of handlers that have ended, lines of runs, old rows of the audit
-trail, closed incidents, nodes and terms of long ago.
+"""Deletes old rows: expired idempotency keys, progress of handlers that have ended, lines of runs, old rows of the
+audit trail, closed incidents, nodes and terms of long ago.
 
 Nodes and terms name the worker of a run and the leader that fired it; an older run shows the worker's id instead.
 """
