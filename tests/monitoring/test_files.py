@@ -142,8 +142,8 @@ def test_the_dashboard_is_whole() -> None:
 
 
 @needs_promtool
-@pytest.mark.parametrize("page", RUNBOOKS, ids=lambda page: page.stem)
-def test_what_a_runbook_says_to_look_at_can_be_looked_at(page: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", [*RUNBOOKS, ROOT / "docs/alerts.md"], ids=lambda page: page.stem)
+def test_what_a_page_says_to_look_at_can_be_looked_at(page: Path, tmp_path: Path) -> None:
     expressions = [line for block in blocks(page, "promql") for line in block.splitlines()]
     if expressions:
         assert_sound(expressions, tmp_path)

@@ -63,6 +63,67 @@ MUTANTS = (
         "pass",
         ("store/test_migrate.py::TestALock",),
     ),
+    *(
+        Mutant(f"deadman-{name}", what, "maintenance/deadman.py", old, changed, (f"maintenance/test_deadman.py{test}",))
+        for name, what, old, changed, test in (
+            (
+                "trusts-shards",
+                "the dead man's switch pings although shards have no leader",
+                "if found.shards_unowned:",
+                "if False:",
+                "::test_pings_stop_while_shards_have_no_leader_and_come_back",
+            ),
+            (
+                "trusts-fires",
+                "the dead man's switch pings although nothing fires",
+                "if late > self._late_seconds:",
+                "if False:",
+                "::test_pings_stop_while_a_due_job_does_not_fire_and_come_back",
+            ),
+            (
+                "trusts-workers",
+                "the dead man's switch pings although no worker lives",
+                """and not found.live_nodes.get("worker")""",
+                "and False",
+                "::test_pings_stop_while_runs_wait_and_no_worker_lives_and_come_back",
+            ),
+            (
+                "blames-workers",
+                "a backlog alone stops the dead man's switch",
+                """ and not found.live_nodes.get("worker")""",
+                "",
+                "::test_a_run_that_waits_is_no_reason_while_a_worker_lives",
+            ),
+            (
+                "has-no-doubt",
+                "the log says that all is lost whenever shards move",
+                "if not self._doubted:",
+                "if False:",
+                "::test_a_moment_without_a_leader_is_not_worth_a_word",
+            ),
+            (
+                "tells-its-address",
+                "the key of the check is in the log",
+                "self._shown = shown_ping_url(url)",
+                "self._shown = url",
+                "",
+            ),
+            (
+                "waits-for-ever",
+                "a server that hangs silences the dead man's switch",
+                "asyncio.timeout(REQUEST_SECONDS)",
+                "asyncio.timeout(None)",
+                "::test_a_server_that_refuses_or_hangs_is_named_once_without_the_secret_and_holds_up_nothing",
+            ),
+            (
+                "holds-up-the-node",
+                "a server that hangs delays the hand-over of all shards",
+                "patience = 0.2",
+                "patience = 20.0",
+                "::test_a_server_that_refuses_or_hangs_is_named_once_without_the_secret_and_holds_up_nothing",
+            ),
+        )
+    ),
     Mutant(
         "rescue-forgets-history",
         "a run that has ended runs again",
