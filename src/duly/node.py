@@ -20,6 +20,7 @@ from duly.maintenance.guardian import Guardian
 from duly.maintenance.leader import LeaderService
 from duly.maintenance.orphans import Orphans
 from duly.maintenance.partitions import Partitions
+from duly.maintenance.pauses import Pauses
 from duly.maintenance.rescuer import Rescuer
 from duly.maintenance.sql_submits import SqlSubmits
 from duly.maintenance.survey import Survey
@@ -122,6 +123,7 @@ class SchedulerNode:
             Rescuer(pool, figures=figures),
             Partitions(pool),
             Unparker(pool),
+            Pauses(pool),
             Orphans(pool),
             Tidier(
                 pool,

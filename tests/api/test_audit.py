@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -11,6 +12,7 @@ import pytest
 
 from duly.api.server import create_app
 from duly.client import AsyncClient
+from duly.errors import InvalidInput
 from duly.local_keys import LocalKey, obtain_key
 from duly.model import AuditFilter, os_user
 from duly.operations import StoreOperations
@@ -133,3 +135,18 @@ async def test_the_client_reads_it_page_by_page(store_operations: StoreOperation
     assert page.items == found[:2]
     assert page.next_cursor is not None
     assert found[0].job_id == job.job_id
+
+
+async def test_a_pause_over_the_api_ends_when_it_says(store_operations: StoreOperations, serving: Any) -> None:
+    until = datetime(2999, 12, 1, 9, tzinfo=UTC)
+    async with serving(store_operations) as url, AsyncClient(url) as client:
+        job = await client.submit("report", schedule="every 1h", allow_unknown_handler=True)
+        paused = await client.pause(job.job_id, reason="holidays", until=until)
+        assert (paused.status, paused.status_reason, paused.paused_until) == ("paused", "holidays", until)
+        assert (await client.get_job(job.job_id)).paused_until == until
+        with pytest.raises(InvalidInput, match="until"):
+            await client.pause(job.job_id, until=datetime(2001, 1, 1, tzinfo=UTC))
+        async with httpx.AsyncClient(base_url=url) as plain:
+            refused = await plain.post(f"/api/v1/jobs/{job.job_id}/pause", json={"until": "soon"})
+        assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "until")
+        assert (await client.resume(job.job_id, reason="back")).paused_until is None

@@ -43,3 +43,15 @@ def test_keys_and_tenants(duly: Run) -> None:
     assert [(line["kind"], line["action"], line["object"]) for line in lines] == [
         ("key", "create", key), ("key", "revoke", key), ("tenant", "set", "acme"),
     ]  # fmt: skip
+
+
+def test_a_pause_says_until_when(duly: Run) -> None:
+    duly("submit", "report", "--schedule", "every 1h", "--name", "nightly", "--allow-unknown-handler")
+    assert "until 2999-12-01" in duly("job", "pause", "nightly", "--until", "2999-12-01 09:00").out
+    assert "2999-12-01" in duly("job", "show", "nightly").out
+    assert duly("job", "show", "nightly", "--json").document["paused_until"] == "2999-12-01T09:00:00Z"
+    assert duly("job", "pause", "nightly", "--until", "+2h").code == 0
+    for wrong in ("+never", "soon", "2001-01-01"):
+        refused = duly("job", "pause", "nightly", "--until", wrong)
+        assert (refused.code, "until" in refused.err) == (2, True)
+    assert duly("job", "pause", "nightly", "--json").document["paused_until"] is None

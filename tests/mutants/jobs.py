@@ -309,7 +309,9 @@ MUTANTS = (
         "unpark-the-kept",
         "a job that a person paused goes on by itself",
         "operations/jobs.py",
-        "kept = await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note)",
+        "kept = await jobs.keep_paused(\n"
+        "            self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note, until=until\n"
+        "        )",
         "kept = None",
         ("operations/test_changing.py::TestParked::test_a_person_who_pauses_it_keeps_it_paused",),
     ),

@@ -28,6 +28,7 @@ _JOB: dict[str, Any] = {
     "tenant": "default",
     "status": "active",
     "status_reason": None,
+    "paused_until": None,
     "next_run_at": "2026-03-09T13:00:00Z",
     "last_run_at": None,
     "run_count": 0,
@@ -128,7 +129,14 @@ EXAMPLES: dict[str, Example] = {
     "change_job": Example({**_JOB, "schedule": "0 8 * * MON"}, {"schedule": "0 8 * * MON"}),
     "cancel_job": Example({**_JOB, "status": "cancelled", "next_run_at": None}),
     "pause_job": Example(
-        {**_JOB, "status": "paused", "status_reason": "holidays", "next_run_at": None}, {"reason": "holidays"}
+        {
+            **_JOB,
+            "status": "paused",
+            "status_reason": "holidays",
+            "paused_until": "2027-01-04T08:00:00Z",
+            "next_run_at": None,
+        },
+        {"reason": "holidays"},
     ),
     "resume_job": Example(_JOB),
     "trigger_job": Example(_QUEUED),

@@ -288,6 +288,7 @@ class JobDocument(JobBody):
     tenant: str
     status: JobStatus
     status_reason: str | None
+    paused_until: datetime | None = Field(description="when the pause ends by itself")
     next_run_at: datetime | None
     last_run_at: datetime | None
     run_count: int = Field(description="number of runs so far; max_runs limits it")
@@ -523,12 +524,17 @@ class PreviewDocument(_Document):
 
 
 class PauseBody(BaseModel):
-    """The reason of a pause; optional."""
+    """The reason of a pause, and when it ends by itself; both optional."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
     reason: str | None = Field(
         None, description="shown as the job's status_reason", json_schema_extra=_or_null("string", text_rules(500))
+    )
+    until: str | None = Field(
+        None,
+        description="when the job goes on by itself; null: when it is resumed",
+        json_schema_extra=_or_null("string", MOMENT_RULES),
     )
 
 

@@ -319,9 +319,10 @@ def cancel(job_id: str | UUID, *, running: bool = False, reason: str | None = No
     return Call("DELETE", _path("jobs", job_id), _job, _query(running="cancel" if running else None, reason=reason))
 
 
-def pause(job_id: str | UUID, *, reason: str | None = None) -> Call[Job]:
-    """Pauses a job: it does not fire until it is resumed."""
-    body = None if reason is None else encode({"reason": reason})
+def pause(job_id: str | UUID, *, reason: str | None = None, until: datetime | None = None) -> Call[Job]:
+    """Pauses a job: it does not fire until it is resumed, or until a time, at which it goes on by itself."""
+    given = {"reason": reason, "until": None if until is None else time_text(until)}
+    body = encode({name: value for name, value in given.items() if value is not None}) if any(given.values()) else None
     return Call("POST", _path("jobs", job_id, "pause"), _job, body=body)
 
 

@@ -64,8 +64,9 @@ def read_page(document: Document, read: Callable[[Document], Item]) -> Page[Item
 
 def read_job(document: Document) -> Job:
     policy = Policy(**{name: document[name] for name in POLICY_FIELDS if name in document})
-    times = {name: read_time(document[name]) for name in _JOB_TIMES}
-    given: dict[str, Any] = {name: document[name] for name in _JOB_FIELDS} | times
+    # A server of 0.1.0 knows no pauses that end by themselves.
+    times = {name: read_time(document[name]) for name in _JOB_TIMES if name in document or name != "paused_until"}
+    given: dict[str, Any] = {name: document[name] for name in _JOB_FIELDS - {*_JOB_TIMES}} | times
     given |= {
         "job_id": UUID(document["job_id"]),
         "kind": _kind(document["schedule"], document["timezone"], _time(document["created_at"])),

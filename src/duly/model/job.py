@@ -149,6 +149,8 @@ class Job:
     version: int
     unreadable: str | None = None
     """The stored fields that Python cannot read, and why. Such a field is empty here, or has its default."""
+    paused_until: datetime | None = None
+    """When the job's pause ends by itself."""
 
 
 class Submitted(NamedTuple):

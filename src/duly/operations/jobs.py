@@ -220,25 +220,50 @@ class JobOperations:
         now = self._pool.clock.now()
         return max(now, await jobs.dealt_with_until(store, job_id=job_id) or now)
 
-    async def pause(self, job_id: str, *, reason: str | None = None) -> Job:
-        """Stop a job from firing until it is resumed. Pausing a paused job changes nothing."""
+    async def pause(self, job_id: str, *, reason: str | None = None, until: datetime | None = None) -> Job:
+        """Stop a job from firing until it is resumed, or until a time, at which it goes on as if it was resumed then.
+
+        Pausing a paused job changes nothing but this time: without `until`, it no longer goes on by itself.
+        """
         check_reason(reason)
-        note = self._actor.note()
+        until = self._check_until(until)
+        note = self._actor.note(after=None if until is None else {"paused_until": until.isoformat()})
         job = await self.get(job_id)
         if job.status == "paused":
-            # A job that Duly parked would resume by itself; now it stays paused.
-            kept = await jobs.keep_paused(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note)
-            if kept is None and await declarations.exist(self._pool):
-                # So would one that no deploy declared, once it is declared again.
-                await declarations.keep_paused(
-                    self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note
-                )
-                kept = await self.get(job_id)
-            return kept or job
-        paused = await jobs.pause(self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note)
+            return await self._keep_paused(job, reason=reason, until=until, note=note)
+        paused = await jobs.pause(
+            self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note, until=until
+        )
         if paused is None:
             raise Conflict(f"job {job_id} cannot be paused: it is {job.status} and nothing more is planned for it")
         return paused
+
+    async def _keep_paused(self, job: Job, *, reason: str | None, until: datetime | None, note: str) -> Job:
+        """Make the pause of a paused job the caller's own, which ends when the caller says."""
+        # A job that Duly parked would resume by itself; now it stays paused.
+        kept = await jobs.keep_paused(
+            self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note, until=until
+        )
+        if kept is not None:
+            return kept
+        # So would one that no deploy declared, once it is declared again.
+        if not await declarations.exist(self._pool) or not await declarations.keep_paused(
+            self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, note=note, until=until
+        ):
+            await jobs.pause_again(
+                self._pool, job_id=job.job_id, tenant=self._tenant, reason=reason, actor=self._actor, until=until
+            )
+        return await self.get(str(job.job_id))
+
+    def _check_until(self, until: datetime | None) -> datetime | None:
+        until = checks.check_moment("until", until)
+        if until is None:
+            return None
+        if until <= self._pool.clock.now():
+            raise InvalidInput("until", f"must be in the future, and {until.isoformat()} is past")
+        if not self._pool.has_step(jobs.PAUSES_STEP):
+            raise InvalidInput("until", "needs a store of this version: run duly migrate, or pause without it")
+        return until
 
     async def resume(self, job_id: str, *, reason: str | None = None) -> Job:
         """Fire a paused job again, from its next future occurrence on. Occurrences during the pause are not run.

@@ -238,6 +238,9 @@ class Judge:
             sentence = f"The job was {change.what} then{why}: from {utc_text(change.at)} until {utc_text(stop.until)}."
         else:
             ahead = "; it fires only if it is resumed before" if occurrence.scheduled_at > self._now else ""
+            if (until := change.until) is not None:
+                facts["paused_until"] = until
+                ahead = f", until {utc_text(until)}, when it goes on by itself"
             sentence = f"The job is {change.what} since {utc_text(change.at)}{why}{ahead}."
         return self._say(occurrence, _STOPPED[change.what], sentence, facts)
 

@@ -24,6 +24,12 @@ class Change:
         reason = self.detail.get("reason")
         return None if reason is None else str(reason)
 
+    @property
+    def until(self) -> datetime | None:
+        """When this pause ends by itself."""
+        until = self.detail.get("until")
+        return datetime.fromisoformat(until) if isinstance(until, str) else None
+
 
 async def of_job(store: Querier, *, job_id: UUID, limit: int) -> list[Change]:
     """The newest `limit` changes of a job, oldest first."""

@@ -133,9 +133,25 @@ async def pause_orphan(store: Querier, orphan: Orphan) -> bool:
     return await store.together(write)
 
 
-async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str | None, note: str | None) -> bool:
+async def keep_paused(
+    store: Querier,
+    *,
+    job_id: UUID,
+    tenant: str,
+    reason: str | None,
+    note: str | None,
+    until: datetime | None = None,
+) -> bool:
     """Makes the pause of an undeclared job a user's; False if it is one, or is for another reason."""
-    return await store.row("declarations/keep_paused", job_id, tenant, reason, note) is not None
+
+    async def write(within: Querier) -> bool:
+        if await within.row("declarations/keep_paused", job_id, tenant, reason, note) is None:
+            return False
+        if until is not None:
+            await within.row("pauses/set", job_id, until)
+        return True
+
+    return await store.together(write)
 
 
 async def restore(

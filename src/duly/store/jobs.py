@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from duly.model import DEFAULT_POLICY, DEFAULT_TENANT, Job, ScheduleKind
+from duly.model import DEFAULT_POLICY, DEFAULT_TENANT, Actor, Job, ScheduleKind
 from duly.store.incidents import STEP as INCIDENTS_STEP
 from duly.store.pool import LARGE, Querier
 from duly.store.reading import Reading
@@ -46,6 +46,9 @@ class NewJob(NamedTuple):
     immediate: bool
 
 
+#: The step of the migrations that brought pauses which end by themselves. Without it, a pause lasts until a person ends
+#: it.
+PAUSES_STEP = 10
 # The number of a job's own fields. The schedule is among them: a one-off's time is its schedule.
 OWN_FIELDS = 9
 
@@ -128,12 +131,21 @@ async def find_duplicates(
 
 async def get(store: Querier, *, job_id: UUID, tenant: str) -> Job | None:
     row = await store.row("jobs/get", job_id, tenant)
-    return None if row is None else to_job(row)
+    return None if row is None else (await _with_ends(store, [to_job(row)]))[0]
+
+
+async def _with_ends(store: Querier, found: list[Job]) -> list[Job]:
+    """These jobs, with the times at which their pauses end by themselves."""
+    paused = [job.job_id for job in found if job.status == "paused"]
+    if not paused or not store.has_step(PAUSES_STEP):
+        return found
+    ends = {row["job_id"]: row["until"] for row in await store.fetch("pauses/of_jobs", paused)}
+    return [replace(job, paused_until=ends[job.job_id]) if job.job_id in ends else job for job in found]
 
 
 async def with_ids(store: Querier, *, low: UUID, high: UUID, tenant: str) -> list[Job]:
     """The newest five jobs whose ids lie between these."""
-    return [to_job(row) for row in await store.fetch("jobs/with_ids", tenant, low, high)]
+    return await _with_ends(store, [to_job(row) for row in await store.fetch("jobs/with_ids", tenant, low, high)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +266,8 @@ async def page(store: Querier, job_ids: Sequence[UUID], *, tenant: str, payload:
     None."""
     if not job_ids:
         return []
-    return [to_job(row) for row in await store.fetch("jobs/page", job_ids, PAGE_BYTES, payload, tenant)]
+    rows = await store.fetch("jobs/page", job_ids, PAGE_BYTES, payload, tenant)
+    return await _with_ends(store, [to_job(row) for row in rows])
 
 
 async def retract(within: Querier, *, job_id: UUID, tenant: str) -> None:
@@ -266,21 +279,68 @@ async def retract(within: Querier, *, job_id: UUID, tenant: str) -> None:
         await within.fetch("jobs/put_back", [job_id], [min(taken)], [len(taken)])
 
 
-async def pause(store: Querier, *, job_id: UUID, tenant: str, reason: str | None, note: str | None) -> Job | None:
-    """`note`, here and below: who acts (`Actor.note`)."""
+async def pause(
+    store: Querier,
+    *,
+    job_id: UUID,
+    tenant: str,
+    reason: str | None,
+    note: str | None,
+    until: datetime | None = None,
+) -> Job | None:
+    """`note`, here and below: who acts (`Actor.note`). `until`: when the pause ends by itself."""
 
     async def write(within: Querier) -> Job | None:
         await retract(within, job_id=job_id, tenant=tenant)
         row = await within.row("jobs/pause", job_id, tenant, reason, note)
-        return None if row is None else to_job(row)
+        return None if row is None else await _paused(within, to_job(row), until)
 
     return await store.together(write)
 
 
-async def keep_paused(store: Querier, *, job_id: UUID, tenant: str, reason: str | None, note: str | None) -> Job | None:
+async def _paused(within: Querier, job: Job, until: datetime | None) -> Job:
+    """The job, whose pause this transaction has written. A pause without an end needs nothing: it voids the end of an
+    earlier one."""
+    if until is not None:
+        await within.row("pauses/set", job.job_id, until)
+    return replace(job, paused_until=until)
+
+
+async def keep_paused(
+    store: Querier,
+    *,
+    job_id: UUID,
+    tenant: str,
+    reason: str | None,
+    note: str | None,
+    until: datetime | None = None,
+) -> Job | None:
     """Pauses a job that is only parked; None if it is not."""
-    row = await store.row("jobs/keep_paused", job_id, tenant, reason, note)
-    return None if row is None else to_job(row)
+
+    async def write(within: Querier) -> Job | None:
+        row = await within.row("jobs/keep_paused", job_id, tenant, reason, note)
+        return None if row is None else await _paused(within, to_job(row), until)
+
+    return await store.together(write)
+
+
+async def pause_again(
+    store: Querier, *, job_id: UUID, tenant: str, reason: str | None, actor: Actor, until: datetime | None
+) -> Job | None:
+    """Lets the pause of a paused job end at another time. Changes nothing if it ends at that time already, or the job
+    is not paused."""
+
+    async def write(within: Querier) -> Job | None:
+        await lock(within, job_ids=[job_id], tenant=tenant)
+        job = await get(within, job_id=job_id, tenant=tenant)
+        if job is None or job.status != "paused" or job.paused_until == until:
+            return job
+        note = actor.note(before={"paused_until": job.paused_until}, after={"paused_until": until})
+        if await within.row("pauses/again", job_id, tenant, reason, note) is not None:
+            await within.row("pauses/set", job_id, until)
+        return await get(within, job_id=job_id, tenant=tenant)
+
+    return await store.together(write)
 
 
 class ChangedJob(NamedTuple):
@@ -438,5 +498,6 @@ def to_job(row: Any) -> Job:
 _PLAIN_COLUMNS = tuple(
     field.name
     for field in fields(Job)
-    if field.name not in ("handler", "payload", "policy", "labels", "status", "status_reason", "unreadable")
+    if field.name
+    not in ("handler", "payload", "policy", "labels", "status", "status_reason", "unreadable", "paused_until")
 )

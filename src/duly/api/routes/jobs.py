@@ -366,7 +366,10 @@ async def cancel_job(
 @router.post(
     "/jobs/{job_id}/pause",
     summary="Pause a job",
-    description="The job does not fire until it is resumed. Pausing a paused job changes nothing.",
+    description=(
+        "The job does not fire until it is resumed, or until the time `until`, at which it goes on by itself. Pausing "
+        "a paused job changes nothing but this time."
+    ),
     dependencies=[only()],
     responses=answers(200, "The job", JobDocument, 404, 409, 413, 415),
     openapi_extra=request_body("PauseBody", required=False),
@@ -374,9 +377,8 @@ async def cancel_job(
 @needs("write")
 async def pause_job(job_id: str, request: Request, operations: Operations = OPERATIONS) -> Response:
     body = read_body(PauseBody, await read_optional_object(request, limit=body_limit(request)))
-    if body.reason is not None:
-        checks.check_text("reason", body.reason, longest=500)
-    return _answer(await operations.jobs.pause(job_id, reason=body.reason))
+    until = None if body.until is None else checks.read_moment("until", body.until)
+    return _answer(await operations.jobs.pause(job_id, reason=body.reason, until=until))
 
 
 @router.post(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -26,7 +26,7 @@ from duly.cli.output import (
     print_table,
     say,
 )
-from duly.errors import Conflict, InvalidInput
+from duly.errors import Conflict, InvalidInput, InvalidSchedule
 from duly.formats import rough_span
 from duly.masking import shown_payload
 from duly.targets import shown_target
@@ -44,7 +44,7 @@ group = typer.Typer(
     epilog=examples(
         "duly job list --status active --queue reports",
         "duly job runs nightly-report --json | head -3",
-        "duly job pause 0197c1f2",
+        "duly job pause 0197c1f2 --reason 'supplier is down' --until +2h",
         "duly job trigger nightly-report",
     ),
     no_args_is_help=True,
@@ -130,6 +130,7 @@ def show(context: typer.Context, job: JobArgument, as_json: JsonOption = False) 
             "job": str(found.job_id),
             "name": found.name,
             "status": coloured(found.status) + (f" ({one_line(found.status_reason)})" if found.status_reason else ""),
+            "until": f"{moment(found.paused_until)} ({away(found.paused_until, now)})" if found.paused_until else "",
             "handler": found.handler if isinstance(found.handler, str) else json.dumps(shown_target(found.handler)),
             "payload": one_line(
                 json.dumps(shown_payload(found.payload, found.policy.secret_fields), ensure_ascii=False), 1000
@@ -177,10 +178,42 @@ def pause(
     context: typer.Context,
     job: JobArgument,
     reason: Annotated[str | None, typer.Option(help="Reason, shown by `duly job show`.", metavar="TEXT")] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            help="When it goes on by itself: a time, such as '2026-12-01 09:00' (UTC, or with an offset), or a span "
+            "from now, such as +2h. Default: when it is resumed.",
+            metavar="TIME",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Pause a job: it does not fire until it is resumed."""
-    _change(context, job, lambda operations, job_id: operations.jobs.pause(job_id, reason=reason), as_json)
+    """Pause a job: it does not fire until it is resumed, or until a given time.
+
+    Occurrences during the pause are not run. Pausing a paused job again changes only its --until.
+    """
+    from duly.checks import read_moment
+
+    span = moment_given = None
+    if until is not None and until.startswith("+"):
+        span = _read_span(until[1:])
+    elif until is not None:
+        moment_given = read_moment("until", until)
+
+    def stop(operations: Backend, job_id: str) -> Awaitable[Job]:
+        ends = moment_given if span is None else operations.now() + span
+        return operations.jobs.pause(job_id, reason=reason, until=ends)
+
+    _change(context, job, stop, as_json)
+
+
+def _read_span(text: str) -> timedelta:
+    from duly.timing.interval import read_interval
+
+    try:
+        return timedelta(seconds=read_interval(f"every {text}")[0])
+    except InvalidSchedule as error:
+        raise InvalidInput("until", f"+{text[:40]}: a span is like +2h or +1h30m") from error
 
 
 @group.command()
@@ -239,6 +272,8 @@ def _change(context: typer.Context, text: str, change: Callable[[Backend, str], 
         print_json(job_document(job))
     else:
         planned = f"  next {moment(job.next_run_at)} ({away(job.next_run_at, now)})" if job.next_run_at else ""
+        if job.paused_until is not None:
+            planned = f"  until {moment(job.paused_until)} ({away(job.paused_until, now)})"
         say(f"{job.job_id}  {one_line(job.name)}  {coloured(job.status)}{planned}")
 
 

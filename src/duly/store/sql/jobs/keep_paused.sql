@@ -14,8 +14,8 @@ forgotten as (
 audited as (
     insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
     select kept.updated_at, kept.tenant, $4::jsonb -> 'who', 'pause', 'job', kept.job_id::text, kept.job_id,
-        jsonb_build_object('status', 'paused', 'status_reason', before.status_reason), jsonb_build_object('status', 'paused'),
-        $3::text
+        jsonb_build_object('status', 'paused', 'status_reason', before.status_reason),
+        jsonb_build_object('status', 'paused') || coalesce($4::jsonb -> 'after', '{}'), $3::text
     from kept join duly.jobs before on before.job_id = kept.job_id
 ),
 -- end audited

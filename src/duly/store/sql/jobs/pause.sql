@@ -18,7 +18,7 @@ audited as (
     insert into duly.audit (at, tenant, who, action, kind, object, job_id, before, after, reason)
     select paused.updated_at, paused.tenant, $4::jsonb -> 'who', 'pause', 'job', paused.job_id::text, paused.job_id,
         jsonb_build_object('status', 'active', 'next_run_at', before.next_run_at),
-        jsonb_build_object('status', 'paused'), $3::text
+        jsonb_build_object('status', 'paused') || coalesce($4::jsonb -> 'after', '{}'), $3::text
     from paused join before using (job_id)
 ),
 -- end audited
