@@ -28,7 +28,7 @@ from duly.store.pool import Pool
 from duly.store.runs import Served
 from harness.injecting import Injector, injected
 from harness.scheduler import HOUR, MINUTE, SECOND, START, FrozenScheduler
-from harness.store import due_job, put_now, succeeded, take
+from harness.store import due_job, new_job, put_now, succeeded, take
 from torture import audit
 from torture.checker import records
 from torture.checker.facts import Facts
@@ -268,6 +268,9 @@ async def test_statements_make_the_legal_moves_and_no_others(
         await turn()
         await life.later(60)
     await put_now(pool, 100, queue="copied")
+    await jobs_store.submit(
+        pool, [new_job(pool, queue="traced")], created_at=pool.clock.now(), trace=f"00-{'1' * 32}-{'2' * 16}-01"
+    )
     await pool.query("select duly.submit('noop', queue => 'by SQL')")
 
     unused = WRITERS - set(injector.seen)

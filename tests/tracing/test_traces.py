@@ -172,11 +172,11 @@ async def test_one_trace_leads_from_the_submitter_through_every_process_to_the_e
     fire, post, answer = one(spans, "fire default"), one(spans, "POST"), one(spans, "POST /orders?key=hidden")
     submit = next(span for span in spans if span.span_id == fire.parent_id)
     process = next(span for span in spans if span.span_id == post.parent_id)
-    claim = next(
-        span for span in spans if span.name == "claim default" and span.attributes["messaging.message.id"] == run.run_id
-    )
+    claims = [span for span in spans if span.name == "claim default"]
+    claim = claims[0]
     assert answer.parent_id == post.span_id
-    assert process.parent_id == claim.parent_id == submit.span_id
+    assert process.parent_id == submit.span_id
+    assert {span.parent_id for span in claims} <= {span.span_id for span in spans if span.name == "submit default"}
     assert len({span.pid for span in (submit, fire, process, answer)}) == 4
     assert [span.kind for span in (submit, fire, claim, process, post, answer)] == [
         "PRODUCER", "PRODUCER", "CLIENT", "CONSUMER", "CLIENT", "SERVER",
@@ -193,8 +193,8 @@ async def test_one_trace_leads_from_the_submitter_through_every_process_to_the_e
         assert span.attributes["messaging.operation.type"] == kind
         assert span.attributes["messaging.destination.name"] == "default"
     assert submit.attributes["duly.job.id"] == str(job.job_id)
-    assert claim.attributes["messaging.batch.message_count"] >= 1
-    assert {span.attributes["messaging.message.id"] for span in (fire, claim, process)} == {run.run_id}
+    assert sum(span.attributes["messaging.batch.message_count"] for span in claims) == 4
+    assert {span.attributes["messaging.message.id"] for span in (fire, process)} == {run.run_id}
     assert (process.attributes["duly.attempt"], process.attributes["duly.outcome"]) == (1, "succeeded")
     assert process.links == (submit.span_id,)
     assert post.attributes["http.response.status_code"] == 200

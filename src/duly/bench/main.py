@@ -12,7 +12,20 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.text import Text
 
-from duly.bench import api, backlog, drain, handlers, hot_second, lag, latency, planning, registered, steady, submit
+from duly.bench import (
+    api,
+    backlog,
+    drain,
+    handlers,
+    hot_second,
+    lag,
+    latency,
+    planning,
+    registered,
+    steady,
+    submit,
+    traced,
+)
 from duly.bench.figures import Figure
 from duly.bench.lab import Lab, Measure
 from duly.bench.processes import BenchFailed
@@ -32,11 +45,12 @@ MEASURES: Mapping[str, Measure] = {
     "api": api.measure,
     "registered": registered.measure,
 }
-# These take minutes to an hour, and gigabytes, and are measured only when named.
+# These take minutes to an hour, and gigabytes, or need what users may lack, and are measured only when named.
 LONG: Mapping[str, Measure] = {
     "steady": steady.measure,
     "handlers": handlers.measure,
     "backlog": backlog.measure,
+    "traced": traced.measure,
 }
 NAMES = (*MEASURES, *LONG)
 DEFAULT_JSON = "bench-results.json"

@@ -10,8 +10,9 @@ import argparse
 import asyncio
 import contextlib
 import cProfile
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from duly.bench.child import DATABASE_URL, Parent, monotonic_us
@@ -78,13 +79,34 @@ def profiled(target: Path | None) -> Iterator[None]:
         profile.dump_stats(target)
 
 
+def make_spans(sampled: float) -> None:
+    """Configure the SDK as applications do; spans are encoded, and sent nowhere."""
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    class Exporter(SpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            for span in spans:
+                json.dumps([span.name, span.start_time, span.end_time, dict(span.attributes or {})])
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider(sampler=ParentBasedTraceIdRatio(sampled))
+    provider.add_span_processor(BatchSpanProcessor(Exporter()))
+    trace.set_tracer_provider(provider)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.set_defaults(database_url=os.environ[DATABASE_URL])
     parser.add_argument("--concurrency", type=int)
     parser.add_argument("--held", action="store_true")
     parser.add_argument("--profile", type=Path)
+    parser.add_argument("--sampled", type=float, help="with OpenTelemetry's SDK, which samples this share")
     options = parser.parse_args()
+    if options.sampled is not None:
+        make_spans(options.sampled)
     run(lambda: work(options.database_url, concurrency=options.concurrency, held=options.held, profile=options.profile))
 
 

@@ -11,9 +11,10 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import NamedTuple
 from uuid import UUID
+from zlib import crc32
 
 from duly.model.ids import make_run_id
 
@@ -100,7 +101,20 @@ def _kept(value: str, longest: int) -> str:
     return value if len(value) <= longest and _PRINTABLE.fullmatch(value) else ""
 
 
+_2000 = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def lot_of(job_id: UUID, scheduled_at: datetime) -> int:
+    """The first 32 of the 64 bits by which samplers judge the id of an occurrence's trace.
+
+    They are cheaper than the whole id (0.15 µs of 1.2): workers reject almost every run by them alone.
+    """
+    since = scheduled_at - _2000
+    return crc32(job_id.bytes, (since.days * 86_400 + since.seconds) * 0x9E3779B1 & 0xFFFFFFFF)
+
+
 def trace_id_of(job_id: UUID, scheduled_at: datetime) -> str:
     """The id of an occurrence's own trace: 32 hex digits, the same for all of its attempts on all workers."""
     run_id = make_run_id(job_id, scheduled_at)
-    return hashlib.blake2b(run_id.encode(), digest_size=16).hexdigest()
+    digest = hashlib.blake2b(run_id.encode(), digest_size=12).hexdigest()
+    return f"{digest[:16]}{lot_of(job_id, scheduled_at):08x}{digest[16:]}"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
@@ -26,12 +27,23 @@ from opentelemetry import context as contexts
 from opentelemetry import propagate, trace
 from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.context import Context
-from opentelemetry.trace import Link, NonRecordingSpan, Span, SpanContext, SpanKind, Status, StatusCode
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    TraceState,
+)
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from duly.logs import current_run
 from duly.model.claim import Buried, ClaimedRun, Expired, Requeued, Succeeded
 from duly.model.ids import make_run_id
-from duly.tracing.context import FiredRun, TraceContext, trace_id_of
+from duly.tracing.context import LINKED, FiredRun, TraceContext, lot_of, trace_id_of
 from duly.tracing.incoming import Prepared, Submit
 from duly.version import VERSION
 
@@ -39,6 +51,8 @@ T = TypeVar("T")
 Attributes = dict[str, str | int | float | bool]
 
 SYSTEM = "duly"
+# What the SDK keeps of a span by default.
+_MAX_LINKS = 128
 _SCHEMA = "https://opentelemetry.io/schemas/1.30.0"
 _ROOT = Context()
 _trace_headers = TraceContextTextMapPropagator()
@@ -101,6 +115,15 @@ class Tracing:
             tracer.id_generator = _ChosenIds(generator)  # type: ignore[attr-defined]
         self._tracer = tracer
         self._sampler: Any = getattr(tracer, "sampler", None)
+        # Runs with a greater lot are surely not sampled, whatever the rest of their traces' ids.
+        self._last_lot = None if self._sampler is None else _last_lot(self._sampler.get_description())
+
+    def unsampled(self) -> None:
+        """From here on, in this task, runs are executed that are not traced."""
+        contexts.attach(_UNTRACED)
+
+    def around_unsampled(self, work: Callable[[], T]) -> Callable[[], T]:
+        return _inside(_UNTRACED, work)
 
     def submit(self, jobs: int, context: TraceContext | None) -> Submit:
         return _SubmitSpan(self._tracer, jobs, context)
@@ -118,9 +141,7 @@ class Tracing:
                 continue
             ended_ns = ended_ns or time.time_ns()
             attributes = _attributes("create", "fire", run.queue) | {
-                "messaging.message.id": make_run_id(run.job_id, run.scheduled_at),
-                "duly.job.id": str(run.job_id),
-                "duly.scheduled_at": run.scheduled_at.isoformat(),
+                "messaging.message.id": make_run_id(run.job_id, run.scheduled_at)
             }
             begun.span(self, f"fire {run.queue}", SpanKind.PRODUCER, attributes, began_ns).end(ended_ns)
 
@@ -130,10 +151,12 @@ class Tracing:
         """Where the spans of a run belong; None if it is not traced."""
         if stored is None:
             return None
-        parent, linked = TraceContext.of_run(stored)
+        parent, linked = (None, None) if stored == LINKED else TraceContext.of_run(stored)
         if parent is not None:
             remote = _remote(parent)
             return Begun(remote, None, (Link(trace.get_current_span(remote).get_span_context()),))
+        if self._last_lot is not None and lot_of(job_id, scheduled_at) > self._last_lot:
+            return None
         trace_id = int(trace_id_of(job_id, scheduled_at), 16)
         if self._sampler is not None:
             asked = _attributes("process", "process", queue or "")
@@ -235,109 +258,97 @@ class _SubmitSpan(Submit):
 class ClaimTrace:
     """A claim, as the traces of its runs show it."""
 
-    __slots__ = ("began_ns", "ended_ns", "runs", "spans")
+    __slots__ = ("_began_ns", "_ended_ns", "_runs", "_traced", "spans")
 
     def __init__(self, spans: Tracing, runs: int, began_ns: int, ended_ns: int) -> None:
         self.spans = spans
-        self.runs = runs
-        self.began_ns = began_ns
-        self.ended_ns = ended_ns
+        self._runs = runs
+        self._began_ns = began_ns
+        self._ended_ns = ended_ns
+        self._traced: list[tuple[ClaimedRun, Begun]] = []
 
-    def of(self, run: ClaimedRun) -> RunSpan:
-        return RunSpan(self, run)
+    def of(self, run: ClaimedRun) -> RunSpan | None:
+        """None: the run is not traced."""
+        begun = self.spans.begin(run.trace, run.job_id, run.scheduled_at, "process", run.queue)
+        if begun is None:
+            return None
+        self._traced.append((run, begun))
+        return RunSpan(self.spans, run, begun)
+
+    def show(self) -> None:
+        """The claim's own span, in the trace of its first traced run; it links to the submits of the others. One for
+        each run would double what a traced run costs."""
+        if not self._traced:
+            return
+        run, begun = self._traced[0]
+        queue = run.queue or ""
+        attributes = _attributes("receive", "claim", queue) | {"messaging.batch.message_count": self._runs}
+        if self._runs == 1:
+            attributes["messaging.message.id"] = make_run_id(run.job_id, run.scheduled_at)
+        links = [link for _, other in self._traced[:_MAX_LINKS] for link in other.links]
+        self.spans.start(
+            f"claim {queue}", SpanKind.CLIENT, attributes, context=begun.context, trace_id=begun.trace_id,
+            links=links, start_ns=self._began_ns,
+        ).end(self._ended_ns)  # fmt: skip
 
 
 class _Unsampled(NonRecordingSpan):
-    """The span of a run that is not traced. Spans that its handler begins are not sampled either, and an id that its
-    handler logs is the run's. Both are rare, so the ids are made only when somebody looks."""
+    """The one span of all runs that are not traced: spans that their handlers begin are not sampled either. Somebody
+    who logs its trace's id finds the run's; few look, so the id is made for them alone."""
 
-    def __init__(self, owner: RunSpan) -> None:
-        self._owner = owner
+    def __init__(self) -> None:
+        self._span_id = secrets.randbits(63) + 1
 
     def get_span_context(self) -> SpanContext:
-        return SpanContext(int(self._owner.trace_id, 16), int(self._owner.span_id, 16), is_remote=False)
+        run = current_run.get()
+        fields = None if run is None else run.log_fields
+        trace_id = self._span_id if fields is None else int(fields["trace_id"], 16)
+        return SpanContext(trace_id, self._span_id, is_remote=False)
+
+
+_UNTRACED = trace.set_span_in_context(_Unsampled(), _ROOT)
 
 
 class RunSpan:
-    """The span of one attempt, which is current while its handler runs, wherever that is."""
+    """The span of one attempt of a traced run, which is current while its handler runs, wherever that is."""
 
-    __slots__ = ("_claim", "_context", "_run", "_span", "_span_id", "_trace_id")
+    __slots__ = ("_begun", "_context", "_run", "_span", "_spans", "trace_id")
 
-    def __init__(self, claim: ClaimTrace, run: ClaimedRun) -> None:
-        self._claim = claim
+    def __init__(self, spans: Tracing, run: ClaimedRun, begun: Begun) -> None:
+        self._spans = spans
         self._run = run
+        self._begun = begun
         self._span: Span | None = None
-        self._trace_id: str | None = None
-        self._span_id: str | None = None
-
-    @property
-    def trace_id(self) -> str:
-        if self._trace_id is None:
-            self._trace_id = trace_id_of(self._run.job_id, self._run.scheduled_at)
-        return self._trace_id
-
-    @property
-    def span_id(self) -> str:
-        if self._span_id is None:
-            self._span_id = secrets.token_hex(8)
-        return self._span_id
+        chosen = begun.trace_id or trace.get_current_span(begun.context).get_span_context().trace_id
+        self.trace_id = f"{chosen:032x}"
 
     def enter(self) -> Token[Context]:
-        """Begin the attempt. Its span, or the lack of one, is current until `leave`."""
-        run = self._run
-        begun = self._claim.spans.begin(run.trace, run.job_id, run.scheduled_at, "process", run.queue)
-        if begun is None:
-            context, span = _ROOT, None
-        else:
-            context, span = begun.context, self._started(begun)
-        self._context = trace.set_span_in_context(_Unsampled(self) if span is None else span, context)
-        self._span = span
+        """Begin the attempt. Its span is current until `leave`."""
+        self._span = self._started()
+        self.trace_id = f"{self._span.get_span_context().trace_id:032x}"
+        self._context = trace.set_span_in_context(self._span, self._begun.context)
         return contexts.attach(self._context)
 
     def leave(self, token: Token[Context]) -> None:
         contexts.detach(token)
 
-    def _started(self, begun: Begun) -> Span:
-        run, claim = self._run, self._claim
-        queue = run.queue or ""
-        own: Attributes = {
+    def _started(self) -> Span:
+        run, queue = self._run, self._run.queue or ""
+        attributes = _attributes("process", "process", queue) | {
             "messaging.message.id": make_run_id(run.job_id, run.scheduled_at),
-            "duly.job.id": str(run.job_id),
-        }
-        attributes = _attributes("receive", "claim", queue) | own | {"messaging.batch.message_count": claim.runs}
-        begun.span(claim.spans, f"claim {queue}", SpanKind.CLIENT, attributes, claim.began_ns).end(claim.ended_ns)
-        attributes = _attributes("process", "process", queue) | own
-        attributes |= {
             "duly.job.name": run.name,
             "duly.handler": run.handler,
             "duly.attempt": run.attempt,
-            "duly.scheduled_at": run.scheduled_at.isoformat(),
         }
-        span = begun.span(claim.spans, f"process {queue}", SpanKind.CONSUMER, attributes, None)
-        found = span.get_span_context()
-        self._trace_id, self._span_id = f"{found.trace_id:032x}", f"{found.span_id:016x}"
-        return span
+        return self._begun.span(self._spans, f"process {queue}", SpanKind.CONSUMER, attributes, None)
 
     def around(self, work: Callable[[], T]) -> Callable[[], T]:
         """The same work, with this span current in whatever thread it runs."""
-
-        def inside() -> T:
-            token = contexts.attach(self._context)
-            try:
-                return work()
-            finally:
-                contexts.detach(token)
-
-        return inside
+        return _inside(self._context, work)
 
     def headers(self) -> dict[str, str]:
         """What a process that this run calls is told of its trace."""
         return _headers(self._context)
-
-    def to_stored(self) -> str | None:
-        """The same as one text."""
-        found = TraceContext.from_headers(self.headers())
-        return None if found is None else found.to_stored()
 
     def request(self, method: str, host: str, port: int, url: str) -> RequestSpan | None:
         """The span of a request to an endpoint; None if the run is not traced."""
@@ -346,7 +357,7 @@ class RunSpan:
         attributes: Attributes = {
             "http.request.method": method, "server.address": host, "server.port": port, "url.full": url,
         }  # fmt: skip
-        span = self._claim.spans.start(method, SpanKind.CLIENT, attributes, context=self._context)
+        span = self._spans.start(method, SpanKind.CLIENT, attributes, context=self._context)
         return RequestSpan(span, trace.set_span_in_context(span, self._context))
 
     def end(self, outcome: Succeeded | Requeued | Buried | Expired | None) -> None:
@@ -412,11 +423,36 @@ def _outcome(outcome: Succeeded | Requeued | Buried | Expired | None) -> tuple[s
 
 # Contexts and attributes
 
+_RATIO = re.compile(r"(?:ParentBased\{root:)?(?:TraceIdRatioBased\{([0-9.e+-]+)\}|(AlwaysOffSampler))")
+
+
+def _last_lot(description: str) -> int | None:
+    """The greatest lot that a sampler samples, by its description; None: any, or it goes by something else."""
+    found = _RATIO.match(description)
+    if found is None:
+        return None
+    return -1 if found[2] else int(float(found[1]) * 2**32)
+
+
+def _inside(context: Context, work: Callable[[], T]) -> Callable[[], T]:
+    def inside() -> T:
+        token = contexts.attach(context)
+        try:
+            return work()
+        finally:
+            contexts.detach(token)
+
+    return inside
+
 
 def _remote(found: TraceContext) -> Context:
     """A context of OpenTelemetry in which another process's span is current."""
-    headers = found.headers
-    return _baggage_header.extract(headers, _trace_headers.extract(headers, _ROOT))
+    state = TraceState.from_header([found.tracestate]) if found.tracestate else None
+    span = SpanContext(
+        int(found.trace_id, 16), int(found.span_id, 16), True, TraceFlags(int(found.flags, 16)), state
+    )  # fmt: skip
+    context = trace.set_span_in_context(NonRecordingSpan(span), _ROOT)
+    return _baggage_header.extract({"baggage": found.baggage}, context) if found.baggage else context
 
 
 def _headers(context: Context) -> dict[str, str]:

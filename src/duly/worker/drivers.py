@@ -31,8 +31,10 @@ Item = TypeVar("Item", bound=Drivable)
 class Drivers(Generic[Item]):
     """Executes items in few asyncio tasks. `execute` never raises: an item's errors are its own."""
 
-    def __init__(self, execute: Callable[[Item], Awaitable[None]]) -> None:
+    def __init__(self, execute: Callable[[Item], Awaitable[None]], begin: Callable[[], None] = lambda: None) -> None:
+        """`begin` is called in each task first; context variables that it sets are set for all of its items."""
         self._execute = execute
+        self._begin = begin
         self._queue: deque[Item] = deque()
         self._pumping = False
         # The loop itself holds tasks only weakly.
@@ -59,6 +61,7 @@ class Drivers(Generic[Item]):
     async def _drive(self) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self._begin()
         untouched = copy_context()
         until = time.monotonic() + TURN_SECONDS
         while self._queue:

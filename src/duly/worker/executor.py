@@ -43,7 +43,7 @@ from duly.worker.targets import Isolated, Target
 from duly.worker.threads import Threads
 
 if TYPE_CHECKING:
-    from duly.tracing.otel import ClaimTrace
+    from duly.tracing.otel import ClaimTrace, Tracing
 
 log = logging.getLogger("duly.worker")
 
@@ -99,7 +99,9 @@ class Executor:
         self.threads = Threads(threads, threads_changed, spares=spare_threads)
         # Executions that were started and not reported yet, whether their handler has been called or not.
         self._running: set[Execution] = set()
-        self._drivers = Drivers(self._take_turn)
+        self._drivers = Drivers(self._take_turn, self._begin_drive)
+        #: The way to make spans, once this process has one.
+        self.spans: Tracing | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lenient = False
         self._time: Callable[[], float] = time.monotonic
@@ -110,7 +112,7 @@ class Executor:
     def start(self, run: ClaimedRun, traced: ClaimTrace | None = None) -> None:
         """`traced`: the claim that brought the run, in a process that makes spans."""
         execution = Execution(run, self._host)
-        if traced is not None:
+        if traced is not None and run.trace is not None:
             execution.span = traced.of(run)
         self._running.add(execution)
         self._drivers.add(execution)
@@ -154,6 +156,10 @@ class Executor:
             log.warning("run of %s was told to stop (%s) and goes on: it is given up", run.name, why)
             execution.abandoned = True
             self._end(execution, self._stopped(execution, asyncio.CancelledError()))
+
+    def _begin_drive(self) -> None:
+        if self.spans is not None:
+            self.spans.unsampled()
 
     async def _take_turn(self, execution: Execution) -> None:
         if execution.stop is None:
@@ -280,6 +286,8 @@ class Executor:
         work: Callable[[], Any] = partial(_call_in_thread, task, execution, arguments)
         if execution.span is not None:
             work = execution.span.around(work)
+        elif self.spans is not None:
+            work = self.spans.around_unsampled(work)
         return await self.threads.call(task.name, lambda: self._begin(execution), work)
 
     def _heed_expiry(self, execution: Execution) -> None:

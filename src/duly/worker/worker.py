@@ -366,6 +366,7 @@ class Worker:
         self.completer.hold(claim.claim_id, len(claim.runs))
         traced = None
         if (spans := tracing()) is not None:
+            self.executor.spans = spans
             traced = spans.claimed(len(claim.runs), began_ns=time.time_ns() - int((time.monotonic() - sent) * 1e9))
         for run in claim.runs:
             if run.flags & _CANCELLED:
@@ -373,6 +374,8 @@ class Worker:
                 self._ended(run, Buried(run, None, self._pool.clock.now_us(), text, status="cancelled"))
             else:
                 self.executor.start(run, traced)
+        if traced is not None:
+            traced.show()
 
     def _ended(self, run: ClaimedRun, outcome: Outcome | None) -> None:
         if outcome is None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from duly.errors import DulyError, InvalidInput, Permanent, Snooze, Unable
 from duly.logs import ToStderr
 from duly.sizes import size_text
+from duly.tracing import TraceContext, tracing
 from duly.worker.handler.context import Context
 from duly.worker.handler.errors import RemoteError, RemotePermanent, RemoteRetryAfter
 from duly.worker.handler.task import Task
@@ -80,8 +81,10 @@ class Children:
             child = await self._take()
             try:
                 told = described(run)
-                if execution.span is not None:
-                    told["trace"] = execution.span.to_stored()
+                if tracing() is not None:
+                    # The spans of a run that is not traced are not sampled in its child process either.
+                    found = TraceContext.from_headers(execution.trace_headers)
+                    told["trace"] = None if found is None else found.to_stored()
                 request = {"task": where, "run": told, "arguments": dict(arguments)}
                 return await child.call({**request, "log": logged(execution)}, execution)
             finally:
