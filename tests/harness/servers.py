@@ -147,12 +147,15 @@ class ZooKeeperServer(RegistryServer):
 
 
 class PgBouncerServer(RegistryServer):
-    """PgBouncer in transaction mode, with few connections to a PostgreSQL for many clients."""
+    """PgBouncer, usually in transaction mode, with few connections to a PostgreSQL for many clients."""
 
     scheme = "pgbouncer"
 
-    def __init__(self, database_url: str, *, pool_size: int = 4) -> None:
+    def __init__(self, database_url: str, *, pool_size: int = 4, mode: str = "transaction", ignored: str = "") -> None:
+        """`ignored`: start-up parameters that it takes without passing them on; it refuses all others."""
         super().__init__()
+        self._mode = mode
+        self._ignored = f"ignore_startup_parameters = {ignored}\n" if ignored else ""
         parts = urlsplit(database_url)
         options = parse_qs(parts.query)
         self._user = parts.username or "duly"
@@ -180,8 +183,8 @@ class PgBouncerServer(RegistryServer):
         settings.write_text(
             f"[databases]\n* = host={self._host} port={self._port} user={self._user}\n"
             f"[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
-            f"admin_users = {self._user}\npool_mode = transaction\ndefault_pool_size = {self._pool_size}\n"
-            "max_client_conn = 500\nserver_reset_query =\n"
+            f"admin_users = {self._user}\npool_mode = {self._mode}\ndefault_pool_size = {self._pool_size}\n"
+            f"{self._ignored}max_client_conn = 500\nserver_reset_query =\n"
         )
         program = str(shutil.which("pgbouncer", path=_PATH))
         if os.getuid() != 0:

@@ -143,7 +143,7 @@ def fire_of(
     )
 
 
-def _folder_in_memory() -> str | None:
+def folder_in_memory() -> str | None:
     """The folder of a file system in memory with room for a server, or None.
 
     Some 1,900 tests clone a database each, and a clone writes 18 MB: 55 ms in memory, and 80 to 900 ms on a disk that
@@ -160,7 +160,7 @@ def hasty_postgres() -> Iterator[str]:
     settings = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off", "max_connections": "300"}
     # Not below pytest's own folder: every pytest that root starts closes that folder to other accounts, and then the
     # server, which cannot run as root, would lose its files.
-    with tempfile.TemporaryDirectory(prefix="duly-tests-", dir=_folder_in_memory()) as home:
+    with tempfile.TemporaryDirectory(prefix="duly-tests-", dir=folder_in_memory()) as home:
         running = embedded.start(Path(home), settings=settings)
         try:
             yield running.url

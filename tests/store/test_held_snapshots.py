@@ -19,11 +19,10 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from duly.cli.commands import doctor
 from duly.maintenance.claim_floor import DEAD_ROWS, ClaimFloor
 from duly.maintenance.rescuer import Rescuer
 from duly.scheduler import loader
-from duly.store import cluster, fires, maintenance, progress, stores
+from duly.store import cluster, fires, maintenance, progress
 from duly.store.maintenance import Look, Rescued
 from duly.store.pool import InTransaction, Pool
 from duly.store.statements import statement
@@ -316,17 +315,3 @@ async def test_due_jobs_are_read_from_the_oldest_on_while_that_is_slow(
     scheduler.loader._whole_at = 0.0
     await scheduler.step(START + 4 * MINUTE + timedelta(seconds=1))
     assert (await scheduler.job(job))["next_run_at"] > START
-
-
-async def test_the_doctor_names_who_keeps_vacuum_waiting(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert await stores.oldest_transaction(pool) is None
-    assert doctor._check_vacuum(None).status == "ok"
-    async with snapshot(pool.url):
-        oldest = await stores.oldest_transaction(pool)
-    assert oldest is not None
-    assert doctor._check_vacuum(oldest).status == "ok"
-    monkeypatch.setattr(doctor, "_TRANSACTION_SECONDS", 0.0)
-    check = doctor._check_vacuum(oldest)
-    assert check.status == "warn"
-    assert "idle in transaction" in check.message
-    assert "pg_terminate_backend(" in check.message

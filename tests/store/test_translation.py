@@ -172,7 +172,7 @@ async def test_no_name_that_postgresql_reads_as_a_word_is_allowed(empty_url: str
 _CALLS = {"Pool.connect", "Notifier", "InTransaction", "DirectSession.open", "Joined", "statement"}
 # Files whose calls need no schema: the bench has stores of its own in the default one; statements that migrate and
 # foreign send name no table, or go through a connection that translates.
-_NAMELESS = ("statement('stores/notifications')", "statement('stores/listening')")
+_NAMELESS = ("statement('stores/notifications')", "statement('stores/listening')", "statement('diagnosis/session')")
 _WITHOUT = re.compile(r"bench/|store/(migrate|foreign)\.py")
 
 

@@ -45,15 +45,6 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class OldTransaction:
-    """The session that keeps PostgreSQL from cleaning up. `seconds` is None where the duration is unknown."""
-
-    what: str
-    seconds: float | None
-    ending: str
-
-
-@dataclass(frozen=True, slots=True)
 class TransactionFacts:
     """The facts that a submit in a caller's transaction needs. `tenants`: those asked for that have settings."""
 
@@ -102,11 +93,6 @@ async def transaction_facts(
 async def ping(store: Querier) -> None:
     """Fails if the store does not answer."""
     await store.row("stores/ping")
-
-
-async def oldest_transaction(store: Querier) -> OldTransaction | None:
-    row = await store.row("stores/oldest_transaction")
-    return None if row is None else OldTransaction(**row)
 
 
 async def counts(store: Querier) -> Counts:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from duly.cli import diagnosis
+from duly.cli.diagnosis import Check
 from duly.cli.invocation import invocation_of, own_tenant
 from duly.cli.output import coloured, hanging, print_json, say
 from duly.errors import ConfigError, DulyError, InvalidInput
@@ -23,26 +25,18 @@ if TYPE_CHECKING:
     from duly.operations import Operations
     from duly.store.catalogue import Difference
     from duly.store.migrate import Planned
+    from duly.store.opening import OpenStore
     from duly.store.pool import Pool
-    from duly.store.stores import Facts, OldTransaction
+    from duly.store.stores import Facts
 
 # Zones with rules of different kinds; a machine that knows them all has complete time-zone data.
 _ZONES = ("UTC", "America/New_York", "Europe/Berlin", "Asia/Kolkata", "Australia/Lord_Howe", "America/Sao_Paulo")
 # Maximum difference to the database's clock, in seconds. This machine's clock never fires jobs, but dates its logs.
 _CLOCK_SECONDS = 1.0
-# Maximum age of a transaction, in seconds: an older one lets dead rows pile up.
-_TRANSACTION_SECONDS = 600.0
 # Time in which a server of the coordinator must accept a connection.
 _CONNECT_SECONDS = 2.0
 # Maximum number of sentences about jobs that no live worker can run.
 _MAX_SHOWN = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    name: str
-    status: Literal["ok", "warn", "fail"]
-    message: str
 
 
 def register(app: typer.Typer) -> None:
@@ -156,10 +150,9 @@ async def _check_store(settings: Settings) -> list[Check]:
             checks.append(Check("server", "ok", f"PostgreSQL {facts.server_version}"))
             checks.append(_check_schema(pending, await catalogue.drift(store.pool)))
             checks.append(_check_clock(store.pool, facts))
-            checks.append(_check_partitions(facts, store.pool.clock.now()))
-            checks.append(_check_vacuum(await stores.oldest_transaction(store.pool)))
             operations = await StoreOperations.open(store.pool, settings)
             status = await operations.cluster.status()
+            checks += await _check_server(store, facts, settings, status)
             checks.append(_check_keys(settings, keyed=await operations.keys.exist()))
             checks += [
                 await _check_coordinator(status, settings),
@@ -170,8 +163,67 @@ async def _check_store(settings: Settings) -> list[Check]:
                 _check_overdue(status, operations.now(), settings),
             ]
     except DulyError as error:
-        checks.append(Check("database", "fail", str(error)))
+        # What PgBouncer says about the settings that Duly gives its connections.
+        pooler = "unsupported startup parameter" in str(error)
+        hint = "; this is a pooler: set DULY_PGBOUNCER=1, and DULY_DIRECT_URL to PostgreSQL itself" if pooler else ""
+        checks.append(Check("database", "fail", f"{error}{hint}"))
     return checks
+
+
+async def _check_server(store: OpenStore, facts: Facts, settings: Settings, status: ClusterStatus) -> list[Check]:
+    """The server's own health. The looks go side by side, and each has its time limit."""
+    from duly.node import silent_seconds
+    from duly.store import demands
+    from duly.store import diagnosis as figures
+
+    pool = store.pool
+    server = await figures.server(pool)
+    live = sum(node.alive for node in status.nodes)
+    direct_url = settings.direct_url or pool.url
+
+    async def tables_and_indexes() -> tuple[list[figures.Table], list[figures.Index]]:
+        return await figures.tables(pool), await figures.indexes(pool)
+
+    async def announced() -> tuple[figures.Queue, float | None]:
+        found = await figures.queue(pool)
+        if found.usage >= diagnosis.QUEUE_FAIL:
+            return found, None  # one more might not fit
+        return found, await figures.announcement_seconds(pool, direct_url, patience=diagnosis.ANNOUNCE_SECONDS)
+
+    async def poolers() -> tuple[figures.Pooling, figures.Pooling]:
+        before = await figures.pooling(pool.url)
+        return before, before if settings.direct_url is None else await figures.pooling(settings.direct_url)
+
+    async def notifications() -> Check:
+        if not settings.notifications or (settings.pgbouncer and settings.direct_url is None):
+            return diagnosis.check_without_announcements(settings, silent_seconds(settings))
+        return await diagnosis.looked(
+            "notifications",
+            announced(),
+            lambda heard: diagnosis.check_notifications(*heard, live, sees_all=server.sees_all),
+        )
+
+    now = pool.clock.now()
+    return [
+        diagnosis.check_durability(server),
+        diagnosis.check_wraparound(server),
+        diagnosis.check_connections(server, status, settings),
+        *await asyncio.gather(
+            diagnosis.looked("partitions", figures.strays(pool), lambda found: _check_partitions(facts, now, found)),
+            diagnosis.looked(
+                "vacuum", figures.holders(pool), lambda held: diagnosis.check_vacuum(held, sees_all=server.sees_all)
+            ),
+            diagnosis.looked(
+                "autovacuum",
+                figures.tables(pool),
+                lambda tables: diagnosis.check_autovacuum(server, tables, pool.schema),
+            ),
+            diagnosis.looked("bloat", tables_and_indexes(), lambda sizes: diagnosis.check_bloat(*sizes, pool.schema)),
+            diagnosis.looked("pooler", poolers(), lambda found: diagnosis.check_pooler(*found, settings)),
+            notifications(),
+            diagnosis.looked("extras", demands.read(pool), lambda one: diagnosis.check_extras(one.demands, settings)),
+        ),
+    ]
 
 
 def _check_schema(pending: list[Planned], differences: list[Difference]) -> Check:
@@ -207,7 +259,7 @@ def _check_clock(pool: Pool, facts: Facts) -> Check:
     return Check("clock", "ok", f"within {rough_span(known)} of the database's, which decides")
 
 
-def _check_partitions(facts: Facts, now: datetime) -> Check:
+def _check_partitions(facts: Facts, now: datetime, strays: int) -> Check:
     if facts.partitions_until is None:
         return Check("partitions", "fail", "the history has none; run a scheduler: duly scheduler")
     # The last partition holds a whole day.
@@ -217,19 +269,14 @@ def _check_partitions(facts: Facts, now: datetime) -> Check:
         return Check("partitions", "fail", f"{last}, which is less than a day ahead; run a scheduler: duly scheduler")
     if ahead < timedelta(days=3):
         return Check("partitions", "warn", f"{last}; a running scheduler makes them a week ahead: duly scheduler")
+    if strays:
+        return Check(
+            "partitions",
+            "warn",
+            f"{last}, but the default partition holds rows of days from today on ({strays:,}), whose own partitions "
+            "are missing; a running scheduler makes those and moves the rows: duly scheduler",
+        )
     return Check("partitions", "ok", last)
-
-
-def _check_vacuum(oldest: OldTransaction | None) -> Check:
-    """Dead rows do not slow Duly's own queries, but they fill the disk and slow others."""
-    if oldest is None or (oldest.seconds is not None and oldest.seconds < _TRANSACTION_SECONDS):
-        return Check("vacuum", "ok", "no old transaction keeps PostgreSQL from cleaning up")
-    since = "" if oldest.seconds is None else f" for {rough_span(oldest.seconds)}"
-    return Check(
-        "vacuum",
-        "warn",
-        f"{oldest.what} has kept PostgreSQL from cleaning up{since}; let it end, or end it with: {oldest.ending}",
-    )
 
 
 def _check_keys(settings: Settings, *, keyed: bool) -> Check:
