@@ -86,6 +86,7 @@ SLOW = (
     "api/test_promises.py",
     "bench/",
     "cli/test_api_memory.py",
+    "cli/test_doctor_server.py",
     "cli/test_errors.py",
     "cli/test_migrate.py",
     "cli/test_readme.py",

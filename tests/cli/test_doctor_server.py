@@ -42,8 +42,8 @@ _SETTINGS = {
 }  # fmt: skip
 
 
-async def make_store(url: str) -> None:
-    pool = await Pool.connect(url)
+async def make_store(url: str, schema: str = "duly") -> None:
+    pool = await Pool.connect(url, schema=schema)
     await migrate(pool)
     await pool.close()
 
@@ -350,6 +350,13 @@ def test_it_says_what_its_user_may_not_see(
             assert "of another user)" in message
             admin.execute("grant pg_read_all_stats to modest")
             assert ask(url)["vacuum"][0] == "ok", "its age is known now"
+        asyncio.run(make_store(url, "shop"))
+        monkeypatch.setenv("DULY_SCHEMA", "shop")
+        with psycopg.connect(url, autocommit=True) as owner:
+            owner.execute("alter table shop.ledger set (autovacuum_enabled = off)")
+        told = ask(url)
+        assert "turned off for shop.ledger" in told["autovacuum"][1]
+        assert {name for name in SERVER if told[name][0] != "ok"} == {"autovacuum"}
     finally:
         admin.execute("drop database modest with (force)")
         admin.execute("drop role modest")
@@ -422,7 +429,7 @@ def test_it_finds_extras_that_are_used_and_missing(duly: Run, own_url: str, tmp_
     ]
     assert (here["status"], here["message"]) == ("ok", "all that is used is installed here: http")
     assert told("httpx") == (
-        "warn", "1 active jobs call HTTP endpoints, which a worker here cannot; run: pip install 'duly[http]'",
+        "warn", "HTTP endpoints are called by active jobs (1), and a worker here cannot; run: pip install 'duly[http]'",
     )  # fmt: skip
     status, message = told(
         "kazoo", "prometheus_client", DULY_COORDINATOR="zookeeper://127.0.0.1:1/duly", DULY_HEALTH_PORT="9100"

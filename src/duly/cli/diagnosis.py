@@ -287,7 +287,13 @@ def check_extras(demands: Sequence[Demand], settings: Settings) -> Check:
     scheme = settings.coordinator.partition("://")[0]
     http = sum(demand.jobs for demand in demands if demand.kind == "http")
     used = [
-        ("http", "httpx", f"{http:,} active jobs call HTTP endpoints, which a worker here cannot", http > 0, "warn"),
+        (
+            "http",
+            "httpx",
+            f"HTTP endpoints are called by active jobs ({http:,}), and a worker here cannot",
+            http > 0,
+            "warn",
+        ),
         (
             "metrics",
             "prometheus_client",
