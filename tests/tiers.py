@@ -31,6 +31,7 @@ PACED = (
 #: Starts real processes, or waits for leases, outages and time-outs in real time. More of these run at once than there
 #: are cores, because most of the time they sleep.
 WAITS = (
+    "cli/test_health.py",
     "cli/test_leaks_and_hangs.py",
     "cli/test_recycling.py",
     "cluster/test_churn.py",

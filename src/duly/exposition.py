@@ -31,7 +31,7 @@ def families(snapshots: Mapping[str, Snapshot], *, leaving_out: Sequence[str] = 
         if name in leaving_out:
             continue
         if name in total.histograms:
-            yield _histogram(figure, *total.histograms[name])
+            yield histogram(figure, {(): total.histograms[name]})
         elif name in total.numbers:
             yield _numbers(figure, total.numbers[name])
 
@@ -75,13 +75,17 @@ def _numbers(figure: Figure, numbers: Mapping[str, float]) -> Metric:
     return family
 
 
-def _histogram(figure: Figure, counts: Sequence[int], seconds: float) -> Metric:
+def histogram(
+    figure: Figure, of_labels: Mapping[tuple[str, ...], tuple[Sequence[int], float]], *, labels: Sequence[str] = ()
+) -> Metric:
+    """A histogram with counts per bucket and a sum in seconds for each tuple of values of its labels."""
     from prometheus_client.core import HistogramMetricFamily
 
-    buckets, sum_of = [], 0
-    for bound, count in zip((*figure.buckets, None), counts, strict=True):
-        sum_of += count
-        buckets.append(("+Inf" if bound is None else str(bound), sum_of))
-    family = HistogramMetricFamily(figure.name, figure.help, labels=[])
-    family.add_metric([], buckets, seconds)
+    family = HistogramMetricFamily(figure.name, figure.help, labels=labels)
+    for values, (counts, seconds) in of_labels.items():
+        buckets, so_far = [], 0
+        for bound, count in zip((*figure.buckets, None), counts, strict=True):
+            so_far += count
+            buckets.append(("+Inf" if bound is None else str(bound), so_far))
+        family.add_metric(values, buckets, seconds)
     return family

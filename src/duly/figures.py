@@ -96,6 +96,17 @@ FIGURES: Mapping[str, Figure] = {
 }
 
 
+#: Of the API. Its labels are routes, methods and classes of status: all of Duly's making.
+REQUEST = Figure(
+    "duly_api_request_duration_seconds",
+    "histogram",
+    "Time from a request to the end of its answer",
+    ("api",),
+    buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+REQUEST_LABELS = ("route", "method", "status")
+
+
 class Histogram:
     """Counts of times between bounds. Times are whole microseconds, as everywhere inside Duly."""
 

@@ -111,6 +111,8 @@ async def test_every_name_is_of_the_spec_and_has_a_type_and_a_help(client: httpx
     await lead(pool, 1)
     text = (await client.get("/metrics")).text
     ours = {family.name: family for family in text_string_to_metric_families(text) if family.name.startswith("duly_")}
+    requests = ours.pop("duly_api_request_duration_seconds")
+    assert (requests.type, bool(requests.documentation)) == ("histogram", True)
     assert set(ours) == {
         "duly_queue_depth", "duly_dead_letters", "duly_due_jobs", "duly_shards_owned", "duly_shards_unowned",
         "duly_unrunnable_jobs", "duly_unrunnable_runs", "duly_live_nodes", "duly_oldest_waiting_seconds",
@@ -119,6 +121,41 @@ async def test_every_name_is_of_the_spec_and_has_a_type_and_a_help(client: httpx
     for family in ours.values():
         assert (family.type, bool(family.documentation)) == ("gauge", True)
     assert re.findall(r"[^\x20-\x7e\n]", text) == []
+
+
+async def test_requests_are_counted_by_route_and_not_by_path(client: httpx.AsyncClient) -> None:
+    for path in ("/api/v1/jobs/nothing-1", "/api/v1/jobs/nothing-2", "/nowhere/1", "/nowhere/2", "/livez", "/startupz"):
+        await client.get(path)
+    await client.request("FETCH", "/api/v1/jobs")
+    text = (await client.get("/metrics")).text
+    counted = {
+        (sample.labels["route"], sample.labels["method"], sample.labels["status"]): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "duly_api_request_duration_seconds_count"
+    }
+    assert counted == {
+        ("/api/v1/jobs/{job_id}", "GET", "4xx"): 2,
+        ("(none)", "GET", "4xx"): 2,
+        ("/livez", "GET", "2xx"): 1,
+        ("/startupz", "GET", "2xx"): 1,
+        ("/api/v1/jobs", "(none)", "4xx"): 1,
+    }
+
+
+async def test_ages_and_live_nodes(client: httpx.AsyncClient, pool: Pool) -> None:
+    idle = await read(client)
+    assert (idle["duly_oldest_waiting_seconds", ()], idle["duly_oldest_due_seconds", ()]) == (0, 0)
+    assert labelled(idle, "duly_live_nodes") == {"scheduler": 0, "worker": 0}
+    await put_now(pool, 2)
+    await put_now(pool, 1, queue="other", priority=9)
+    await pool.query("update duly.runs set run_at = run_at - interval '1 minute' where queue = 'other'")
+    await put(pool, due_job(pool, pool.clock.now() - timedelta(minutes=2)), due_job(pool, pool.clock.now()))
+    await lead(pool, 1)
+    figures = await read(client)
+    assert 60 <= figures["duly_oldest_waiting_seconds", ()] < 90
+    assert 120 <= figures["duly_oldest_due_seconds", ()] < 150
+    assert labelled(figures, "duly_live_nodes") == {"scheduler": 1, "worker": 0}
 
 
 async def test_with_keys_only_an_admin_sees_figures_that_are_of_all_tenants(

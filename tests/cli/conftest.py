@@ -63,6 +63,11 @@ def stubborn() -> None:
 
 
 @app.task()
+async def block(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@app.task()
 def crash() -> None:
     import os
 

@@ -155,6 +155,7 @@ COMMANDS: dict[str, list[list[str]] | None] = {
     "scheduler": None,
     "worker": None,
     "bench": None,
+    "health": None,
     "migrate": [[], ["--dry-run"]],
     "webhook-secret": [[]],
     "doctor": [[]],

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from prometheus_client import (
     CollectorRegistry,
@@ -30,6 +30,7 @@ from starlette.routing import Route
 
 from duly.api.access import needs
 from duly.api.declared import declared_page
+from duly.api.requests import Requests
 from duly.exposition import MEDIA_TYPE, families
 from duly.figures import Snapshot
 from duly.operations import StoreOperations
@@ -41,8 +42,12 @@ OTHER_QUEUES = "(other queues)"
 _FRESH_SECONDS = 1.0
 
 
-def make_routes(operations: StoreOperations) -> list[Route]:
-    metrics = Metrics(operations)
+#: The figures of other processes, by what they do.
+Beside = Callable[[], Mapping[str, Snapshot]]
+
+
+def make_routes(operations: StoreOperations, requests: Requests, beside: Beside = dict) -> list[Route]:
+    metrics = Metrics(operations, requests, beside)
 
     @needs("monitor")
     async def show_metrics(_: Request) -> Response:
@@ -54,8 +59,10 @@ def make_routes(operations: StoreOperations) -> list[Route]:
 class Metrics(Collector):
     """The figures of the store, shared by all clients that ask within the same second."""
 
-    def __init__(self, operations: StoreOperations) -> None:
+    def __init__(self, operations: StoreOperations, requests: Requests, beside: Beside) -> None:
         self._operations = operations
+        self._requests = requests
+        self._beside = beside
         self._looking = asyncio.Lock()
         self._fresh_until = 0.0
         self._figures = Figures()
@@ -85,7 +92,9 @@ class Metrics(Collector):
             self._queues[OTHER_QUEUES] = others
 
     def collect(self) -> Iterable[Metric]:
-        yield from families({"api": Snapshot()})
+        # Shards are told by node below, for all schedulers and not only for the one beside this process.
+        yield from families({"api": Snapshot(), **self._beside()}, leaving_out=("duly_shards_owned",))
+        yield from self._requests.families()
         figures = self._figures
         yield _gauge(
             "duly_queue_depth",

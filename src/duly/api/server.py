@@ -17,11 +17,13 @@ _EXTRA = ("fastapi", "starlette", "uvicorn", "prometheus_client")
 try:
     import uvicorn
     from fastapi import FastAPI
+    from starlette.routing import Route
 
     from duly.api import description, live, metrics, problems, routes
     from duly.api.access import Access
     from duly.api.connections import ACCEPTED_AT_ONCE, Crowd, Limits, protocol_for
     from duly.api.guard import RequestGuard
+    from duly.api.requests import CountedRequests, Requests
 except ModuleNotFoundError as missing:
     if missing.name is not None and missing.name.partition(".")[0] in _EXTRA:
         raise MissingExtra("the HTTP API", "api") from missing
@@ -39,10 +41,13 @@ CONNECTION_SECONDS = 10.0
 READ_SECONDS = 2.0
 
 
-def create_app(operations: StoreOperations, *, local_key: LocalKey | None = None) -> FastAPI:
+def create_app(
+    operations: StoreOperations, *, local_key: LocalKey | None = None, beside: metrics.Beside = dict
+) -> FastAPI:
     """Everything that Duly serves over HTTP, on top of one store's operations.
 
-    `local_key`: accepted beside the keys of the store, while only loopback is served.
+    `local_key`: accepted beside the keys of the store, while only loopback is served. `beside`: figures of other
+    processes, for /metrics.
     """
     app = FastAPI(
         title="Duly",
@@ -64,8 +69,15 @@ def create_app(operations: StoreOperations, *, local_key: LocalKey | None = None
     app.add_middleware(
         RequestGuard, access=access, hosts=[host.strip() for host in settings.api_hosts.split(",") if host.strip()]
     )
+    requests = Requests()
+    app.add_middleware(CountedRequests, requests=requests)  # the outermost: it counts what is refused as well
     app.state.body_limit = settings.payload_max_bytes + BODY_HEADROOM
-    served = [*routes.make_routes(settings), *live.make_routes(operations), *metrics.make_routes(operations)]
+    served = [
+        *routes.make_routes(settings),
+        *live.make_routes(operations),
+        *metrics.make_routes(operations, requests, beside),
+    ]
+    requests.pages = frozenset(route.path for route in served if isinstance(route, Route) and "{" not in route.path)
     problems.install(app, served)
     # As routes of the app itself: with a router inside it, each request's route would be searched for twice more.
     app.router.routes.extend(served)

@@ -18,7 +18,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from duly.cli.ending import cancelled_by, ending_at_once, exit_code, take_lifeline, watch_lifeline
 from duly.errors import ConfigError, DulyError, StoreMismatch, StoreUnavailable, StoreUnusable
+from duly.figures import Snapshot
 from duly.logs import log_to_stderr, set_up_logging
 from duly.process import conceal, run
 
@@ -67,7 +68,10 @@ async def serve(
     listener: socket.socket | None = None,
     lifeline: int | None = None,
 ) -> int:
-    """Serve the API until a signal. `handlers`: tasks that may be submitted before a worker offers them."""
+    """Serve the API until a signal. `handlers`: tasks that may be submitted before a worker offers them.
+
+    `lifeline`: to the parent, which says what its scheduler and its worker have counted.
+    """
     from duly.local_keys import announced
     from duly.model import Actor, os_user
     from duly.operations import StoreOperations
@@ -76,9 +80,10 @@ async def serve(
 
     server = importlib.import_module("duly.api.server")
     signals = Signals()
+    beside = Beside()
     async with ending_at_once(signals), AsyncExitStack() as stack:
         if lifeline is not None:
-            watch_lifeline(lifeline, signals)
+            watch_lifeline(lifeline, signals, beside.receive)
         async with cancelled_by(signals):
             store = await stack.enter_async_context(open_store(settings))
             operations = await StoreOperations.open(
@@ -95,7 +100,7 @@ async def serve(
             started(served)
 
         # The server lets requests in progress finish; the store is closed after that.
-        app = server.create_app(operations, local_key=local_key)
+        app = server.create_app(operations, local_key=local_key, beside=lambda: beside.snapshots)
         await server.serve(app, host=host, port=port, started=accepting, stop=signals.asked, listener=listener)
     return exit_code(signals)
 
@@ -126,6 +131,27 @@ async def _local_key(operations: StoreOperations, store: OpenStore, *, host: str
         return None
     obtain_key(path)
     return LocalKey(path)
+
+
+class Beside:
+    """What the parent says of the figures of the processes beside this one: one JSON document per line."""
+
+    def __init__(self) -> None:
+        self.snapshots: dict[str, Snapshot] = {}
+        self._received = b""
+
+    @staticmethod
+    def line(snapshots: Mapping[str, Snapshot]) -> bytes:
+        return json.dumps({kind: one.document() for kind, one in snapshots.items()}).encode() + b"\n"
+
+    def receive(self, data: bytes) -> None:
+        *lines, self._received = (self._received + data).split(b"\n")
+        for line in lines:
+            try:
+                self.snapshots = {kind: Snapshot.read(document) for kind, document in json.loads(line).items()}
+            except (ValueError, TypeError, KeyError, AttributeError):
+                # The rest of a line of which the beginning was read together with the orders.
+                log.debug("what the parent says is not understood: %r", line[:200])
 
 
 @dataclass(frozen=True, slots=True)

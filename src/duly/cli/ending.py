@@ -100,8 +100,11 @@ def take_lifeline() -> int:
     return lifeline
 
 
-def watch_lifeline(lifeline: int, signals: Signals) -> None:
-    """End as after a second signal when the lifeline closes. In a thread: a handler may block the event loop."""
+def watch_lifeline(lifeline: int, signals: Signals, heard: Callable[[bytes], None] = lambda _: None) -> None:
+    """End as after a second signal when the lifeline closes. In a thread: a handler may block the event loop.
+
+    `heard` is called in that thread with what the supervisor says.
+    """
     loop = asyncio.get_running_loop()
 
     def insist() -> None:
@@ -111,8 +114,8 @@ def watch_lifeline(lifeline: int, signals: Signals) -> None:
     def watch() -> None:
         # A socket that was closed there with something unread in it is reset here, not at its end.
         with suppress(ConnectionResetError):
-            while os.read(lifeline, 1):
-                pass
+            while said := os.read(lifeline, 65536):
+                heard(said)
         with suppress(RuntimeError):  # the loop is closed: the process is ending already
             loop.call_soon_threadsafe(insist)
         threading.Event().wait(2 * INSISTED_SECONDS)

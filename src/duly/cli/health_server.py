@@ -204,6 +204,19 @@ def _is_ours(folder: Path) -> bool:
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o077
 
 
+def _sweep() -> None:
+    """Removes the sockets of processes that were killed: nobody listens on them any more."""
+    for _, _, path in sockets():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as caller:
+            caller.setblocking(False)
+            try:
+                caller.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                log.debug("%s is left as it is: %s", path, error)
+
+
 def _listen_locally(kind: str) -> tuple[socket.socket, Path] | None:
     """This process's socket and its path; None, with a log line, where none can be made."""
     folder = sockets_folder()
@@ -214,6 +227,7 @@ def _listen_locally(kind: str) -> tuple[socket.socket, Path] | None:
         if not _is_ours(folder):
             raise OSError(f"{folder} belongs to somebody else, or others may write to it")
         path.unlink(missing_ok=True)  # of a process before this one that had the same id
+        _sweep()
         listener.bind(str(path))
         listener.listen(MAX_CALLERS)
     except OSError as error:

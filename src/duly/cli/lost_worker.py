@@ -31,10 +31,13 @@ _PROCESSES = Path("/proc")
 _GUARD = b"guard_process.py"
 
 
-async def give_back_runs(settings: Settings, home: Path | None, pid: int, worker_id: UUID) -> None:
+async def give_back_runs(
+    settings: Settings, home: Path | None, pid: int, worker_id: UUID, *, rescued: Callable[[int, int], None]
+) -> None:
     """Returns the runs of a dead worker to the queue; the crash counts as an attempt, as for any lost worker.
 
-    `home`: the folder of the embedded PostgreSQL, if that is the store. Never raises: the leases end by themselves.
+    `home`: the folder of the embedded PostgreSQL, if that is the store. `rescued` is called with the numbers of runs
+    that were requeued and buried. Never raises: the leases end by themselves.
     """
     from duly.store import maintenance
     from duly.store.opening import open_store
@@ -49,7 +52,8 @@ async def give_back_runs(settings: Settings, home: Path | None, pid: int, worker
             try:
                 async with open_store(where, size=1, checked=False) as store:
                     if await maintenance.end_claims(store.pool, worker_id=worker_id):
-                        await maintenance.rescue(store.pool)
+                        found = await maintenance.rescue(store.pool)
+                        rescued(found.requeued, found.buried)
             except DulyError as error:
                 log.warning("the runs of the lost worker cannot be given back now: %s", error)
     except OSError as error:

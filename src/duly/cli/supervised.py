@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from uuid import UUID, uuid4
 
-from duly.cli.api_process import answered
+from duly.cli.api_process import Beside, answered
 from duly.cli.lost_worker import give_back_runs
-from duly.cli.worker_messages import Hearing, Ready
+from duly.cli.reports import Reports
+from duly.cli.worker_messages import Hearing, Message, Ready, Report
 from duly.errors import ConfigError, DulyError
 from duly.formats import rough_span
 from duly.sizes import size_text
@@ -33,6 +34,7 @@ from duly.worker.wear import Worn, resident_bytes
 if TYPE_CHECKING:
     from duly.cli.api_process import Orders, Served
     from duly.config import Settings
+    from duly.figures import Snapshot
 
 log = logging.getLogger("duly.cli")
 
@@ -63,11 +65,21 @@ class WorkerProcesses:
         patience: float,
         give_back: GiveBack,
         replacing: Replacing,
+        reports: Reports,
     ) -> None:
         """`patience`: seconds that a stop may take before a process is killed."""
+        self.reports = reports
         names = ["the worker"] if count == 1 else [f"worker {number} of {count}" for number in range(1, count + 1)]
         self._workers = [
-            WorkerProcess(name, arguments, environment, patience=patience, give_back=give_back, replacing=replacing)
+            WorkerProcess(
+                name,
+                arguments,
+                environment,
+                patience=patience,
+                give_back=give_back,
+                replacing=replacing,
+                reports=reports,
+            )
             for name in names
         ]
         self._insisted = 0
@@ -121,14 +133,16 @@ class WorkerProcesses:
             arguments += ["--max-memory", settings.worker_max_memory]
         if quiet:
             arguments.append("--quiet")
+        reports = Reports("worker", hung_seconds=settings.health_hung_seconds)
         patience = settings.shutdown_grace_seconds + settings.worker_lease_seconds + STOP_MARGIN_SECONDS
         return cls(
             count,
             arguments,
             environment,
             patience=patience,
-            give_back=partial(give_back_runs, settings, home),
+            give_back=partial(give_back_runs, settings, home, rescued=reports.rescued),
             replacing=Replacing(settings.worker_max_runs, settings.worker_max_memory),
+            reports=reports,
         )
 
     async def start(self) -> None:
@@ -279,7 +293,13 @@ class Replacing:
 class _Spawned:
     """A process of a worker, and what it has said to its supervisor."""
 
-    def __init__(self, process: asyncio.subprocess.Process, worker_id: UUID, line: socket.socket) -> None:
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        worker_id: UUID,
+        line: socket.socket,
+        reported: Callable[[_Spawned, Report], None],
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.pid = process.pid
         self.worker_id = worker_id
@@ -288,9 +308,13 @@ class _Spawned:
         self.worn: asyncio.Future[Worn] = loop.create_future()
         self.ended = asyncio.create_task(process.wait())
         self._asked_to_end = False
+        self._reported = reported
+        self._line = line
+        self._hearing = Hearing(self._heard)
         line.setblocking(False)
-        listening = asyncio.create_task(self._listen(line))
-        self.ended.add_done_callback(lambda _: listening.cancel())
+        loop.add_reader(line, self._listen)
+        # The process ends when the socket is closed here, so that waits for its end, whatever it does to its own side.
+        self.ended.add_done_callback(lambda _: self._hang_up())
 
     def send(self, number: signal.Signals) -> None:
         """Send a signal if it still runs; SIGTERM once only, because a second one means "at once"."""
@@ -300,17 +324,27 @@ class _Spawned:
         with suppress(ProcessLookupError):
             os.kill(self.pid, number)
 
-    async def _listen(self, line: socket.socket) -> None:
-        hearing = Hearing(self._heard)
-        # The process ends when the socket is closed here, so that waits for its end, whatever it does to its own side.
-        with line:
-            with suppress(OSError):
-                while data := await asyncio.get_running_loop().sock_recv(line, 4096):
-                    hearing.receive(data)
-            await asyncio.shield(self.ended)
+    def _listen(self) -> None:
+        """Reads what there is to read."""
+        try:
+            while data := self._line.recv(65536):
+                self._hearing.receive(data)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            log.debug("a worker's lifeline cannot be read any more: %s", error)
+        asyncio.get_running_loop().remove_reader(self._line)
 
-    def _heard(self, message: Ready | Worn) -> None:
-        if isinstance(message, Ready):
+    def _hang_up(self) -> None:
+        """The process has ended: reads its last words, which may not have been read yet."""
+        self._listen()
+        asyncio.get_running_loop().remove_reader(self._line)
+        self._line.close()
+
+    def _heard(self, message: Message) -> None:
+        if isinstance(message, Report):
+            self._reported(self, message)
+        elif isinstance(message, Ready):
             if not self.ready.done():
                 self.ready.set_result(message)
         elif not self.worn.done():
@@ -333,13 +367,16 @@ class WorkerProcess(ChildProcess):
         patience: float,
         give_back: GiveBack,
         replacing: Replacing,
+        reports: Reports,
     ) -> None:
         super().__init__(name, patience=patience)
+        reports.expect(name)
         # -P: a user's module with the name of one of ours or of the standard library must not replace it.
         self._command = (sys.executable, "-P", "-m", "duly.cli", *arguments, "--supervised")
         self._environment = environment
         self._give_back = give_back
         self._replacing = replacing
+        self._reports = reports
         self._current: _Spawned
         self._alive: set[_Spawned] = set()
         # Each follows a process that is not the current one, until it has ended and its runs were given back.
@@ -351,6 +388,7 @@ class WorkerProcess(ChildProcess):
 
     async def _begin(self) -> None:
         self._current = await self._spawn()
+        self._reports.leads(self._name, self._current)
 
     async def _spawn(self) -> _Spawned:
         # Chosen here, so that the supervisor knows whose runs to give back.
@@ -371,8 +409,10 @@ class WorkerProcess(ChildProcess):
         except BaseException:
             ours.close()
             raise
-        spawned = _Spawned(process, worker_id, ours)
+        spawned = _Spawned(process, worker_id, ours, self._reports.heard)
+        self._reports.began(self._name, spawned)
         self._alive.add(spawned)
+        spawned.ended.add_done_callback(lambda _: self._reports.ended(spawned))
         spawned.ended.add_done_callback(lambda _: self._alive.discard(spawned))
         spawned.ready.add_done_callback(lambda ready: self._replacing.heed(ready.result()))
         return spawned
@@ -456,6 +496,7 @@ class WorkerProcess(ChildProcess):
             )  # fmt: skip
             old.send(signal.SIGTERM)
         self._current = successor
+        self._reports.leads(self._name, successor)
         self._since = successor.began
         self._follow(old)
 
@@ -484,6 +525,9 @@ class ApiProcess(ChildProcess):
         super().__init__("the API", patience=STOP_MARGIN_SECONDS)
         self._listener: socket.socket | None = None
         self._orders = b""
+        # Whether the process has its orders, and the rest of a line that it has read only a part of.
+        self._answered = False
+        self._unsent = b""
         self._insisted = 0
         self._spawn()
 
@@ -501,6 +545,13 @@ class ApiProcess(ChildProcess):
         served = await self._give_orders()
         self._keep_alive()
         return served
+
+    def tell(self, snapshots: Mapping[str, Snapshot]) -> None:
+        """Tell the process what the processes beside it have counted. One that does not read is told less often."""
+        if not self._unsent and self._answered:
+            self._unsent = Beside.line(snapshots)
+        with suppress(OSError):
+            self._unsent = self._unsent[self._channel.send(self._unsent) :]
 
     async def stop(self) -> None:
         self._stopping.set()
@@ -530,6 +581,7 @@ class ApiProcess(ChildProcess):
             )
         ours.setblocking(False)
         self._channel = ours
+        self._answered, self._unsent = False, b""
 
     async def _begin(self) -> None:
         self._close()
@@ -554,6 +606,7 @@ class ApiProcess(ChildProcess):
                 code = await self._ended()
                 raise ConfigError(f"the API ended before it answered ({ending(code)})")
             line += part
+        self._answered = True
         return answered(line)
 
     async def _heard(self) -> bytes:

@@ -1,4 +1,4 @@
-"""What a supervised worker says to its supervisor: that it runs, and later that it is worn out.
+"""What a supervised worker says to its supervisor: that it runs, each second how it is, and later that it is worn out.
 
 One JSON document per line, through the socket that is the worker's lifeline (`ending.py`).
 """
@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from duly.worker.wear import Worn
 
@@ -28,16 +30,30 @@ class Ready:
     cramped: bool
 
 
-def say(lifeline: int, message: Ready | Worn) -> None:
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The worker's figures since its start (a `figures.Snapshot` as a document), and what is wrong, by question."""
+
+    figures: dict[str, Any]
+    wrong: dict[str, str | None]
+
+
+Message = Ready | Worn | Report
+_KINDS: dict[str, type[Message]] = {"Ready": Ready, "Worn": Worn, "Report": Report}
+# The loop speaks, and so does the thread that reports: a line must not end up inside another.
+_speaking = threading.Lock()
+
+
+def say(lifeline: int, message: Message) -> None:
     line = json.dumps({type(message).__name__: asdict(message)}) + "\n"
-    with suppress(OSError):  # the supervisor is gone, and this process ends as well
+    with _speaking, suppress(OSError):  # the supervisor is gone, and this process ends as well
         os.write(lifeline, line.encode())
 
 
 class Hearing:
     """Reads the messages of a worker. `heard` is called with each."""
 
-    def __init__(self, heard: Callable[[Ready | Worn], None]) -> None:
+    def __init__(self, heard: Callable[[Message], None]) -> None:
         self._heard = heard
         self._received = b""
 
@@ -46,7 +62,7 @@ class Hearing:
         for line in lines:
             try:
                 ((kind, fields),) = json.loads(line).items()
-                message = {"Ready": Ready, "Worn": Worn}[kind](**fields)
+                message = _KINDS[kind](**fields)
             except (ValueError, TypeError, KeyError, AttributeError):
                 # Duly may have been installed anew since the supervisor started: its workers are of another version.
                 log.debug("a worker's message is not understood: %r", line)

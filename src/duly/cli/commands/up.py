@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from duly.cli.api_process import Served
     from duly.cli.supervised import ApiProcess
     from duly.config import Settings
+    from duly.figures import Snapshot
     from duly.process import Signals
 
 log = logging.getLogger("duly.cli")
@@ -56,6 +57,8 @@ _DEMO_PID = "demo.pid"
 _STOPPING = "stopping; running handlers may finish (Ctrl-C again ends them)"
 # Number of ports that are tried if the usual one is taken.
 PORTS_TRIED = 50
+# Pause between two times that the API is told the figures of the other processes.
+TELL_SECONDS = 1.0
 
 _EXAMPLES = examples(
     "duly up --demo",
@@ -218,6 +221,7 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
     from duly.operations import StoreOperations
     from duly.process import Signals
     from duly.store.opening import open_store
+    from duly.vitals import Vitals
 
     settings = plan.settings
     home = home_of(settings)
@@ -241,11 +245,14 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
             await workers.start()
             stack.push_async_callback(workers.stop)
             hasten.append(workers.hasten)
-            await stack.enter_async_context(running_scheduler(store.pool, settings))
+            vitals = Vitals("scheduler", hung_seconds=settings.health_hung_seconds)
+            await stack.enter_async_context(running_scheduler(store.pool, settings, vitals=vitals))
             served = await asyncio.shield(serving)
             stack.enter_context(announced(served.address, served.key_file))
             # The API ends first: it accepts no more requests and answers those in progress.
             stack.push_async_callback(api.stop)
+            telling = asyncio.create_task(_tell(api, lambda: vitals.snapshots() | workers.reports.snapshots()))
+            stack.callback(telling.cancel)
             _greet(plan, served, home)
             if plan.demo:
                 from duly.cli.demo import register_jobs
@@ -255,6 +262,13 @@ async def _up(plan: _Plan, api: ApiProcess) -> int:
         say(_STOPPING, err=True)
     say("stopped", err=True)
     return exit_code(signals)
+
+
+async def _tell(api: ApiProcess, snapshots: Callable[[], dict[str, Snapshot]]) -> None:
+    """Tell the API's /metrics every second what the scheduler and the worker have counted."""
+    while True:
+        api.tell(snapshots())
+        await asyncio.sleep(TELL_SECONDS)
 
 
 async def _end(api: ApiProcess, serving: asyncio.Task[Served]) -> None:

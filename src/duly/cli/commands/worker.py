@@ -138,7 +138,7 @@ def worker(
         processes = 1  # only a supervisor can replace a worker process
     if processes is not None:
         workers = _workers(settings, app, application, queues, tenants, concurrency, processes=processes, quiet=quiet)
-        raise typer.Exit(run(lambda: _supervise(workers, processes)))
+        raise typer.Exit(run(lambda: _supervise(workers, processes, settings)))
     code = run(
         lambda: _work(
             settings, application, queues, tenants, concurrency, quiet=quiet, lifeline=lifeline, worker_id=supervised
@@ -271,12 +271,15 @@ def home_of(settings: Settings) -> Path | None:
     return None if settings.database_url is not None else settings.home or default_home()
 
 
-async def _supervise(workers: WorkerProcesses, count: int) -> int:
+async def _supervise(workers: WorkerProcesses, count: int, settings: Settings) -> int:
+    from duly.cli.health_server import answering
     from duly.process import Signals
 
     signals = Signals()
     async with ending_at_once(signals, [workers.hasten]), AsyncExitStack() as stack:
         async with cancelled_by(signals):
+            stack.enter_context(workers.reports.watching())
+            await stack.enter_async_context(answering(workers.reports, settings))
             stack.push_async_callback(workers.stop)
             await workers.start()
             log.info("supervising %d worker process%s", count, "" if count == 1 else "es")
@@ -297,6 +300,7 @@ async def _work(
     worker_id: UUID | None,
 ) -> int:
     from duly.cli.health_server import answering
+    from duly.cli.reports import reporting
     from duly.cli.runlog import RunLog
     from duly.cli.worker_messages import Ready, say
     from duly.maintenance.orphans import pause_orphans
@@ -320,8 +324,10 @@ async def _work(
         stack.push_async_callback(application.close)  # handlers may have submitted jobs through it
         async with cancelled_by(signals):
             stack.enter_context(vitals.watching())
-            if lifeline is None:  # else the supervisor answers
+            if lifeline is None:
                 await stack.enter_async_context(answering(vitals, settings))
+            else:
+                stack.enter_context(reporting(vitals, lifeline))  # the supervisor answers
             store = await stack.enter_async_context(open_store(settings))
             operations = own_tenant(await StoreOperations.open(store.pool, settings, local_handlers=application.tasks))
             by, declaring = application.declarer(settings), operations.declarations
