@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from pathlib import Path
 
 import asyncpg
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from duly import Duly, Permanent, RetryAfter
 from duly.config import Settings
-from duly.figures import FIGURES, LAG_BUCKETS, Figures, Histogram, Snapshot, added
+from duly.figures import DURATION_BUCKETS, FIGURES, LAG_BUCKETS, REQUEST, Figures, Histogram, Snapshot, added
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.rescuer import Rescuer
 from duly.model import Requeued
@@ -28,6 +29,7 @@ from harness.waiting import eventually
 from harness.worker import Workbench
 
 LAG = "duly_schedule_lag_seconds"
+PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 
 
 def counts(figures: Figures, name: str) -> list[int]:
@@ -50,6 +52,13 @@ class TestHistogram:
         assert {0.01, 0.25, 1, 5, 30, 60} <= set(LAG_BUCKETS)
         for figure in FIGURES.values():
             assert list(figure.buckets) == sorted(figure.buckets)
+
+    def test_the_page_names_every_figure_and_its_buckets(self) -> None:
+        text = " ".join(PAGE.read_text().split())
+        for figure in (*FIGURES.values(), REQUEST):
+            assert f"`{figure.name}" in text
+        for buckets in (LAG_BUCKETS, DURATION_BUCKETS):
+            assert f"{', '.join(f'{bound:g}' for bound in buckets)} s" in text
 
 
 class TestSnapshots:
