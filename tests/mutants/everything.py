@@ -18,6 +18,7 @@ from mutants import (
     trail,
     upkeep,
     versions,
+    watching,
     wearing,
     working,
 )
@@ -33,6 +34,7 @@ MUTANTS: tuple[Mutant, ...] = (
     *upkeep.MUTANTS,
     *versions.MUTANTS,
     *wearing.MUTANTS,
+    *watching.MUTANTS,
     *cluster.MUTANTS,
     *edges.MUTANTS,
     *timing.MUTANTS,

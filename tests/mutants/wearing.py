@@ -37,8 +37,9 @@ MUTANTS = (
         "supervisor-dies-with-messages-unread",
         "a worker lives on when its supervisor dies before it has read what the worker said",
         "cli/ending.py",
-        "        with suppress(ConnectionResetError):\n            while os.read(lifeline, 1):\n                pass\n",
-        "        while os.read(lifeline, 1):\n            pass\n",
+        "        with suppress(ConnectionResetError):\n            while said := os.read(lifeline, 65536):\n"
+        "                heard(said)\n",
+        "        while said := os.read(lifeline, 65536):\n            heard(said)\n",
         ("cli/test_worker.py::test_a_worker_whose_supervisor_died_with_messages_unread_ends",),
     ),
     Mutant(
