@@ -59,9 +59,9 @@ def make_routes(operations: StoreOperations, requests: Requests, beside: Beside 
 class Metrics(Collector):
     """The figures of the store, shared by all clients that ask within the same second."""
 
-    def __init__(self, operations: StoreOperations, requests: Requests, beside: Beside) -> None:
+    def __init__(self, operations: StoreOperations, requests: Requests | None = None, beside: Beside = dict) -> None:
         self._operations = operations
-        self._requests = requests
+        self._requests = requests or Requests()
         self._beside = beside
         self._looking = asyncio.Lock()
         self._fresh_until = 0.0
