@@ -16,7 +16,10 @@ needs_amtool = pytest.mark.skipif(
     shutil.which("amtool") is None, reason="amtool is not installed: run scripts/test-services as root"
 )
 #: What processes of Duly tell about themselves. `_bucket`, `_sum` and `_count` belong to the histograms.
-HISTOGRAMS = {"duly_schedule_lag_seconds", "duly_fire_lag_seconds", "duly_run_duration_seconds"}
+HISTOGRAMS = {
+    "duly_schedule_lag_seconds", "duly_fire_lag_seconds", "duly_run_duration_seconds",
+    "duly_api_request_duration_seconds",
+}  # fmt: skip
 _NAME = re.compile(r"(?<![\w:\"])(?:duly|process)_\w+(?!\")")
 
 
