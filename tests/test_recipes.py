@@ -223,7 +223,9 @@ class TestJobColumn:
 # Values for the required arguments of the client's calls, by name.
 GIVEN: dict[str, Any] = {
     "job_id": JOB.job_id, "run_id": make_run_id(JOB.job_id, NOW), "handler": "h", "schedule": "every 1h", "start": NOW,
-    "text": "nightly", "request": JobRequest("h"), "requests": [JobRequest("h")], "wanted": DeadLetterFilter(queue="q"),
+    "text": "nightly",
+    "slug": "nightly", "outcome": "start",
+    "request": JobRequest("h"), "requests": [JobRequest("h")], "wanted": DeadLetterFilter(queue="q"),
 }  # fmt: skip
 # Steps of `redrive_all` and `purge_all`, which commands call one by one to show progress.
 STEPS = {"redrive_some", "purge_some", "those_now"}

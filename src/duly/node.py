@@ -18,6 +18,7 @@ from duly.figures import Figures
 from duly.maintenance.deadman import Deadman
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.leader import LeaderService
+from duly.maintenance.monitor_watch import MonitorWatch
 from duly.maintenance.orphans import Orphans
 from duly.maintenance.partitions import Partitions
 from duly.maintenance.pauses import Pauses
@@ -137,6 +138,7 @@ class SchedulerNode:
             Watcher(pool),
             sql_submits,
             zone_keeper := ZoneKeeper(pool),
+            monitor_watch := MonitorWatch(pool, notified=self.notifier is not None),
         ]
         if settings.deadman_url is not None:
             self.upkeep.append(
@@ -153,6 +155,7 @@ class SchedulerNode:
         if self.notifier is not None:
             self.notifier.listen("duly_due", self.loader.heard)
             self.notifier.listen("duly_submitted", lambda _: sql_submits.wake())
+            self.notifier.listen("duly_monitors", lambda _: monitor_watch.wake())
             self.notifier.listen("duly_zones", lambda _: zone_keeper.wake())
             self.notifier.listen("duly_shards", lambda _: self.coordinator.wake())
         self._services: list[Service] = [*self.upkeep, self.firer, self.catching_up, self.loader, self.coordinator]

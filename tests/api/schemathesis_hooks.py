@@ -26,6 +26,10 @@ _MOMENTS = st.datetimes(datetime(2030, 1, 1), datetime(2090, 1, 1)).map(  # noqa
 _LETTER = "64d3f1a2b3c4d.019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e-4006432a6d5a2000"
 
 schemathesis.openapi.format("duly-schedule", st.sampled_from(_SCHEDULES))
+schemathesis.openapi.format(
+    "duly-recurring-schedule", st.sampled_from([text for text in _SCHEDULES if text != "now" and "2031" not in text])
+)
+schemathesis.openapi.format("duly-monitor-cursor", st.sampled_from(["nightly", "a-b_c"]))
 schemathesis.openapi.format("duly-timezone", st.sampled_from(_ZONES))
 schemathesis.openapi.format("duly-key-template", st.sampled_from(_TEMPLATES))
 schemathesis.openapi.format("duly-path", st.sampled_from(["password", "card.number", "a\\.b", "Zoë.x y"]))

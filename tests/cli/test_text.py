@@ -28,6 +28,7 @@ import typer
 from duly import Duly
 from duly.cli.main import app, execute
 from duly.config import Settings
+from duly.model import MonitorDefinition
 from duly.operations import Operations, StoreOperations
 from duly.store import progress
 from duly.store.pool import Pool
@@ -43,7 +44,8 @@ EVIL = "\x1b]0;T\x07\x1b[5;8mX\x9b2J\u202eevil\u2066\u061c\u2028\x85\u200b\xad\u
 STRUCTURE = {
     "api_keys.key_id", "api_keys.role", "api_keys.tenant", "history.status", "job_changes.what", "jobs.kind",
     "jobs.policy", "jobs.schedule", "jobs.status", "jobs.tenant", "jobs.timezone", "dead_letters.tenant", "ledger.key",
-    "ledger.tenant", "migrations.checksum", "migrations.name", "nodes.kind", "runs.state", "tenant_jobs.tenant",
+    "ledger.tenant", "monitors.kind", "monitors.schedule", "monitors.slug", "monitors.tenant", "monitors.timezone",
+    "migrations.checksum", "migrations.name", "nodes.kind", "runs.state", "tenant_jobs.tenant",
     "zone_rules.version",
 }  # fmt: skip
 _TIME_OR_ID = re.compile(r"\d{4}-\d\d-\d\dT.*|[0-9a-f]{8}-[0-9a-f-]{27}")
@@ -77,7 +79,7 @@ async def make_hostile(pool: Pool) -> None:
         select c.relname, a.attname, a.atttypid::regtype::text as kind
         from pg_catalog.pg_class c join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0
         where c.relnamespace = 'duly'::regnamespace and c.relkind in ('r', 'p') and not c.relispartition
-            and a.atttypid in ('text'::regtype, 'text[]'::regtype, 'jsonb'::regtype)
+            and a.attgenerated = '' and a.atttypid in ('text'::regtype, 'text[]'::regtype, 'jsonb'::regtype)
     """)
     for table, column, kind in columns:
         if f"{table}.{column}" in STRUCTURE:
@@ -137,6 +139,8 @@ async def hostile(
     await progress.write(pool, [(claim.claim_id, 1, 0.5, "halfway")])
     await operations.jobs.cancel(await bench.submit("fine", queue="none", run_at=operations.now() + timedelta(days=1)))
     await store_operations.tenants.set("other", max_jobs=5)
+    await operations.monitors.set("noted", MonitorDefinition("@daily", description="pg_dump"))
+    await operations.monitors.ping("noted", "failure", rid="r", note="no space")
     created = await store_operations.keys.create(role="admin", name="mine")
     await store_operations.keys.create(role="read", name="others", tenant="other")
     found = Hostile(
@@ -180,6 +184,12 @@ COMMANDS: dict[str, list[list[str]] | None] = {
     "dead redrive": [["{dead}"], ["--all"]],
     "dead purge": [["{dead}"], ["--all", "--yes"]],
     "job cancel": [["{job}"]],
+    "audit": [[]],
+    "monitor set": [["m", "--schedule", "@daily", "--description", "d\u202e"], [EVIL, "--schedule", EVIL]],
+    "monitor list": [[]],
+    "monitor show": [["noted"], [EVIL]],
+    "monitor ping": [["noted", "--note", EVIL], [EVIL]],
+    "monitor remove": [["noted"], [EVIL]],
     "key create": [["--role", "read", "--name", "x\u202e"], ["--role", EVIL]],
     "key link": [[], [EVIL]],
     "key list": [[]],

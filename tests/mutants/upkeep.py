@@ -6,6 +6,38 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "recoveries-of-monitors-unseen",
+        "a monitor that is up again keeps its incident until its next ping is due",
+        "store/sql/monitors/ping.sql",
+        "$4 = 'failure' or $4 = 'success' and (m.alarmed or m.failure is not null)",
+        "$4 = 'failure'",
+        ("maintenance/test_monitor_watch.py::test_an_ordinary_ping_calls_for_no_look_and_a_failure_and_a_recovery_do",),
+    ),
+    Mutant(
+        "monitors-half-looked-at",
+        "a leader that dies after it opened an incident leaves the look unnoted",
+        "maintenance/monitor_watch.py",
+        "await incidents.open_many(transaction, openings)",
+        "await incidents.open_many(self._pool, openings)",
+        ("maintenance/test_monitor_watch.py::test_a_leader_that_dies_between_incident_and_note_has_done_neither",),
+    ),
+    Mutant(
+        "early-pings-count-twice",
+        "a ping that comes a second early leaves its time unanswered, and the monitor goes down",
+        "maintenance/expecting.py",
+        "first - base > _EARLY",
+        "True",
+        ("maintenance/test_expecting.py::test_a_ping_answers_what_was_expected_until_then",),
+    ),
+    Mutant(
+        "ping-addresses-can-be-guessed",
+        "unknown ping addresses are looked up as fast as anybody can send them",
+        "operations/monitors.py",
+        "if not bucket.take(1, self._clock_us()):",
+        "if False:",
+        ("api/test_monitors.py::test_guessing_is_slow_and_a_flood_of_one_address_does_not_reach_the_store",),
+    ),
+    Mutant(
         "floor-does-not-wait",
         "a claim that commits late lies below the floor, and its job's next run begins beside it",
         "maintenance/claim_floor.py",

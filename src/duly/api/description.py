@@ -17,15 +17,18 @@ from duly.api.access import Access
 from duly.api.schemas import (
     DeadLetterFilterBody,
     JobBody,
+    MonitorBody,
     PauseBody,
     PreviewBody,
     ProblemDocument,
     change_schema,
 )
 
-_BODIES: tuple[type[BaseModel], ...] = (JobBody, PreviewBody, PauseBody, DeadLetterFilterBody, ProblemDocument)
+_BODIES: tuple[type[BaseModel], ...] = (
+    JobBody, PreviewBody, PauseBody, DeadLetterFilterBody, MonitorBody, ProblemDocument,
+)  # fmt: skip
 _TEMPLATE = "#/components/schemas/{model}"
-_METHODS = ("get", "post", "patch", "delete")
+_METHODS = ("get", "post", "put", "patch", "delete")
 SECURITY = "apiKey"
 
 

@@ -20,6 +20,7 @@ from duly.model import (
     Explanation,
     Forecast,
     Job,
+    Monitor,
     NodeStatus,
     Occurrence,
     Preview,
@@ -166,6 +167,23 @@ def forecast_document(forecast: Forecast) -> dict[str, Any]:
         "complete_until": time_text(forecast.complete_until),
     }
 
+
+def monitor_document(monitor: Monitor) -> dict[str, Any]:
+    return {
+        "slug": monitor.slug,
+        **asdict(monitor.definition),
+        "state": monitor.state,
+        "why": monitor.why,
+        **{name: time_text(getattr(monitor, name)) for name in _MONITOR_TIMES},
+        "running": monitor.running,
+        "pings": [{**asdict(ping), "at": time_text(ping.at)} for ping in monitor.pings],
+        "ping_path": monitor.ping_path,
+    }
+
+
+_MONITOR_TIMES = (
+    "expected_at", "down_at", "last_start_at", "last_success_at", "last_failure_at", "created_at", "updated_at",
+)  # fmt: skip
 
 # Entries of a list of jobs that no live worker can run.
 MAX_UNRUNNABLE = 100

@@ -91,6 +91,38 @@ _LETTER: dict[str, Any] = {
         }
     ],
 }
+_MONITOR_REQUEST: dict[str, Any] = {
+    "schedule": "0 3 * * *",
+    "timezone": "Europe/Berlin",
+    "grace_seconds": 900,
+    "max_runtime_seconds": 3600,
+    "description": "pg_dump on db1",
+}
+_MONITOR: dict[str, Any] = {
+    "slug": "nightly-backup",
+    **_MONITOR_REQUEST,
+    "state": "up",
+    "why": None,
+    "expected_at": "2026-03-07T02:00:00Z",
+    "down_at": "2026-03-07T02:15:00Z",
+    "last_start_at": "2026-03-06T02:00:00.512000Z",
+    "last_success_at": "2026-03-06T02:14:09Z",
+    "last_failure_at": None,
+    "created_at": "2026-03-01T09:00:00Z",
+    "updated_at": "2026-03-01T09:00:00Z",
+    "running": 0,
+    "pings": [
+        {
+            "at": "2026-03-06T02:14:09Z",
+            "event": "success",
+            "rid": "7c1f0f5e",
+            "exit_status": 0,
+            "note": "12 GB",
+            "seconds": 848.5,
+        }
+    ],
+    "ping_path": None,
+}
 _OCCURRENCES = [
     {"scheduled_at": "2026-03-09T13:00:00Z", "local": "2026-03-09T09:00:00-04:00", "note": None, "dropped": False},
     {"scheduled_at": "2026-03-16T13:00:00Z", "local": "2026-03-16T09:00:00-04:00", "note": None, "dropped": False},
@@ -183,6 +215,12 @@ EXAMPLES: dict[str, Example] = {
             }
         )
     ),
+    "list_monitors": Example(_page({**_MONITOR, "pings": []})),
+    "set_monitor": Example({**_MONITOR, "state": "new", "pings": []}, _MONITOR_REQUEST),
+    "get_monitor": Example(_MONITOR),
+    "remove_monitor": Example(),
+    "ping_monitor": Example(None, "12 GB in 14 minutes"),
+    "ping_monitor_outcome": Example(None, "pg_dump: error: connection to server failed"),
     "preview_schedule": Example(
         {"kind": "cron", "canonical": "0 9 * * 1", "occurrences": _OCCURRENCES},
         {
@@ -263,6 +301,9 @@ EXAMPLES: dict[str, Example] = {
 PARAMETERS: dict[str, Any] = {
     "job_id": _JOB_ID,
     "run_id": _RUN_ID,
+    "slug": "nightly-backup",
+    "outcome": "start",
+    "rid": "7c1f0f5e",
     "at": "2026-03-09T13:00:00Z",
     "label": ["team=data"],
     "If-Match": '"3"',

@@ -39,7 +39,8 @@ SECURITY_HEADERS = {
 _SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 # Paths that need no key and are the same for every caller: probes, pages, the description of the API.
 _PUBLIC = frozenset({"/", "/docs", "/healthz", "/livez", "/readyz", "/startupz", "/api/v1/openapi.json"})
-_PUBLIC_FOLDER = "/static/"
+# And those that carry their own authority: a monitor's ping address.
+_PUBLIC_FOLDERS = ("/static/", "/ping/")
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:\[\]@/]+)(?::[0-9]{1,5})?")
 
@@ -131,7 +132,7 @@ class RequestGuard:
         """Raise a `Problem` for a caller that is refused; else put the caller and its operations into the scope."""
         headers = Headers(scope=scope)
         path = scope["path"]
-        private = path not in _PUBLIC and not path.startswith(_PUBLIC_FOLDER)
+        private = path not in _PUBLIC and not path.startswith(_PUBLIC_FOLDERS)
         if not self._access.known_to_have_keys:
             # The store is asked only for a caller that would be refused: probes and pages must work without it.
             refusal = _refusal(scope, headers)

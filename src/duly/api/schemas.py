@@ -37,12 +37,15 @@ from duly.model import (
     DstGap,
     JobRequest,
     JobStatus,
+    MonitorDefinition,
+    MonitorState,
+    PingEvent,
     Rule,
     ScheduleKind,
     Verdict,
     policy_with,
 )
-from duly.operations import previewing
+from duly.operations import monitors, previewing
 from duly.operations.preparing import problems_of
 from duly.states import RunState
 from duly.targets import MAX_ARGUMENTS, MAX_HEADERS, METHODS
@@ -515,6 +518,74 @@ class PreviewBody(BaseModel):
     end_at: Moment | None = Field(None, json_schema_extra=_MOMENT)
     after: Moment | None = Field(None, description="absent: now", json_schema_extra=_MOMENT)
     count: Whole = Field(10, json_schema_extra=_number(1, previewing.MAX_COUNT))
+
+
+class MonitorBody(BaseModel):
+    """What is expected of something that runs elsewhere."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schedule: str = Field(
+        description="when pings are expected: cron, an interval or an RRULE. An interval counts from the last ping",
+        json_schema_extra={"format": "duly-recurring-schedule", "minLength": 1},
+    )
+    timezone: str = Field("UTC", json_schema_extra={"format": "duly-timezone", "minLength": 1})
+    grace_seconds: Whole = Field(
+        300, description="how late a ping may be", json_schema_extra=_number(0, monitors.MAX_SECONDS)
+    )
+    max_runtime_seconds: Whole | None = Field(
+        None,
+        description="the time from a start to its end; without it, starts expect nothing",
+        json_schema_extra=_or_null("integer", _number(1, monitors.MAX_SECONDS)),
+    )
+    description: str | None = Field(None, json_schema_extra=_or_null("string", text_rules(monitors.MAX_DESCRIPTION)))
+    new_token: bool = Field(False, description="replace the ping address; the old one works no more")
+
+    def to_definition(self) -> MonitorDefinition:
+        return MonitorDefinition(
+            self.schedule, self.timezone, self.grace_seconds, self.max_runtime_seconds, self.description
+        )
+
+
+class PingDocument(_Document):
+    """One ping."""
+
+    at: datetime
+    event: PingEvent
+    rid: str | None
+    exit_status: int | None
+    note: str | None
+    seconds: float | None = Field(description="from its start to this end")
+
+
+class MonitorDocument(_Document):
+    """Something that runs elsewhere, as its pings show it."""
+
+    slug: str
+    schedule: str
+    timezone: str
+    grace_seconds: int
+    max_runtime_seconds: int | None
+    description: str | None
+    state: MonitorState = Field(
+        description="new: no ping yet. late: a ping is expected and has its grace. down: something is wrong"
+    )
+    why: str | None = Field(description="what is wrong")
+    expected_at: datetime | None = Field(description="when the next ping is due")
+    down_at: datetime | None = Field(description="when it is down without a ping")
+    last_start_at: datetime | None
+    last_success_at: datetime | None
+    last_failure_at: datetime | None
+    created_at: datetime
+    updated_at: datetime
+    running: int = Field(description="starts without an end")
+    pings: list[PingDocument] = Field(description="the last ones, newest first; empty in a list")
+    ping_path: str | None = Field(description="the address for pings without a key, where it has just been made")
+
+
+class MonitorList(_Document):
+    items: list[MonitorDocument]
+    next_cursor: str | None
 
 
 class PreviewDocument(_Document):

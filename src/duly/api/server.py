@@ -19,7 +19,7 @@ try:
     from fastapi import FastAPI
     from starlette.routing import Route
 
-    from duly.api import description, live, metrics, problems, routes
+    from duly.api import description, live, metrics, pinging, problems, routes
     from duly.api.access import Access
     from duly.api.connections import ACCEPTED_AT_ONCE, Crowd, Limits, protocol_for
     from duly.api.guard import RequestGuard
@@ -76,6 +76,7 @@ def create_app(
         *routes.make_routes(settings),
         *live.make_routes(operations),
         *metrics.make_routes(operations, requests, beside),
+        *pinging.make_routes(operations),
     ]
     requests.pages = frozenset(route.path for route in served if isinstance(route, Route) and "{" not in route.path)
     problems.install(app, served)

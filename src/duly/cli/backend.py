@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -25,8 +25,11 @@ if TYPE_CHECKING:
         Forecast,
         Job,
         JobRequest,
+        Monitor,
+        MonitorDefinition,
         Occurrence,
         Page,
+        PingEvent,
         Run,
         Submitted,
         SubmittedId,
@@ -98,6 +101,30 @@ class DeadLettersBackend(Protocol):
     def purge_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]: ...
 
 
+class MonitorsBackend(Protocol):
+    """`MonitorOperations`."""
+
+    async def set(
+        self, slug: str, definition: MonitorDefinition, *, new_token: bool = False
+    ) -> tuple[Monitor, bool]: ...
+
+    async def get(self, slug: str) -> Monitor: ...
+
+    async def page(self, *, cursor: str | None = None, limit: int = 100) -> Page[Monitor]: ...
+
+    async def remove(self, slug: str) -> None: ...
+
+    async def ping(
+        self,
+        slug: str,
+        event: PingEvent = "success",
+        *,
+        rid: str | None = None,
+        exit_status: int | None = None,
+        note: str | None = None,
+    ) -> None: ...
+
+
 class ExplainBackend(Protocol):
     """`ExplainOperations`, as far as commands use it."""
 
@@ -127,6 +154,8 @@ class Backend(Protocol):
     def runs(self) -> RunsBackend: ...
     @property
     def dead_letters(self) -> DeadLettersBackend: ...
+    @property
+    def monitors(self) -> MonitorsBackend: ...
     @property
     def explain(self) -> ExplainBackend: ...
     @property
@@ -167,6 +196,7 @@ class Remote:
         self.jobs = _RemoteJobs(client)
         self.runs = _RemoteRuns(client)
         self.dead_letters = _RemoteDeadLetters(client)
+        self.monitors = _RemoteMonitors(client)
         self.explain = _RemoteExplain(client)
         self.cluster = _RemoteCluster(client)
         self.audit = _RemoteAudit(client)
@@ -238,6 +268,32 @@ class _RemoteDeadLetters:
             part, more = await self._client.call(some(dead_now))
             done += part.done
             yield replace(part, done=done)
+
+
+class _RemoteMonitors:
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self.page, self.get, self.remove = client.monitors_page, client.get_monitor, client.remove_monitor
+
+    async def set(self, slug: str, definition: MonitorDefinition, *, new_token: bool = False) -> tuple[Monitor, bool]:
+        monitor = await self._client.set_monitor(slug, **asdict(definition), new_token=new_token)
+        return monitor, monitor.ping_path is not None and not new_token
+
+    async def ping(
+        self,
+        slug: str,
+        event: PingEvent = "success",
+        *,
+        rid: str | None = None,
+        exit_status: int | None = None,
+        note: str | None = None,
+    ) -> None:
+        if exit_status is not None:
+            await self._client.ping_monitor_outcome(slug, exit_status, rid=rid, note=note)
+        elif event == "success":
+            await self._client.ping_monitor(slug, rid=rid, note=note)
+        else:
+            await self._client.ping_monitor_outcome(slug, "start" if event == "start" else "fail", rid=rid, note=note)
 
 
 class _RemoteExplain:

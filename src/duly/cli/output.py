@@ -34,11 +34,11 @@ REPEATED = "deduplicated: a run with its idempotency key had completed before"
 _INDENT = "    "
 _BREAKS = re.compile(r"(?:\r\n|[ \t\n])+")
 _COLOURS = {
-    "succeeded": "green", "active": "green", "ok": "green", "alive": "green",
+    "succeeded": "green", "active": "green", "ok": "green", "alive": "green", "up": "green",
     "running": "cyan", "queued": "cyan",
     "retrying": "yellow", "waiting": "yellow", "paused": "yellow", "warn": "yellow", "missed": "yellow",
-    "skipped": "yellow", "snoozed": "yellow", "returned": "yellow",
-    "dead": "red", "cancelled": "red", "fail": "red", "lost": "red",
+    "late": "yellow", "skipped": "yellow", "snoozed": "yellow", "returned": "yellow",
+    "dead": "red", "cancelled": "red", "fail": "red", "lost": "red", "down": "red",
     "completed": "bright_black", "stopped": "bright_black",
 }  # fmt: skip
 

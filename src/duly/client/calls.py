@@ -14,7 +14,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Generic, Protocol, TypeVar, Unpack
+from typing import Any, Generic, Literal, Protocol, TypeVar, Unpack
 from urllib.parse import quote
 from uuid import UUID, uuid4
 
@@ -39,6 +39,7 @@ from duly.model import (
     JobOptions,
     JobRequest,
     JobStatus,
+    Monitor,
     Occurrence,
     Page,
     Preview,
@@ -506,6 +507,65 @@ def audit(wanted: AuditFilter = _ANYTHING) -> Pages[AuditEntry]:
     return Pages(lambda cursor: audit_page(wanted, cursor=cursor, limit=PAGE))
 
 
+# Monitors
+
+
+def monitors_page(*, cursor: str | None = None, limit: int = 100) -> Call[Page[Monitor]]:
+    """One page of monitors by name, without their pings."""
+    query = _query(cursor=cursor, limit=limit)
+    return Call("GET", "/monitors", partial(_page, read=documents.read_monitor), query)
+
+
+def monitors() -> Pages[Monitor]:
+    """Every monitor by name, without its pings; pages are fetched as needed."""
+    return Pages(lambda cursor: monitors_page(cursor=cursor, limit=PAGE))
+
+
+def get_monitor(slug: str) -> Call[Monitor]:
+    """One monitor with its last pings."""
+    return Call("GET", _path("monitors", slug), _monitor)
+
+
+def set_monitor(
+    slug: str,
+    schedule: str,
+    *,
+    timezone: str = "UTC",
+    grace_seconds: int = 300,
+    max_runtime_seconds: int | None = None,
+    description: str | None = None,
+    new_token: bool = False,
+) -> Call[Monitor]:
+    """Makes a monitor, or changes it. A new one, and with `new_token` any, comes with its `ping_path`."""
+    body = {
+        "schedule": schedule, "timezone": timezone, "grace_seconds": grace_seconds,
+        "max_runtime_seconds": max_runtime_seconds, "description": description, "new_token": new_token,
+    }  # fmt: skip
+    return Call("PUT", _path("monitors", slug), _monitor, body=encode(body), repeatable=not new_token)
+
+
+def remove_monitor(slug: str) -> Call[None]:
+    """Removes a monitor, and closes its open incidents."""
+    return Call("DELETE", _path("monitors", slug), _nothing, repeatable=False)
+
+
+def ping_monitor(slug: str, *, rid: str | None = None, note: str | None = None) -> Call[None]:
+    """Tells that what a monitor watches has succeeded. `rid`: an id of what ran, the same as at its start."""
+    return Call("POST", _path("monitors", slug, "ping"), _nothing, _query(rid=rid), body=_noted(note))
+
+
+def ping_monitor_outcome(
+    slug: str, outcome: Literal["start", "fail"] | int, *, rid: str | None = None, note: str | None = None
+) -> Call[None]:
+    """Tells that what a monitor watches starts, has failed, or has ended with this exit status."""
+    path = _path("monitors", slug, "ping", str(outcome))
+    return Call("POST", path, _nothing, _query(rid=rid), body=_noted(note))
+
+
+def _noted(note: str | None) -> bytes | None:
+    return None if note is None else note.encode("utf-8", "replace")
+
+
 # Time and the cluster
 
 
@@ -551,6 +611,10 @@ def stats() -> Call[Counts]:
 
 def _job(answer: Answer) -> Job:
     return documents.read_job(answer.document)
+
+
+def _monitor(answer: Answer) -> Monitor:
+    return documents.read_monitor(answer.document)
 
 
 def _run(answer: Answer) -> Run:

@@ -30,9 +30,12 @@ from duly.model import (
     Forecast,
     Job,
     JobRequest,
+    Monitor,
+    MonitorDefinition,
     NodeStatus,
     Occurrence,
     Page,
+    Ping,
     Policy,
     Preview,
     Progress,
@@ -144,6 +147,28 @@ def read_dead_letter(document: Document) -> DeadLetter:
         secret_fields=tuple(document.get("secret_fields", ())),
         error=error,
         attempts=tuple(_attempt(attempt) for attempt in document["attempts"]),
+    )
+
+
+def read_monitor(document: Document) -> Monitor:
+    return Monitor(
+        slug=document["slug"],
+        definition=MonitorDefinition(**{field.name: document[field.name] for field in fields(MonitorDefinition)}),
+        state=document["state"],
+        why=document["why"],
+        expected_at=read_time(document["expected_at"]),
+        down_at=read_time(document["down_at"]),
+        last_start_at=read_time(document["last_start_at"]),
+        last_success_at=read_time(document["last_success_at"]),
+        last_failure_at=read_time(document["last_failure_at"]),
+        running=document["running"],
+        created_at=_time(document["created_at"]),
+        updated_at=_time(document["updated_at"]),
+        pings=tuple(
+            Ping(_time(one["at"]), one["event"], one["rid"], one["exit_status"], one["note"], one["seconds"])
+            for one in document["pings"]
+        ),
+        ping_path=document.get("ping_path"),
     )
 
 

@@ -14,6 +14,7 @@ Read in this order:
 - `occurrence`: occurrences that are still to come: a schedule's preview, and the forecast of all jobs;
 - `explanation`: the verdict on one occurrence, in a sentence;
 - `audit`: who acts, and what the audit trail keeps of it;
+- `monitor`: what runs elsewhere and is watched by its pings;
 - `cluster`: nodes, shards and counts; `page`: one page of any list.
 
 `duly.checks` validates what a client sends; `duly.states` has the moves between run states.
@@ -45,6 +46,7 @@ from duly.model.job import (
     only_match,
 )
 from duly.model.log_line import LogLine, LogPage
+from duly.model.monitor import Monitor, MonitorDefinition, MonitorState, Ping, PingEvent, StoredMonitor
 from duly.model.occurrence import Expected, Forecast, Occurrence, Preview
 from duly.model.options import CronOptions, JobChanges, JobOptions, PolicyOptions
 from duly.model.page import Page
@@ -109,10 +111,15 @@ __all__ = [
     "LogLine",
     "LogPage",
     "MissedWindow",
+    "Monitor",
+    "MonitorDefinition",
+    "MonitorState",
     "NodeStatus",
     "Occurrence",
     "Overlap",
     "Page",
+    "Ping",
+    "PingEvent",
     "Policy",
     "PolicyOptions",
     "Preview",
@@ -124,6 +131,7 @@ __all__ = [
     "Run",
     "ScheduleKind",
     "ShardStatus",
+    "StoredMonitor",
     "Submitted",
     "SubmittedId",
     "Succeeded",

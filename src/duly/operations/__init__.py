@@ -9,7 +9,7 @@ order:
 2. `submits` (storing new jobs) over `preparing` (checking and planning them, without I/O); `caller_transaction`
    submits on a connection of the caller's, and `sql_submits` plans jobs that came in through SQL.
 3. `jobs` over `revising` (what a change makes of a job, without I/O); `declare` for jobs that code declares; `runs`;
-   `dead_letters`.
+   `dead_letters`; `monitors` for what runs elsewhere.
 4. `explain` over `lifetime`, `verdicts` and `wording`; `forecast`; `previewing`, which needs no store.
 5. `audit`: who did what.
 6. Store-wide: `cluster`, `keys`, `tenants`, `submitters`; `neighbours`, hints for those who open the store themselves.
@@ -32,6 +32,7 @@ from duly.operations.explain import ExplainOperations
 from duly.operations.forecast import ForecastOperations
 from duly.operations.jobs import JobOperations
 from duly.operations.keys import CreatedKey, Key, KeyOperations, Principal
+from duly.operations.monitors import MonitorOperations, PingDoor
 from duly.operations.neighbours import NeighbourOperations
 from duly.operations.previewing import preview
 from duly.operations.runs import RunOperations
@@ -62,6 +63,7 @@ class Operations:
         self.runs = RunOperations(core, tenant, actor)
         self.jobs = JobOperations(core, tenant, self.runs, actor)
         self.dead_letters = DeadLetterOperations(core, tenant, actor)
+        self.monitors = MonitorOperations(core, tenant)
         self.explain = ExplainOperations(core, self.jobs)
         #: The store as a whole, the same for every tenant.
         self.cluster = cluster
@@ -99,6 +101,8 @@ class StoreOperations:
         self.keys = KeyOperations(core)
         self.tenants = TenantOperations(core)
         self.submitters = SubmitterOperations(core)
+        #: Pings by the address of a monitor, which need no key.
+        self.ping_door = PingDoor(pool)
         self.neighbours = NeighbourOperations(core)
 
     @classmethod
