@@ -20,6 +20,8 @@ from duly.model import (
     Explanation,
     Forecast,
     Job,
+    LogLine,
+    LogPage,
     Monitor,
     NodeStatus,
     Occurrence,
@@ -79,6 +81,27 @@ def run_document(run: Run) -> dict[str, Any]:
         "result": run.result,
         "note": _note_document(run),
         "attempts": [_attempt_document(attempt) for attempt in run.attempts],
+    }
+
+
+def log_document(page: LogPage) -> dict[str, Any]:
+    return {
+        "items": [log_line_document(line) for line in page.items],
+        "cursor": page.cursor,
+        "more": page.more,
+        "complete": page.complete,
+    }
+
+
+def log_line_document(line: LogLine) -> dict[str, Any]:
+    return {
+        "attempt": line.attempt,
+        "number": line.number,
+        "at": time_text(line.at),
+        "level": line.level,
+        "source": line.source,
+        "text": line.text,
+        "left_out": line.left_out,
     }
 
 

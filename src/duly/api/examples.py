@@ -189,6 +189,24 @@ EXAMPLES: dict[str, Example] = {
     ),
     "get_run": Example(_RUN),
     "cancel_run": Example({**_QUEUED, "status": "cancelled", "finished_at": "2026-03-09T13:00:01Z"}),
+    "read_run_logs": Example(
+        {
+            "items": [
+                {
+                    "attempt": 1,
+                    "number": 1,
+                    "at": "2026-03-09T13:00:00.021000Z",
+                    "level": "INFO",
+                    "source": "reports.weekly",
+                    "text": "reading 12 tables",
+                    "left_out": 0,
+                }
+            ],
+            "cursor": f"{_NODE_ID}.1",
+            "more": False,
+            "complete": True,
+        }
+    ),
     "list_dead_letters": Example(_page(_LETTER)),
     "count_dead_letters": Example({"count": 12}),
     "get_dead_letter": Example(_LETTER),

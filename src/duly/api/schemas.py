@@ -364,6 +364,25 @@ class RunDocument(_Document):
     attempts: list[AttemptDocument] = Field(description="all ended attempts, including the successful one")
 
 
+class LogLineDocument(_Document):
+    attempt: int
+    number: int = Field(description="number of the line within its attempt, from 1")
+    at: datetime
+    level: str | None = Field(description="level of a logged record; null for what was printed")
+    source: str = Field(description="name of the logger; stdout or stderr for what was printed")
+    text: str
+    left_out: int = Field(description="number of lines right before this one that were not kept")
+
+
+class LogDocument(_Document):
+    """A page of what a run's handler logged and printed."""
+
+    items: list[LogLineDocument]
+    cursor: str = Field(description="position after this page, from which a later call goes on")
+    more: bool = Field(description="there may be more lines already")
+    complete: bool = Field(description="the run has ended, and no lines follow")
+
+
 class DeadLetterDocument(_Document):
     """A run whose retries are used up, with its payload and all attempts."""
 

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
         Forecast,
         Job,
         JobRequest,
+        LogLine,
+        LogPage,
         Monitor,
         MonitorDefinition,
         Occurrence,
@@ -77,6 +79,21 @@ class RunsBackend(Protocol):
     async def page(self, job_id: str, *, cursor: str | None = None, limit: int = 100) -> Page[Run]: ...
 
     async def get(self, run_id: str) -> Run: ...
+
+    async def logs(
+        self,
+        run_id: str,
+        *,
+        cursor: str | None = None,
+        attempt: int | None = None,
+        tail: int | None = None,
+        since: datetime | None = None,
+        limit: int = 1000,
+    ) -> LogPage: ...
+
+    def follow_lines(
+        self, run_id: str, *, attempt: int | None = None, tail: int | None = None
+    ) -> AsyncIterator[LogLine]: ...
 
     async def cancel(self, run_id: str, *, reason: str | None = None) -> Run: ...
 
@@ -238,6 +255,7 @@ class _RemoteJobs:
 class _RemoteRuns:
     def __init__(self, client: AsyncClient) -> None:
         self.page, self.get, self.cancel = client.runs_page, client.get_run, client.cancel_run
+        self.logs, self.follow_lines = client.run_logs_page, client.follow_run_logs
 
 
 class _RemoteDeadLetters:

@@ -39,6 +39,8 @@ from duly.model import (
     JobOptions,
     JobRequest,
     JobStatus,
+    LogLine,
+    LogPage,
     Monitor,
     Occurrence,
     Page,
@@ -377,6 +379,38 @@ def runs(job_id: str | UUID) -> Pages[Run]:
 def get_run(run_id: str) -> Call[Run]:
     """One run with its attempts."""
     return Call("GET", _path("runs", run_id), _run)
+
+
+def run_logs_page(
+    run_id: str,
+    *,
+    cursor: str | None = None,
+    attempt: int | None = None,
+    tail: int | None = None,
+    since: datetime | None = None,
+    limit: int = 1000,
+) -> Call[LogPage]:
+    """A page of what the run's handler logged and printed: from a cursor on, or the last `tail` lines.
+
+    The cursor of a page goes on where the page ended, also later, when there is more.
+    """
+    query = _query(cursor=cursor, attempt=attempt, tail=tail, since=since, limit=limit)
+    return Call("GET", _path("runs", run_id, "logs"), lambda answer: documents.read_log_page(answer.document), query)
+
+
+def run_logs(run_id: str, *, attempt: int | None = None, since: datetime | None = None) -> Pages[LogLine]:
+    """Every line that the run's handler has logged and printed so far; pages are fetched as needed."""
+
+    def at(cursor: str | None) -> Call[Page[LogLine]]:
+        call = run_logs_page(run_id, cursor=cursor, attempt=attempt, since=since)
+
+        def read(answer: Answer) -> Page[LogLine]:
+            page = call.read(answer)
+            return Page(list(page.items), page.cursor if page.more else None)
+
+        return Call(call.method, call.path, read, call.query)
+
+    return Pages(at)
 
 
 def cancel_run(run_id: str, *, reason: str | None = None) -> Call[Run]:

@@ -21,8 +21,11 @@ from duly.client.calls import Answer, Call, Pages, Steps
 from duly.client.trying import PATIENCE_SECONDS, Attempts, refusal
 from duly.errors import ApiUnavailable, ConfigError, DulyError
 from duly.local_keys import is_loopback_url, key_for
+from duly.model import LogLine
 from duly.tracing import current_headers
 
+# Shortest and longest pause between two looks of a follower, in seconds.
+_FOLLOW_SECONDS = (0.5, 3.0)
 P = ParamSpec("P")
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -207,6 +210,8 @@ class Client(_Base):
     runs = _blocking_list(calls.runs)
     runs_page = _blocking(calls.runs_page)
     get_run = _blocking(calls.get_run)
+    run_logs = _blocking_list(calls.run_logs)
+    run_logs_page = _blocking(calls.run_logs_page)
     cancel_run = _blocking(calls.cancel_run)
     audit = _blocking_list(calls.audit)
     audit_page = _blocking(calls.audit_page)
@@ -229,6 +234,19 @@ class Client(_Base):
     forecast = _blocking(calls.forecast)
     cluster = _blocking(calls.cluster)
     stats = _blocking(calls.stats)
+
+    def follow_run_logs(self, run_id: str, *, attempt: int | None = None, tail: int | None = None) -> Iterator[LogLine]:
+        """Lines as they come, until the run has ended; those that are there first, or the last `tail` of them."""
+        cursor, pause = None, _FOLLOW_SECONDS[0]
+        while True:
+            page = self.run_logs_page(run_id, cursor=cursor, attempt=attempt, tail=None if cursor else tail)
+            yield from page.items
+            if page.complete:
+                return
+            cursor = page.cursor
+            if not page.more:
+                pause = _FOLLOW_SECONDS[0] if page.items else min(1.5 * pause, _FOLLOW_SECONDS[1])
+                time.sleep(pause)
 
     def close(self) -> None:
         self._http.close()
@@ -325,6 +343,8 @@ class AsyncClient(_Base):
     runs = _awaited_list(calls.runs)
     runs_page = _awaited(calls.runs_page)
     get_run = _awaited(calls.get_run)
+    run_logs = _awaited_list(calls.run_logs)
+    run_logs_page = _awaited(calls.run_logs_page)
     cancel_run = _awaited(calls.cancel_run)
     audit = _awaited_list(calls.audit)
     audit_page = _awaited(calls.audit_page)
@@ -347,6 +367,22 @@ class AsyncClient(_Base):
     forecast = _awaited(calls.forecast)
     cluster = _awaited(calls.cluster)
     stats = _awaited(calls.stats)
+
+    async def follow_run_logs(
+        self, run_id: str, *, attempt: int | None = None, tail: int | None = None
+    ) -> AsyncIterator[LogLine]:
+        """Lines as they come, until the run has ended; those that are there first, or the last `tail` of them."""
+        cursor, pause = None, _FOLLOW_SECONDS[0]
+        while True:
+            page = await self.run_logs_page(run_id, cursor=cursor, attempt=attempt, tail=None if cursor else tail)
+            for line in page.items:
+                yield line
+            if page.complete:
+                return
+            cursor = page.cursor
+            if not page.more:
+                pause = _FOLLOW_SECONDS[0] if page.items else min(1.5 * pause, _FOLLOW_SECONDS[1])
+                await asyncio.sleep(pause)
 
     async def close(self) -> None:
         await self._http.aclose()

@@ -30,6 +30,8 @@ from duly.model import (
     Forecast,
     Job,
     JobRequest,
+    LogLine,
+    LogPage,
     Monitor,
     MonitorDefinition,
     NodeStatus,
@@ -210,6 +212,14 @@ def read_explanation(document: Document) -> Explanation:
         run=None if run is None else read_run(run),
         related=None if related is None else read_explanation(related),
     )
+
+
+def read_log_page(document: Document) -> LogPage:
+    items = [
+        LogLine(**{field.name: one[field.name] for field in fields(LogLine)} | {"at": _time(one["at"])})
+        for one in document["items"]
+    ]
+    return LogPage(items, document["cursor"], document["more"], document["complete"])
 
 
 def read_forecast(document: Document) -> Forecast:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, NotFound
-from duly.model import Actor, Job, LogPage, Page, Run, parse_run_id
+from duly.model import Actor, Job, LogLine, LogPage, Page, Run, parse_run_id
 from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core, check_reason, to_job_id
 from duly.states import ENDED_STATES
 from duly.store import history, jobs, run_logs, runs
@@ -18,6 +20,8 @@ from duly.timing import render_key
 #: Maximum number of lines of a page of a run's log, and of parts that are read for it.
 MAX_LOG_PAGE = 10_000
 MAX_PARTS = 200
+#: Shortest and longest pause between two looks of a follower, in seconds.
+FOLLOW_SECONDS = (0.5, 3.0)
 _MAX_ATTEMPT = 32_767
 _CURSOR = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.[0-9]{1,9}")
 
@@ -105,7 +109,49 @@ class RunOperations:
             more, found = more or len(found) > limit, found[:limit]
         position = found[-1][0] if found else after
         items = [line for _, line in found if since is None or line.at >= since]
-        return LogPage(items, f"{position.claim_id}.{position.number}", more, complete and not more)
+        return LogPage(items, _cursor_at(position), more, complete and not more)
+
+    async def follow(
+        self, run_id: str, *, cursor: str | None = None, attempt: int | None = None, tail: int | None = None
+    ) -> AsyncIterator[LogPage]:
+        """The run's log as `logs` reads it, and then what is added, until the run has ended. Pages without lines are
+        yielded too, every few seconds, so that a reader can tell that nothing was said.
+
+        While nothing is added, it costs two statements every few seconds.
+        """
+        page = await self.logs(run_id, cursor=cursor, attempt=attempt, tail=tail)
+        yield page
+        parsed, pause, complete = parse_run_id(run_id), FOLLOW_SECONDS[0], page.complete
+        assert parsed is not None
+        job_id, scheduled_at = parsed
+        after = _read_cursor(page.cursor)
+        while not page.complete:
+            found: list[tuple[run_logs.Position, LogLine]] = []
+            if self._pool.has_step(run_logs.STEP):
+                found, _ = await run_logs.read(
+                    self._pool, job_id=job_id, scheduled_at=scheduled_at, after=after, attempt=attempt, limit=MAX_PARTS
+                )
+            if not found and not complete:
+                # What is written before a log is complete is found by one more read.
+                complete = await run_logs.is_complete(self._pool, job_id=job_id, scheduled_at=scheduled_at)
+                if not complete:
+                    yield LogPage([], page.cursor, False, False)
+                    await asyncio.sleep(pause)
+                    pause = min(1.5 * pause, FOLLOW_SECONDS[1])
+                continue
+            after, pause = (found[-1][0] if found else after), FOLLOW_SECONDS[0]
+            page = LogPage([line for _, line in found], _cursor_at(after), bool(found), not found)
+            yield page
+            if found and not complete:
+                await asyncio.sleep(pause)
+
+    async def follow_lines(
+        self, run_id: str, *, attempt: int | None = None, tail: int | None = None
+    ) -> AsyncIterator[LogLine]:
+        """The lines of `follow`."""
+        async for page in self.follow(run_id, attempt=attempt, tail=tail):
+            for line in page.items:
+                yield line
 
     async def _is_unknown(self, job_id: UUID, scheduled_at: datetime) -> bool:
         for _ in range(3):  # a statement may see a moving run neither where it was nor where it goes
@@ -135,6 +181,10 @@ class RunOperations:
                 return run
             # The run was claimed, retried or ended meanwhile: read it again.
         raise Conflict(f"run {run_id} could not be cancelled; try again")
+
+
+def _cursor_at(position: run_logs.Position) -> str:
+    return f"{position.claim_id}.{position.number}"
 
 
 def _read_cursor(cursor: str) -> run_logs.Position:
