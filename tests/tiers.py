@@ -42,6 +42,7 @@ WAITS = (
     "cluster/test_exactly_once.py",
     "cluster/test_processes.py",
     "cluster/test_registries.py",
+    "cluster/test_run_logs.py",
     "cluster/test_schemas.py",
     "maintenance/test_deadman.py",
     "maintenance/test_long_readers.py",

@@ -26,6 +26,15 @@ async def record(ctx: Context, seconds: float = 0) -> None:
 
 
 @app.task()
+async def talk(ctx: Context, lines: int, pause: float) -> None:
+    """Prints lines, and leaves each in the sink as well."""
+    for number in range(1, lines + 1):
+        print(f"line {number}")
+        say(ctx, str(number))
+        await asyncio.sleep(pause)
+
+
+@app.task()
 async def hold(ctx: Context, seconds: float, again: float | None = None) -> str:
     """Works for `seconds` (a later attempt for `again`), and leaves a line if it is stopped."""
     say(ctx, "started")
