@@ -104,10 +104,12 @@ class TestWithoutAnSdk:
 
         async with bench.working():
             with incoming(HEADERS):
-                await bench.succeeded(await bench.submit("look"))
+                first = await bench.succeeded(await bench.submit("look"))
             run = await bench.succeeded(await bench.submit("look"))
         assert told[0] == (PARENT.split("-")[1], HEADERS)
+        assert first.trace_id == told[0][0]
         own_id, own = told[1]
+        assert run.trace_id == own_id
         assert own_id == trace_id_of(uuid_of(run.job_id), run.scheduled_at)
         assert own.keys() == {"traceparent"}
         assert own["traceparent"].split("-")[1] == own_id

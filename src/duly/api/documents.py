@@ -74,6 +74,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "idempotency_key": run.idempotency_key,
         "missed": run.missed,
         "deduplicated": run.deduplicated,
+        "trace_id": run.trace_id,
         "progress": None
         if run.progress is None
         else {"fraction": run.progress.fraction, "note": run.progress.note, "at": time_text(run.progress.at)},

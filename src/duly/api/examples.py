@@ -49,6 +49,7 @@ _RUN: dict[str, Any] = {
     "idempotency_key": f"{_JOB_ID}:1773061200",
     "missed": False,
     "deduplicated": False,
+    "trace_id": "0af7651916cd43dd8448eb211c80319c",
     "progress": None,
     "error": None,
     "result": {"sent": 12},

@@ -357,6 +357,7 @@ class RunDocument(_Document):
     idempotency_key: str | None
     missed: bool
     deduplicated: bool
+    trace_id: str | None = Field(description="the trace that the run belongs to, as ctx.trace_id and log lines have it")
     progress: ProgressDocument | None
     error: ErrorDocument | None = Field(description="error of the last attempt, if it failed")
     result: Any

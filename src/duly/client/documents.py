@@ -106,6 +106,7 @@ def read_run(document: Document) -> Run:
         attempt=document["attempt"],
         missed=document["missed"],
         deduplicated=document.get("deduplicated", False),
+        trace_id=document.get("trace_id"),
         run_at=read_time(document.get("next_attempt_at")),
         started_at=read_time(document["started_at"]),
         finished_at=read_time(document["finished_at"]),

@@ -62,6 +62,8 @@ class Run:
     attempts: tuple[Attempt, ...] = ()
     job_name: str | None = None
     progress: Progress | None = None
+    trace_id: str | None = None
+    """The trace that the run belongs to, as its log lines name it; None in lists that do not tell."""
 
     @property
     def run_id(self) -> str:

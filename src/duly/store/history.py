@@ -16,6 +16,7 @@ from duly.states import RunFlag
 from duly.store import jobs
 from duly.store.pool import Querier
 from duly.store.reading import Reading
+from duly.tracing import TraceContext, trace_id_of
 
 # Maximum number of the store's ended runs, and of the tenant's jobs, read for its recent runs.
 _MAX_RECENT_RUNS = 2_000
@@ -117,10 +118,16 @@ async def _with_attempts(store: Querier, rows: Sequence[asyncpg.Record], *, all_
         ):
             far[row["job_id"], row["scheduled_at"]] = Progress(round(row["fraction"], 6), row["note"], row["at"])
     return [
-        _to_run(row, attempts=[*attempts.get(key, ()), *_success(row)], progress=far.get(key))
+        _to_run(row, attempts=[*attempts.get(key, ()), *_success(row)], progress=far.get(key), trace_id=_trace_id(row))
         for row in rows
         for key in ((row["job_id"], row["scheduled_at"]),)
     ]
+
+
+def _trace_id(row: Any) -> str:
+    """The same as `ctx.trace_id` of all of the run's attempts."""
+    context = TraceContext.from_stored(row["trace"])
+    return trace_id_of(row["job_id"], row["scheduled_at"]) if context is None else context.trace_id
 
 
 def _may_have_failed(row: Any) -> bool:
@@ -142,7 +149,12 @@ def _worker(row: Any) -> str | None:
 
 
 def _to_run(
-    row: Any, *, attempts: Sequence[Attempt] = (), job_name: str | None = None, progress: Progress | None = None
+    row: Any,
+    *,
+    attempts: Sequence[Attempt] = (),
+    job_name: str | None = None,
+    progress: Progress | None = None,
+    trace_id: str | None = None,
 ) -> Run:
     error = _to_error(row["error"])
     if error is None and attempts and row["status"] in ("queued", "retrying"):
@@ -166,6 +178,7 @@ def _to_run(
         attempts=tuple(attempts),
         job_name=job_name,
         progress=progress,
+        trace_id=trace_id,
     )
 
 
