@@ -29,6 +29,7 @@ from duly.model import DEFAULT_TENANT, JobRequest, Policy, Run
 from duly.node import running_worker
 from duly.operations import StoreOperations
 from duly.store.pool import Pool
+from duly.tracing import incoming
 from duly.worker.targets import egress, making
 from duly.worker.targets.answers import retry_after
 from duly.worker.targets.connecting import is_own
@@ -441,18 +442,23 @@ async def test_a_redirect_that_keeps_the_request_is_followed(caller: Caller, end
 async def test_what_the_job_says_to_one_host_is_not_told_to_another(caller: Caller, endpoint: Endpoint) -> None:
     async with Endpoint.serving() as other:
         back = endpoint.on("/back", reply(200))
-        run = await caller.outcome(
-            endpoint.on("/", reply(307, location=other.on("/", reply(308, location=back)))),
-            headers={"X-Team": "ops", "Content-Type": "application/vnd.example+json"},
-            secret_headers={"X-Key": SECRET},
-        )
+        parent = f"00-{'1' * 32}-{'2' * 16}-01"
+        with incoming({"traceparent": parent, "baggage": "customer=7"}):
+            run = await caller.outcome(
+                endpoint.on("/", reply(307, location=other.on("/", reply(308, location=back)))),
+                headers={"X-Team": "ops", "Content-Type": "application/vnd.example+json"},
+                secret_headers={"X-Key": SECRET},
+            )
         assert run.status == "succeeded"
         first, last = endpoint.calls
         (elsewhere,) = other.calls
     assert (first.headers["x-team"], first.headers["x-key"]) == ("ops", SECRET)
     assert first.headers["content-type"] == "application/vnd.example+json"
+    assert (first.headers["traceparent"], first.headers["baggage"]) == (parent, "customer=7")
     for call in (elsewhere, last):  # also the last: another host chose its address
         assert "x-team" not in call.headers
+        assert "baggage" not in call.headers
+        assert call.headers["traceparent"] == parent
         assert SECRET not in str(call.raw)
         assert call.headers["content-type"] == "application/json"
         assert call.headers["idempotency-key"] == run.idempotency_key

@@ -83,16 +83,16 @@ class HttpTarget:
         url = _parse_url(target["url"])
         headers = self._headers(execution, body)
         jobs_own = {**target.get("headers", {}), **target.get("secret_headers", {})}
-        # The trace goes on at the first host alone, too: what its baggage says is not for others.
-        first = _origin(url)
+        told = True
         execution.begin()
         for _ in range(_MAX_REDIRECTS + 1):
             shown = short_url(str(url))
             called = f"{method} {shown}"
             with _span_of(execution, method, url, shown) as span:
                 trace = execution.trace_headers if span is None else span.headers()
-                if _origin(url) != first:
-                    trace.pop("baggage", None)
+                if not told:
+                    # The trace goes on, but what its baggage says is for the first host alone.
+                    trace = {name: trace[name] for name in ("traceparent", "tracestate") if name in trace}
                 answer = await self._ask(method, url, _merged(headers | trace, jobs_own), body, called)
                 if span is not None:
                     span.answered(answer.status)
@@ -101,7 +101,7 @@ class HttpTarget:
             moved = _redirected(url, answer.headers.get("location"), called)
             if _origin(moved) != _origin(url):
                 # The job's own headers are for the first host alone, even if another one redirects back to it.
-                jobs_own = {}
+                jobs_own, told = {}, False
             url = moved
         raise Permanent(f"{called} was redirected more than {_MAX_REDIRECTS} times")
 
