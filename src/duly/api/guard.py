@@ -23,6 +23,7 @@ from duly.api.access import Access
 from duly.api.binding import is_loopback_address
 from duly.api.problems import Problem
 from duly.errors import DulyError
+from duly.masking import HIDDEN
 
 log = logging.getLogger("duly.api")
 
@@ -40,7 +41,9 @@ _SECURITY_HEADERS = [(name.lower().encode(), value.encode()) for name, value in 
 # Paths that need no key and are the same for every caller: probes, pages, the description of the API.
 _PUBLIC = frozenset({"/", "/docs", "/healthz", "/livez", "/readyz", "/startupz", "/api/v1/openapi.json"})
 # And those that carry their own authority: a monitor's ping address.
-_PUBLIC_FOLDERS = ("/static/", "/ping/")
+#: Below it are the ping addresses of monitors.
+PINGS = "/ping/"
+_PUBLIC_FOLDERS = ("/static/", PINGS)
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^\s:\[\]@/]+)(?::[0-9]{1,5})?")
 
@@ -68,6 +71,11 @@ def _refusal(scope: Scope, headers: Headers) -> Problem | None:
     if not origins and headers.get("sec-fetch-site", "none") not in ("same-origin", "none"):
         return Problem(403, "a request that changes something must not come from another site", kind="cross-site")
     return None
+
+
+def _logged(path: str) -> str:
+    """A path for the log: a monitor's ping address is a secret."""
+    return f"{PINGS}{HIDDEN}" if path.startswith(PINGS) else path
 
 
 def _is_named(headers: Headers, names: frozenset[str]) -> bool:
@@ -122,7 +130,7 @@ class RequestGuard:
         except ClientDisconnect:
             return
         except Exception:
-            log.exception("%s %s failed", scope["method"], scope["path"])
+            log.exception("%s %s failed", scope["method"], _logged(scope["path"]))
             if answering:
                 raise
             failed = Problem(500, "the request failed for a reason on this side; the server's log says which")

@@ -10,13 +10,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from duly.api.guard import PINGS
 from duly.api.routes.common import refuse_others
 from duly.api.routes.monitors import read_note
 from duly.operations import StoreOperations
 from duly.operations.monitors import outcome_of
-
-#: Paths below it carry their own authority.
-FOLDER = "/ping/"
 
 
 def make_routes(operations: StoreOperations) -> list[Route]:
@@ -35,6 +33,6 @@ def make_routes(operations: StoreOperations) -> list[Route]:
 
     methods = ["GET", "POST"]
     return [
-        Route(FOLDER + "{token}", ping, methods=methods),
-        Route(FOLDER + "{token}/{outcome}", ping, methods=methods),
+        Route(PINGS + "{token}", ping, methods=methods),
+        Route(PINGS + "{token}/{outcome}", ping, methods=methods),
     ]

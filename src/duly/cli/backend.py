@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from duly.errors import DulyError
 
@@ -288,6 +288,9 @@ class _RemoteDeadLetters:
             yield replace(part, done=done)
 
 
+_OUTCOMES: dict[str, Literal["start", "fail", "log"]] = {"start": "start", "failure": "fail", "note": "log"}
+
+
 class _RemoteMonitors:
     def __init__(self, client: AsyncClient) -> None:
         self._client = client
@@ -311,7 +314,7 @@ class _RemoteMonitors:
         elif event == "success":
             await self._client.ping_monitor(slug, rid=rid, note=note)
         else:
-            await self._client.ping_monitor_outcome(slug, "start" if event == "start" else "fail", rid=rid, note=note)
+            await self._client.ping_monitor_outcome(slug, _OUTCOMES[event], rid=rid, note=note)
 
 
 class _RemoteExplain:

@@ -589,9 +589,9 @@ def ping_monitor(slug: str, *, rid: str | None = None, note: str | None = None) 
 
 
 def ping_monitor_outcome(
-    slug: str, outcome: Literal["start", "fail"] | int, *, rid: str | None = None, note: str | None = None
+    slug: str, outcome: Literal["start", "fail", "log"] | int, *, rid: str | None = None, note: str | None = None
 ) -> Call[None]:
-    """Tells that what a monitor watches starts, has failed, or has ended with this exit status."""
+    """Tells that what a monitor watches starts, has failed, or has ended with this exit status; `log` leaves a note."""
     path = _path("monitors", slug, "ping", str(outcome))
     return Call("POST", path, _nothing, _query(rid=rid), body=_noted(note))
 

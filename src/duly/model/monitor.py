@@ -9,7 +9,8 @@ from typing import Literal
 
 from duly.model.job import ScheduleKind
 
-PingEvent = Literal["start", "success", "failure"]
+#: A `note` is kept and changes nothing.
+PingEvent = Literal["start", "success", "failure", "note"]
 #: `new`: no ping yet. `late`: a ping is expected and still has its grace. `down`: something is wrong.
 MonitorState = Literal["new", "up", "late", "down"]
 

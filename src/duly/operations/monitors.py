@@ -37,7 +37,7 @@ MAX_RID = 64
 SLUG = r"[a-z0-9][a-z0-9_-]{0,99}"
 RID = rf"[A-Za-z0-9._:-]{{1,{MAX_RID}}}"
 TOKEN = r"[A-Za-z0-9_-]{32}"  # noqa: S105 - its form
-OUTCOME = r"(start|fail|[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
+OUTCOME = r"(start|fail|log|[0-9]|[1-9][0-9]|1[0-9][0-9]|2[0-4][0-9]|25[0-5])"
 _SLUG, _RID, _TOKEN, _OUTCOME = (re.compile(pattern) for pattern in (SLUG, RID, TOKEN, OUTCOME))
 # Unknown tokens that are looked up in a second, pings of one token in a second, and tokens that are remembered.
 _UNKNOWN_PER_SECOND = 50.0
@@ -228,13 +228,15 @@ def problems_of(slug: object, definition: MonitorDefinition) -> list[InvalidInpu
 
 
 def outcome_of(text: str) -> tuple[PingEvent, int | None]:
-    """The end of a ping's address: `start`, `fail` or an exit status, of which 0 is a success."""
+    """The end of a ping's address: `start`, `fail`, `log` or an exit status, of which 0 is a success."""
     if not _OUTCOME.fullmatch(text):
-        raise InvalidInput("outcome", "must be start, fail or an exit status from 0 to 255")
+        raise InvalidInput("outcome", "must be start, fail, log or an exit status from 0 to 255")
     if text == "start":
         return "start", None
     if text == "fail":
         return "failure", None
+    if text == "log":
+        return "note", None
     return ("success" if int(text) == 0 else "failure"), int(text)
 
 

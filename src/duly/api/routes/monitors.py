@@ -30,7 +30,10 @@ _NOTE = {
 Slug = Annotated[str, Path(description="the monitor's name", json_schema_extra={"pattern": f"^{SLUG}$"})]
 Outcome = Annotated[
     str,
-    Path(description="start, fail, or an exit status: 0 is a success", json_schema_extra={"pattern": f"^{OUTCOME}$"}),
+    Path(
+        description="start, fail, an exit status (0 is a success), or log: a note that changes nothing",
+        json_schema_extra={"pattern": f"^{OUTCOME}$"},
+    ),
 ]
 Rid = Annotated[
     str | None,

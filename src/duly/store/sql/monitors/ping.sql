@@ -1,5 +1,5 @@
 -- Notes a ping, of the monitor with this token or, without one, of this name.
---   $1 tenant  $2 slug  $3 token or null  $4 start, success or failure  $5 id of what runs; empty: none was given
+--   $1 tenant  $2 slug  $3 token or null  $4 start, success, failure or note  $5 id of what runs; empty: none was given
 --   $6 exit status or null  $7 note or null  $8 pings kept  $9 starts kept
 -- The watch is called only where something changes for it: a failure, a success after something was wrong, a start that
 -- must end before the watch would look anyway.
@@ -28,6 +28,7 @@ noted as (
             else m.failure
         end,
         starts = case
+            when $4 = 'note' then m.starts
             when $4 <> 'start' then (
                 -- A success also ends what should have ended long ago: nothing else would.
                 select coalesce(jsonb_object_agg(s.rid, s.at), '{}')
@@ -46,7 +47,7 @@ noted as (
                 jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
                     'at', clock.now, 'event', $4::text, 'rid', nullif($5, ''), 'exit_status', $6::integer,
                     'note', $7::text,
-                    'seconds', case when $4 <> 'start' then
+                    'seconds', case when $4 in ('success', 'failure') then
                         extract(epoch from clock.now - (m.starts ->> $5)::timestamptz)
                     end
                 ))) || m.pings
