@@ -237,6 +237,23 @@ def test_a_queue_that_is_too_long_to_be_counted_still_counts_as_growing(tmp_path
     ])  # fmt: skip
 
 
+def test_a_few_slow_starts_and_failures_of_a_quiet_cluster_burn_no_budget(tmp_path: Path) -> None:
+    """One run every five minutes, all of them late and failing, for 40 minutes."""
+    lags = lag((0, 0, 100), limit=1)
+    rare = {name: " ".join(str(int(float(value) / 1000)) for value in text.split()) for name, text in lags.items()}
+    failures = {
+        name: " ".join(str(int(float(value) / 5000)) for value in text.split())
+        for name, text in attempts((0, 0, 1000)).items()
+    }
+    judged = [
+        {"alertname": f"Duly{what}BudgetBurns{fast}", "eval_time": f"{minute}m", "exp_alerts": []}
+        for what in ("StartLag", "Failure")
+        for fast in ("", "Fast")
+        for minute in range(1, WELL + BELOW + FAULT + AFTER)
+    ]
+    _judge(tmp_path, {**rare, **failures}, judged)
+
+
 def test_a_cluster_in_which_nothing_happens_is_well(tmp_path: Path) -> None:
     """Ratios of nothing are no figures, and absent figures of processes that do not run yet are no alarm."""
     series = {
