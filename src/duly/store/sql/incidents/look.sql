@@ -28,7 +28,7 @@ left join lateral (
 left join lateral (
     select r.scheduled_at as waiting_at
     from (select * from duly.runs r where r.job_id = j.job_id order by r.scheduled_at limit 20) r
-    where r.attempt = 0 and r.flags & 64 = 0 -- duly.states.RunFlag.BEGUN
+    where r.attempt = 0 and r.flags::int & 64 = 0 -- duly.states.RunFlag.BEGUN
     order by r.scheduled_at limit 1
 ) begun on true
 left join lateral (

@@ -11,6 +11,7 @@ with taken as (
 )
 update duly.incidents i
 set opening_sent = taken.opening_sent, closing_sent = taken.closing_sent,
-    told = i.closed_at is not null and $4::text[] <@ taken.opening_sent and $4::text[] <@ taken.closing_sent
+    told = i.closed_at is not null and $4::text[] operator(pg_catalog.<@) taken.opening_sent
+        and $4::text[] operator(pg_catalog.<@) taken.closing_sent
 from taken
 where i.incident_id = taken.incident_id

@@ -63,7 +63,7 @@ from (values ('scheduler'), ('worker')) as kind (name)
 cross join clock
 union all
 -- In microseconds, as every time inside Duly. The first run of each lane, and the first job of each shard, tell.
-select 'oldest_waiting', null, coalesce(max(extract(epoch from clock.now - head.run_at) * 1000000), 0)::bigint
+select 'oldest_waiting', null, coalesce(max(extract(epoch from clock.now - head.run_at) * 1000000::numeric), 0)::bigint
 from clock
 cross join queue
 cross join generate_series(0, 9) as lane (priority)
@@ -75,7 +75,7 @@ cross join lateral (
     limit 1
 ) head
 union all
-select 'oldest_due', null, coalesce(max(extract(epoch from clock.now - late.next_run_at) * 1000000), 0)::bigint
+select 'oldest_due', null, coalesce(max(extract(epoch from clock.now - late.next_run_at) * 1000000::numeric), 0)::bigint
 from clock
 cross join duly.shards s
 cross join lateral (
