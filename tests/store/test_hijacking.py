@@ -148,13 +148,13 @@ async def submit_over(
     app: Duly, store_operations: StoreOperations, connection: asyncpg.Connection[asyncpg.Record]
 ) -> None:
     """Submits over a connection in every way: one job, many jobs, again under the same key, within a limit."""
-    for most in (None, 500):
+    for most in (None, 700):
         await store_operations.tenants.set("default", max_jobs=most)
         async with connection.transaction():
             await app.submit("x", connection=connection)
             await app.submit("x", schedule="every 1m", connection=connection)
             await app.submit_many([{"handler": "x"}] * 150, connection=connection)
-            await app.submit_many([{"handler": "x", "schedule": "every 1m"}] * 60, connection=connection)
+            await app.submit_many([{"handler": "x", "schedule": "every 1m"}] * 150, connection=connection)
             for _ in range(2):
                 await app.submit("x", dedupe_key="k", connection=connection)
             with pytest.raises(Conflict):
