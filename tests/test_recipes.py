@@ -226,6 +226,7 @@ GIVEN: dict[str, Any] = {
     "text": "nightly",
     "slug": "nightly", "outcome": "start",
     "request": JobRequest("h"), "requests": [JobRequest("h")], "wanted": DeadLetterFilter(queue="q"),
+    "incident_id": JOB.job_id, "window_id": JOB.job_id, "ends_at": NOW,
 }  # fmt: skip
 # Steps of `redrive_all` and `purge_all`, which commands call one by one to show progress.
 STEPS = {"redrive_some", "purge_some", "those_now"}

@@ -21,11 +21,12 @@ from duly.api.schemas import (
     PauseBody,
     PreviewBody,
     ProblemDocument,
+    WindowBody,
     change_schema,
 )
 
 _BODIES: tuple[type[BaseModel], ...] = (
-    JobBody, PreviewBody, PauseBody, DeadLetterFilterBody, MonitorBody, ProblemDocument,
+    JobBody, PreviewBody, PauseBody, WindowBody, DeadLetterFilterBody, MonitorBody, ProblemDocument,
 )  # fmt: skip
 _TEMPLATE = "#/components/schemas/{model}"
 _METHODS = ("get", "post", "put", "patch", "delete")

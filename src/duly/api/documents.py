@@ -19,9 +19,11 @@ from duly.model import (
     ErrorInfo,
     Explanation,
     Forecast,
+    Incident,
     Job,
     LogLine,
     LogPage,
+    MaintenanceWindow,
     Monitor,
     NodeStatus,
     Occurrence,
@@ -121,6 +123,27 @@ def dead_letter_document(letter: DeadLetter) -> dict[str, Any]:
         "secret_fields": list(letter.secret_fields),
         "error": _error_document(letter.error),
         "attempts": [_attempt_document(attempt) for attempt in letter.attempts],
+    }
+
+
+def incident_document(incident: Incident) -> dict[str, Any]:
+    document = {name: getattr(incident, name) for name in _INCIDENT_FIELDS}
+    document |= {name: time_text(document[name]) for name in ("scheduled_at", "opened_at", "closed_at", "acked_at")}
+    document["job_id"] = None if incident.job_id is None else str(incident.job_id)
+    return document | {"incident_id": str(incident.incident_id)}
+
+
+_INCIDENT_FIELDS = tuple(field.name for field in fields(Incident) if field.name != "tenant")
+
+
+def window_document(window: MaintenanceWindow) -> dict[str, Any]:
+    return {
+        "window_id": str(window.window_id),
+        "job_id": None if window.job_id is None else str(window.job_id),
+        "starts_at": time_text(window.starts_at),
+        "ends_at": time_text(window.ends_at),
+        "reason": window.reason,
+        "created_at": time_text(window.created_at),
     }
 
 

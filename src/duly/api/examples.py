@@ -124,6 +124,29 @@ _MONITOR: dict[str, Any] = {
     ],
     "ping_path": None,
 }
+_INCIDENT: dict[str, Any] = {
+    "incident_id": "8a9f4c53-6c5e-4ab4-9d0f-64a1c7a9f1f2",
+    "job_id": _JOB_ID,
+    "monitor": None,
+    "name": "Weekly report",
+    "kind": "late",
+    "cause": "late: queue default",
+    "message": "the occurrence of 2026-03-09T13:00:00Z waits in queue default since 301 s",
+    "scheduled_at": "2026-03-09T13:00:00Z",
+    "opened_at": "2026-03-09T13:05:01Z",
+    "closed_at": None,
+    "closed_why": None,
+    "acked_at": None,
+    "acked_by": None,
+}
+_WINDOW: dict[str, Any] = {
+    "window_id": "3c1f0c6e-58f5-4b7c-9a41-0a4c4de2f1aa",
+    "job_id": None,
+    "starts_at": "2026-03-09T14:00:00Z",
+    "ends_at": "2026-03-09T16:00:00Z",
+    "reason": "new disks",
+    "created_at": "2026-03-09T13:10:00Z",
+}
 _OCCURRENCES = [
     {"scheduled_at": "2026-03-09T13:00:00Z", "local": "2026-03-09T09:00:00-04:00", "note": None, "dropped": False},
     {"scheduled_at": "2026-03-16T13:00:00Z", "local": "2026-03-16T09:00:00-04:00", "note": None, "dropped": False},
@@ -240,6 +263,11 @@ EXAMPLES: dict[str, Example] = {
     "remove_monitor": Example(),
     "ping_monitor": Example(None, "12 GB in 14 minutes"),
     "ping_monitor_outcome": Example(None, "pg_dump: error: connection to server failed"),
+    "list_incidents": Example(_page(_INCIDENT)),
+    "ack_incident": Example({**_INCIDENT, "acked_at": "2026-03-09T13:07:00Z", "acked_by": "ada"}),
+    "list_maintenance_windows": Example({"items": [_WINDOW]}),
+    "add_maintenance_window": Example(_WINDOW, {"ends_at": "2026-03-09T16:00:00Z", "reason": "new disks"}),
+    "remove_maintenance_window": Example(),
     "preview_schedule": Example(
         {"kind": "cron", "canonical": "0 9 * * 1", "occurrences": _OCCURRENCES},
         {
@@ -323,6 +351,8 @@ PARAMETERS: dict[str, Any] = {
     "slug": "nightly-backup",
     "outcome": "start",
     "rid": "7c1f0f5e",
+    "incident_id": _INCIDENT["incident_id"],
+    "window_id": _WINDOW["window_id"],
     "at": "2026-03-09T13:00:00Z",
     "label": ["team=data"],
     "If-Match": '"3"',

@@ -456,6 +456,57 @@ class AuditList(_Document):
     next_cursor: str | None
 
 
+class IncidentDocument(_Document):
+    """Something that is or was wrong with a job or a monitor."""
+
+    incident_id: str
+    job_id: str | None = Field(description="null: it is a monitor's")
+    monitor: str | None = Field(description="slug of the monitor")
+    name: str
+    kind: str = Field(description="late, overrun, not_finished_by, failures_in_row, no_success_for; or a monitor's")
+    cause: str = Field(description="incidents that share it are sent as one message")
+    message: str
+    scheduled_at: datetime | None
+    opened_at: datetime
+    closed_at: datetime | None
+    closed_why: str | None
+    acked_at: datetime | None
+    acked_by: str | None
+
+
+class IncidentList(_Document):
+    items: list[IncidentDocument]
+    next_cursor: str | None
+
+
+class WindowBody(BaseModel):
+    """A time in which no incident is opened."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    ends_at: Moment = Field(json_schema_extra=MOMENT_RULES)
+    starts_at: Moment | None = Field(None, description="absent: now", json_schema_extra=_MOMENT)
+    job_id: str | None = Field(
+        None, description="absent: all jobs and monitors", json_schema_extra=_or_null("string", {"format": "uuid"})
+    )
+    reason: str = Field("maintenance", json_schema_extra=text_rules(500))
+
+
+class WindowDocument(_Document):
+    """A time in which no incident is opened."""
+
+    window_id: str
+    job_id: str | None
+    starts_at: datetime
+    ends_at: datetime
+    reason: str
+    created_at: datetime
+
+
+class WindowList(_Document):
+    items: list[WindowDocument]
+
+
 class OccurrenceDocument(_Document):
     """One moment at which a job is due; `note` says where DST moved, dropped or doubled it."""
 

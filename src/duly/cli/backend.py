@@ -23,10 +23,12 @@ if TYPE_CHECKING:
         DeadLetterFilter,
         Explanation,
         Forecast,
+        Incident,
         Job,
         JobRequest,
         LogLine,
         LogPage,
+        MaintenanceWindow,
         Monitor,
         MonitorDefinition,
         Occurrence,
@@ -156,6 +158,33 @@ class AuditBackend(Protocol):
     async def page(self, wanted: AuditFilter, *, cursor: str | None = None, limit: int = 100) -> Page[AuditEntry]: ...
 
 
+class IncidentsBackend(Protocol):
+    """`IncidentOperations`."""
+
+    async def page(
+        self, *, only_open: bool = True, job_id: str | None = None, cursor: str | None = None, limit: int = 100
+    ) -> Page[Incident]: ...
+
+    async def ack(self, incident_id: str, *, by: str | None = None) -> Incident: ...
+
+
+class WindowsBackend(Protocol):
+    """`WindowOperations`."""
+
+    async def list(self) -> list[MaintenanceWindow]: ...
+
+    async def add(
+        self,
+        *,
+        ends_at: datetime,
+        starts_at: datetime | None = None,
+        job_id: str | None = None,
+        reason: str = "maintenance",
+    ) -> MaintenanceWindow: ...
+
+    async def remove(self, window_id: str) -> None: ...
+
+
 class ClusterBackend(Protocol):
     """`ClusterOperations`, as far as commands use it."""
 
@@ -179,6 +208,10 @@ class Backend(Protocol):
     def cluster(self) -> ClusterBackend: ...
     @property
     def audit(self) -> AuditBackend: ...
+    @property
+    def incidents(self) -> IncidentsBackend: ...
+    @property
+    def windows(self) -> WindowsBackend: ...
 
     def now(self) -> datetime: ...
 
@@ -217,6 +250,8 @@ class Remote:
         self.explain = _RemoteExplain(client)
         self.cluster = _RemoteCluster(client)
         self.audit = _RemoteAudit(client)
+        self.incidents = _RemoteIncidents(client)
+        self.windows = _RemoteWindows(client)
 
     async def submit(self, request: JobRequest, *, allow_unknown_handler: bool = False) -> Submitted:
         return await self.client.submit_request(request, allow_unknown_handler=allow_unknown_handler)
@@ -334,6 +369,17 @@ class _RemoteExplain:
 class _RemoteAudit:
     def __init__(self, client: AsyncClient) -> None:
         self.page = client.audit_page
+
+
+class _RemoteIncidents:
+    def __init__(self, client: AsyncClient) -> None:
+        self.page, self.ack = client.incidents_page, client.ack_incident
+
+
+class _RemoteWindows:
+    def __init__(self, client: AsyncClient) -> None:
+        self.list, self.add = client.maintenance_windows, client.add_maintenance_window
+        self.remove = client.remove_maintenance_window
 
 
 class _RemoteCluster:

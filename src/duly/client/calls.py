@@ -34,6 +34,7 @@ from duly.model import (
     DstGap,
     Explanation,
     Forecast,
+    Incident,
     Job,
     JobChanges,
     JobOptions,
@@ -41,6 +42,7 @@ from duly.model import (
     JobStatus,
     LogLine,
     LogPage,
+    MaintenanceWindow,
     Monitor,
     Occurrence,
     Page,
@@ -598,6 +600,62 @@ def ping_monitor_outcome(
 
 def _noted(note: str | None) -> bytes | None:
     return None if note is None else note.encode("utf-8", "replace")
+
+
+# Incidents
+
+
+def incidents_page(
+    *, only_open: bool = True, job_id: str | UUID | None = None, cursor: str | None = None, limit: int = 100
+) -> Call[Page[Incident]]:
+    """One page of incidents, newest first; `only_open`: without those that are over."""
+    query = _query(job_id=job_id, all=None if only_open else "true", cursor=cursor, limit=limit)
+    return Call("GET", "/incidents", partial(_page, read=documents.read_incident), query)
+
+
+def incidents(*, only_open: bool = True, job_id: str | UUID | None = None) -> Pages[Incident]:
+    """What is wrong with jobs and monitors, newest first; pages are fetched as needed."""
+    return Pages(lambda cursor: incidents_page(only_open=only_open, job_id=job_id, cursor=cursor, limit=PAGE))
+
+
+def ack_incident(incident_id: str | UUID, *, by: str | None = None) -> Call[Incident]:
+    """Note that somebody takes care of it; `by` defaults to the key's name. Who did so first stays."""
+
+    def read(answer: Answer) -> Incident:
+        return documents.read_incident(answer.document)
+
+    return Call("POST", _path("incidents", incident_id) + "/ack", read, _query(by=by))
+
+
+def maintenance_windows() -> Call[list[MaintenanceWindow]]:
+    """The windows that are not over yet."""
+
+    def read(answer: Answer) -> list[MaintenanceWindow]:
+        return [documents.read_window(one) for one in answer.document["items"]]
+
+    return Call("GET", "/maintenance-windows", read)
+
+
+def add_maintenance_window(
+    *,
+    ends_at: datetime,
+    starts_at: datetime | None = None,
+    job_id: str | UUID | None = None,
+    reason: str = "maintenance",
+) -> Call[MaintenanceWindow]:
+    """From `starts_at` (None: now) on, no incident is opened, for one job or all."""
+
+    def read(answer: Answer) -> MaintenanceWindow:
+        return documents.read_window(answer.document)
+
+    body = {"ends_at": ends_at, "starts_at": starts_at, "job_id": None if job_id is None else str(job_id)}
+    given = plain({name: value for name, value in body.items() if value is not None} | {"reason": reason})
+    return Call("POST", "/maintenance-windows", read, body=encode(given), repeatable=False)
+
+
+def remove_maintenance_window(window_id: str | UUID) -> Call[None]:
+    """Removes a window; one that goes on ends with it."""
+    return Call("DELETE", _path("maintenance-windows", window_id), _nothing, repeatable=False)
 
 
 # Time and the cluster

@@ -28,10 +28,12 @@ from duly.model import (
     Expected,
     Explanation,
     Forecast,
+    Incident,
     Job,
     JobRequest,
     LogLine,
     LogPage,
+    MaintenanceWindow,
     Monitor,
     MonitorDefinition,
     NodeStatus,
@@ -126,6 +128,33 @@ def read_audit_entry(document: Document) -> AuditEntry:
         at=_time(document["at"]),
         job_id=None if job_id is None else UUID(job_id),
         **{field.name: document[field.name] for field in fields(AuditEntry) if field.name not in ("at", "job_id")},
+    )
+
+
+def read_incident(document: Document) -> Incident:
+    job_id = document["job_id"]
+    times = {name: read_time(document[name]) for name in ("scheduled_at", "closed_at", "acked_at")}
+    texts = ("monitor", "name", "kind", "cause", "message", "closed_why", "acked_by")
+    given: dict[str, Any] = {name: document[name] for name in texts} | times
+    return Incident(
+        incident_id=UUID(document["incident_id"]),
+        tenant=document.get("tenant", ""),
+        job_id=None if job_id is None else UUID(job_id),
+        opened_at=_time(document["opened_at"]),
+        **given,
+    )
+
+
+def read_window(document: Document) -> MaintenanceWindow:
+    job_id = document["job_id"]
+    return MaintenanceWindow(
+        window_id=UUID(document["window_id"]),
+        tenant=document.get("tenant", ""),
+        job_id=None if job_id is None else UUID(job_id),
+        starts_at=_time(document["starts_at"]),
+        ends_at=_time(document["ends_at"]),
+        reason=document["reason"],
+        created_at=_time(document["created_at"]),
     )
 
 

@@ -29,6 +29,7 @@ from duly.model.deploys import Declarer
 from duly.model.explanation import Explanation, Verdict
 from duly.model.fields import Rule, rules_of
 from duly.model.ids import from_micros, make_run_id, parse_run_id, to_micros
+from duly.model.incident import Incident, MaintenanceWindow
 from duly.model.job import (
     DEFAULT_PRIORITY,
     DEFAULT_QUEUE,
@@ -103,6 +104,7 @@ __all__ = [
     "Expired",
     "Explanation",
     "Forecast",
+    "Incident",
     "Job",
     "JobChanges",
     "JobOptions",
@@ -110,6 +112,7 @@ __all__ = [
     "JobStatus",
     "LogLine",
     "LogPage",
+    "MaintenanceWindow",
     "MissedWindow",
     "Monitor",
     "MonitorDefinition",

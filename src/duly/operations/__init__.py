@@ -11,7 +11,7 @@ order:
 3. `jobs` over `revising` (what a change makes of a job, without I/O); `declare` for jobs that code declares; `runs`;
    `dead_letters`; `monitors` for what runs elsewhere.
 4. `explain` over `lifetime`, `verdicts` and `wording`; `forecast`; `previewing`, which needs no store.
-5. `audit`: who did what.
+5. `audit`: who did what. `incidents`: what is wrong with jobs, and when nobody wants to hear of it.
 6. Store-wide: `cluster`, `keys`, `tenants`, `submitters`; `neighbours`, hints for those who open the store themselves.
 """
 
@@ -30,6 +30,7 @@ from duly.operations.dead_letters import DeadLetterOperations
 from duly.operations.declare import DeclareOperations
 from duly.operations.explain import ExplainOperations
 from duly.operations.forecast import ForecastOperations
+from duly.operations.incidents import IncidentOperations, WindowOperations
 from duly.operations.jobs import JobOperations
 from duly.operations.keys import CreatedKey, Key, KeyOperations, Principal
 from duly.operations.monitors import MonitorOperations, PingDoor
@@ -74,6 +75,8 @@ class Operations:
         self.declare, self.declare_all = self.declarations.declare, self.declarations.declare_all
         self.forecast = ForecastOperations(core, tenant).forecast
         self.audit = AuditOperations(core, tenant)
+        self.incidents = IncidentOperations(core, tenant, actor)
+        self.windows = WindowOperations(core, tenant, self.jobs)
         self.now = core.now
 
     async def counts(self) -> Counts:

@@ -74,6 +74,22 @@ async def open_now(store: Querier, *, limit: int) -> list[Incident]:
     return [to_incident(dict(row)) for row in await store.fetch("incidents/open_now", limit)]
 
 
+async def page(
+    store: Querier, *, tenant: str, job_id: UUID | None, only_open: bool, before: tuple[datetime, UUID], limit: int
+) -> list[Incident]:
+    """A tenant's incidents before a place in their order, newest first."""
+    if job_id is not None:
+        rows = await store.fetch("incidents/list_of_job", tenant, *before, limit, job_id, only_open)
+    else:
+        rows = await store.fetch("incidents/list_open" if only_open else "incidents/list", tenant, *before, limit)
+    return [to_incident(dict(row)) for row in rows]
+
+
+async def ack(store: Querier, *, incident_id: UUID, tenant: str, by: str) -> Incident | None:
+    row = await store.row("incidents/ack", incident_id, tenant, by)
+    return None if row is None else to_incident(dict(row))
+
+
 async def open_of_monitors(store: Querier, monitors: Collection[tuple[str, str]]) -> list[Incident]:
     """The open incidents of these monitors, each named by tenant and slug."""
     tenants, slugs = [tenant for tenant, _ in monitors], [slug for _, slug in monitors]

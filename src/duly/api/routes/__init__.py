@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from starlette.routing import BaseRoute
 
-from duly.api.routes import audit, batch, cluster, dead_letters, jobs, monitors, runs
+from duly.api.routes import audit, batch, cluster, dead_letters, incidents, jobs, monitors, runs
 from duly.api.routes.common import PREFIX
 from duly.config import Settings
 
@@ -15,5 +15,5 @@ __all__ = ["PREFIX", "make_routes"]
 def make_routes(settings: Settings) -> list[BaseRoute]:
     # Before the jobs: `batch` is not the id of one.
     routers = (batch.make_router(batch_limit=settings.batch_max_bytes), jobs.router, runs.router)
-    others = (dead_letters.router, monitors.router, cluster.router, audit.router)
+    others = (dead_letters.router, monitors.router, cluster.router, audit.router, incidents.router)
     return [route for router in (*routers, *others) for route in router.routes]

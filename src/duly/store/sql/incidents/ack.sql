@@ -1,0 +1,5 @@
+-- Notes who has taken notice of an incident; who did so first stays.   $1 incident  $2 tenant  $3 by whom
+update duly.incidents
+set acked_at = coalesce(acked_at, duly.now()), acked_by = coalesce(acked_by, $3::text)
+where incident_id = $1 and tenant = $2
+returning *

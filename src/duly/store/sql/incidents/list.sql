@@ -1,0 +1,5 @@
+-- A page of a tenant's incidents, newest first.   $1 tenant  $2, $3 from before this place  $4 limit
+select * from duly.incidents
+where tenant = $1 and (opened_at, incident_id) < ($2, $3::uuid)
+order by opened_at desc, incident_id desc
+limit $4

@@ -1,0 +1,6 @@
+-- A page of a job's incidents, newest first.
+--   $1 tenant  $2, $3 from before this place  $4 limit  $5 the job  $6 only open ones?
+select * from duly.incidents
+where job_id = $5 and tenant = $1 and (opened_at, incident_id) < ($2, $3::uuid) and (closed_at is null or not $6::boolean)
+order by opened_at desc, incident_id desc
+limit $4
