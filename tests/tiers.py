@@ -45,6 +45,7 @@ WAITS = (
     "cluster/test_run_logs.py",
     "cluster/test_schemas.py",
     "maintenance/test_deadman.py",
+    "maintenance/test_alarms_survive.py",
     "maintenance/test_long_readers.py",
     "monitoring/test_alerting.py",
     "scheduler/test_outages.py",

@@ -297,6 +297,9 @@ class Settings(_Store):
     incident_alertmanager_url: str | None = Field(
         None, repr=False, description="address of a Prometheus Alertmanager that gets them, such as http://host:9093"
     )
+    incident_gather_seconds: float = Field(
+        5, ge=0, le=300, description="how long incidents with one cause gather before one message is sent about them"
+    )
     incident_email: str = Field(
         "", description="addresses that get them by e-mail, with commas between; needs smtp_url"
     )

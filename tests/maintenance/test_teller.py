@@ -37,7 +37,7 @@ def opening(number: int = 0, *, cause: str = "late: queue default", tenant: str 
 
 
 def telling(pool: Pool, settings: Settings, **more: str) -> Teller:
-    teller = Teller(pool, settings.changed(webhook_secret=SECRET, **more), gather_seconds=0)
+    teller = Teller(pool, settings.changed(webhook_secret=SECRET, incident_gather_seconds=0, **more))
     teller.lead(True)
     return teller
 
@@ -110,9 +110,8 @@ async def test_a_group_keeps_its_id_when_it_is_sent_again(pool: Pool, settings: 
 
 async def test_they_gather_before_they_are_sent(pool: Pool, settings: Settings) -> None:
     async with Endpoint.serving() as endpoint:
-        teller = Teller(
-            pool, settings.changed(incident_slack_url=endpoint.on("/slack", reply(200))), gather_seconds=3600
-        )
+        url = endpoint.on("/slack", reply(200))
+        teller = Teller(pool, settings.changed(incident_slack_url=url, incident_gather_seconds=300))
         teller.lead(True)
         await incidents.open_many(pool, [opening(1)])
         await teller.run_once()

@@ -26,8 +26,6 @@ from duly.store.pool import Pool
 
 log = logging.getLogger("duly.incidents")
 
-#: Seconds for which incidents with one cause gather before they are sent.
-GATHER_SECONDS = 5.0
 #: What happened longer ago is not sent any more: a channel that was away for a day does not bury its readers.
 GIVE_UP_SECONDS = 86_400.0
 # Of one message, from the look-up of the name to the answer.
@@ -53,11 +51,10 @@ class Teller(LeaderService):
     # A receiver that hangs must not keep a node that stops from handing over its shards.
     patience = 0.2
 
-    def __init__(self, pool: Pool, settings: Settings, *, gather_seconds: float = GATHER_SECONDS) -> None:
+    def __init__(self, pool: Pool, settings: Settings) -> None:
         super().__init__()
         self._pool = pool
         self._settings = settings
-        self._gather_seconds = gather_seconds
         self._channels: list[Channel] | None = None
         self._states: dict[str, _State] = {}
 
@@ -68,7 +65,9 @@ class Teller(LeaderService):
             self._channels = await make_channels(self._settings, self._pool)
         if not self._channels:
             return 3600.0
-        await incidents.group(self._pool, gather_seconds=self._gather_seconds, give_up_seconds=GIVE_UP_SECONDS)
+        await incidents.group(
+            self._pool, gather_seconds=self._settings.incident_gather_seconds, give_up_seconds=GIVE_UP_SECONDS
+        )
         names = [channel.name for channel in self._channels]
         await asyncio.gather(*(self._serve(channel, names) for channel in self._channels))
         return None
