@@ -143,7 +143,7 @@ _WINDOW: dict[str, Any] = {
     "window_id": "3c1f0c6e-58f5-4b7c-9a41-0a4c4de2f1aa",
     "job_id": None,
     "starts_at": "2026-03-09T14:00:00Z",
-    "ends_at": "2026-03-09T16:00:00Z",
+    "ends_at": "2036-03-09T16:00:00Z",
     "reason": "new disks",
     "created_at": "2026-03-09T13:10:00Z",
 }
@@ -266,7 +266,7 @@ EXAMPLES: dict[str, Example] = {
     "list_incidents": Example(_page(_INCIDENT)),
     "ack_incident": Example({**_INCIDENT, "acked_at": "2026-03-09T13:07:00Z", "acked_by": "ada"}),
     "list_maintenance_windows": Example({"items": [_WINDOW]}),
-    "add_maintenance_window": Example(_WINDOW, {"ends_at": "2026-03-09T16:00:00Z", "reason": "new disks"}),
+    "add_maintenance_window": Example(_WINDOW, {"ends_at": "2036-03-09T16:00:00Z", "reason": "new disks"}),
     "remove_maintenance_window": Example(),
     "preview_schedule": Example(
         {"kind": "cron", "canonical": "0 9 * * 1", "occurrences": _OCCURRENCES},
