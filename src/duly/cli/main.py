@@ -124,8 +124,8 @@ def _global_options(
 # In the order in which the help shows them. Each is the module of its name in `commands/`.
 for _name in (
     "up", "api", "scheduler", "worker", "submit", "job", "dead", "run", "monitor", "key", "tenant", "submitter",
-    "preview", "explain", "forecast", "audit", "incident", "maintenance", "import_", "migrate", "status", "health", "monitoring",
-    "webhook_secret", "doctor",
+    "preview", "explain", "forecast", "audit", "incident", "maintenance", "import_", "migrate", "status", "health",
+    "monitoring", "webhook_secret", "doctor",
     "bench",
 ):  # fmt: skip
     import_module(f"duly.cli.commands.{_name}").register(app)

@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 def register(app: typer.Typer) -> None:
     app.command(
+        "audit",
         epilog=examples(
             "duly audit --job nightly-report",
             "duly audit --actor ci --action cancel --since 2026-03-08",
             "duly audit --json | jq -c 'select(.via == \"api\")'",
-        )
+        ),
     )(audit)
 
 
