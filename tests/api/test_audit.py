@@ -14,8 +14,11 @@ from duly.api.server import create_app
 from duly.client import AsyncClient
 from duly.errors import InvalidInput
 from duly.local_keys import LocalKey, obtain_key
-from duly.model import AuditFilter, os_user
+from duly.model import AuditFilter, Buried, DeadLetterFilter, JobRequest, make_run_id, os_user
 from duly.operations import StoreOperations
+from duly.store import runs
+from duly.store.pool import Pool
+from harness.store import take
 
 JOB = {"name": "report", "handler": {"type": "http", "url": "https://example.org/"}, "schedule": "every 1h"}
 
@@ -150,3 +153,26 @@ async def test_a_pause_over_the_api_ends_when_it_says(store_operations: StoreOpe
             refused = await plain.post(f"/api/v1/jobs/{job.job_id}/pause", json={"until": "soon"})
         assert (refused.status_code, refused.json()["errors"][0]["field"]) == (422, "until")
         assert (await client.resume(job.job_id, reason="back")).paused_until is None
+
+
+async def test_dead_letters_over_the_api_have_reasons(
+    pool: Pool, store_operations: StoreOperations, serving: Any
+) -> None:
+    operations = store_operations.for_tenant("default")
+    for _ in range(4):
+        await operations.submit(JobRequest("report"), allow_unknown_handler=True)
+    claimed = (await take(pool)).runs
+    error = '{"type": "Boom", "message": "it broke", "traceback": ""}'
+    await runs.bury(pool, [Buried(run, 1, 2, error) for run in claimed])
+    run_ids = [make_run_id(run.job_id, run.scheduled_at) for run in claimed]
+    async with serving(store_operations) as url, AsyncClient(url) as client:
+        await client.redrive(run_ids[0], reason="fixed")
+        await client.purge(run_ids[1], reason="useless")
+        await client.redrive_all(DeadLetterFilter(handler="report"), reason="fixed too")
+        await client.purge_all(DeadLetterFilter(handler="report"), reason="nothing is left")
+        found = [entry async for entry in client.audit()]
+    assert [(one.action, one.object, one.reason) for one in found[::-1]] == [
+        ("redrive", run_ids[0], "fixed"), ("purge", run_ids[1], "useless"), ("redrive", None, "fixed too"),
+    ]  # fmt: skip
+    assert found[0].before is not None
+    assert found[0].before["filter"]["handler"] == "report"

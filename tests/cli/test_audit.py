@@ -37,11 +37,11 @@ def test_each_command_leaves_one_entry_with_its_user(duly: Run) -> None:
 
 def test_keys_and_tenants(duly: Run) -> None:
     key = duly("key", "create", "--tenant", "acme", "--role", "read", "--json").document["key_id"]
-    duly("key", "revoke", key)
-    duly("tenant", "set", "acme", "--max-jobs", "5")
+    duly("key", "revoke", key, "--reason", "leaked")
+    duly("tenant", "set", "acme", "--max-jobs", "5", "--reason", "grows")
     lines = duly("--tenant", "acme", "audit", "--json").lines[::-1]
-    assert [(line["kind"], line["action"], line["object"]) for line in lines] == [
-        ("key", "create", key), ("key", "revoke", key), ("tenant", "set", "acme"),
+    assert [(line["kind"], line["action"], line["object"], line["reason"]) for line in lines] == [
+        ("key", "create", key, None), ("key", "revoke", key, "leaked"), ("tenant", "set", "acme", "grows"),
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from duly.errors import DulyError
@@ -111,13 +112,13 @@ class DeadLettersBackend(Protocol):
 
     async def count(self, wanted: DeadLetterFilter) -> int: ...
 
-    async def redrive(self, run_id: str) -> object: ...
+    async def redrive(self, run_id: str, *, reason: str | None = None) -> object: ...
 
-    async def purge(self, run_id: str) -> object: ...
+    async def purge(self, run_id: str, *, reason: str | None = None) -> object: ...
 
-    def redrive_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]: ...
+    def redrive_all(self, wanted: DeadLetterFilter, *, reason: str | None = None) -> AsyncIterator[Swept]: ...
 
-    def purge_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]: ...
+    def purge_all(self, wanted: DeadLetterFilter, *, reason: str | None = None) -> AsyncIterator[Swept]: ...
 
 
 class MonitorsBackend(Protocol):
@@ -299,15 +300,15 @@ class _RemoteDeadLetters:
         self.page, self.get, self.count = client.dead_letters_page, client.get_dead_letter, client.count_dead_letters
         self.redrive, self.purge = client.redrive, client.purge
 
-    def redrive_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]:
+    def redrive_all(self, wanted: DeadLetterFilter, *, reason: str | None = None) -> AsyncIterator[Swept]:
         from duly.client.calls import redrive_some
 
-        return self._sweep(redrive_some, wanted)
+        return self._sweep(partial(redrive_some, reason=reason), wanted)
 
-    def purge_all(self, wanted: DeadLetterFilter) -> AsyncIterator[Swept]:
+    def purge_all(self, wanted: DeadLetterFilter, *, reason: str | None = None) -> AsyncIterator[Swept]:
         from duly.client.calls import purge_some
 
-        return self._sweep(purge_some, wanted)
+        return self._sweep(partial(purge_some, reason=reason), wanted)
 
     async def _sweep(
         self, some: Callable[[DeadLetterFilter], Call[tuple[Swept, bool]]], wanted: DeadLetterFilter

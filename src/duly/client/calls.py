@@ -451,18 +451,20 @@ def get_dead_letter(run_id: str) -> Call[DeadLetter]:
     return Call("GET", _path("dead-letters", run_id), lambda answer: documents.read_dead_letter(answer.document))
 
 
-def redrive(run_id: str) -> Call[Run]:
+def redrive(run_id: str, *, reason: str | None = None) -> Call[Run]:
     """Redrives a dead letter and returns its run: attempts start anew, the idempotency key stays."""
-    return Call("POST", _path("dead-letters", run_id, "redrive"), _run, repeatable=False)
+    return Call("POST", _path("dead-letters", run_id, "redrive"), _run, _query(reason=reason), repeatable=False)
 
 
-def redrive_all(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], Any, Swept]:
+def redrive_all(
+    wanted: DeadLetterFilter = _EVERYTHING, *, reason: str | None = None
+) -> Generator[Call[Any], Any, Swept]:
     """Redrives all dead letters that match now: a run that dies again meanwhile is not redriven twice."""
     dead_now: DeadLetterFilter | None = yield from those_now(wanted)
     done = refused = 0
     more = dead_now is not None
     while more and dead_now is not None:
-        part: tuple[Swept, bool] = yield redrive_some(dead_now)
+        part: tuple[Swept, bool] = yield redrive_some(dead_now, reason=reason)
         swept, more = part
         done += swept.done
         refused = swept.refused  # they stay, so each call counts all of them again
@@ -482,7 +484,7 @@ def those_now(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], An
     return replace(wanted, until=after_newest if wanted.until is None else min(wanted.until, after_newest))
 
 
-def redrive_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
+def redrive_some(wanted: DeadLetterFilter, *, reason: str | None = None) -> Call[tuple[Swept, bool]]:
     """Redrives one batch: its result, and whether more is left. The filter must not be empty."""
 
     def read(answer: Answer) -> tuple[Swept, bool]:
@@ -490,33 +492,33 @@ def redrive_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
         return Swept(document["redriven"], document["refused"]), document["more"]
 
     body = encode(plain({name: value for name, value in _filter(wanted).items() if value is not None}))
-    return Call("POST", "/dead-letters/redrive", read, body=body, repeatable=False)
+    return Call("POST", "/dead-letters/redrive", read, _query(reason=reason), body=body, repeatable=False)
 
 
-def purge(run_id: str) -> Call[None]:
+def purge(run_id: str, *, reason: str | None = None) -> Call[None]:
     """Deletes a dead letter."""
-    return Call("DELETE", _path("dead-letters", run_id), _nothing, repeatable=False)
+    return Call("DELETE", _path("dead-letters", run_id), _nothing, _query(reason=reason), repeatable=False)
 
 
-def purge_all(wanted: DeadLetterFilter = _EVERYTHING) -> Generator[Call[Any], Any, Swept]:
+def purge_all(wanted: DeadLetterFilter = _EVERYTHING, *, reason: str | None = None) -> Generator[Call[Any], Any, Swept]:
     """Deletes all dead letters that match now, but not those of runs that die meanwhile."""
     dead_now: DeadLetterFilter | None = yield from those_now(wanted)
     done = 0
     more = dead_now is not None
     while more and dead_now is not None:
-        part: tuple[Swept, bool] = yield purge_some(dead_now)
+        part: tuple[Swept, bool] = yield purge_some(dead_now, reason=reason)
         swept, more = part
         done += swept.done
     return Swept(done, 0)
 
 
-def purge_some(wanted: DeadLetterFilter) -> Call[tuple[Swept, bool]]:
+def purge_some(wanted: DeadLetterFilter, *, reason: str | None = None) -> Call[tuple[Swept, bool]]:
     """Deletes one batch: its result, and whether more is left. The filter must not be empty."""
 
     def read(answer: Answer) -> tuple[Swept, bool]:
         return Swept(answer.document["purged"], 0), answer.document["more"]
 
-    return Call("DELETE", "/dead-letters", read, _query(**_filter(wanted)), repeatable=False)
+    return Call("DELETE", "/dead-letters", read, _query(**_filter(wanted), reason=reason), repeatable=False)
 
 
 def _filter(wanted: DeadLetterFilter) -> dict[str, Any]:

@@ -104,20 +104,20 @@ class DeadLetterOperations:
         if not worked.done:
             raise _missing(run_id)
 
-    async def redrive_all(self, wanted: DeadLetterFilter = ALL) -> AsyncIterator[Swept]:
+    async def redrive_all(self, wanted: DeadLetterFilter = ALL, *, reason: str | None = None) -> AsyncIterator[Swept]:
         """Redrive all dead letters that match, oldest first, in batches; yields the totals after each batch.
 
         Only letters that are dead at the start are redriven: a run that dies again meanwhile is not redriven twice.
         """
-        async for swept in self._sweep("redrive", wanted):
+        async for swept in self._sweep("redrive", wanted, check_reason(reason)):
             yield swept
 
-    async def purge_all(self, wanted: DeadLetterFilter = ALL) -> AsyncIterator[Swept]:
+    async def purge_all(self, wanted: DeadLetterFilter = ALL, *, reason: str | None = None) -> AsyncIterator[Swept]:
         """Delete all dead letters that match, in batches; yields the totals after each batch."""
-        async for swept in self._sweep("purge", wanted):
+        async for swept in self._sweep("purge", wanted, check_reason(reason)):
             yield swept
 
-    async def _sweep(self, what: str, wanted: DeadLetterFilter) -> AsyncIterator[Swept]:
+    async def _sweep(self, what: str, wanted: DeadLetterFilter, reason: str | None) -> AsyncIterator[Swept]:
         wanted = _check(wanted)
         await self._pool.measure_clock()
         until = self._pool.clock.now()
@@ -126,7 +126,12 @@ class DeadLetterOperations:
         after: Position | None = None
         while True:
             worked: Worked = await work(
-                self._pool, wanted, Batch(until, MAX_BATCH, after), tenant=self._tenant, actor=self._actor
+                self._pool,
+                wanted,
+                Batch(until, MAX_BATCH, after),
+                tenant=self._tenant,
+                actor=self._actor,
+                reason=reason,
             )
             done += worked.done
             refused += worked.refused

@@ -13,6 +13,7 @@ from duly.api.documents import dead_letter_document, run_document, without_paylo
 from duly.api.responses import json_response
 from duly.api.routes.common import (
     OPERATIONS,
+    Reason,
     WithPayload,
     answers,
     body_limit,
@@ -98,19 +99,21 @@ async def list_dead_letters(
         f"Oldest first, at most {MAX_SWEPT:,} in one call; `more` says whether to call again. Runs "
         "start over with attempt 1 and keep their idempotency keys. Give a filter, or `all: true`."
     ),
-    dependencies=[only()],
+    dependencies=[only("reason")],
     responses=answers(200, "The number of redriven runs", RedriveDocument, 404, 413, 415),
     openapi_extra=request_body("DeadLetterFilterBody"),
 )
 @needs("write")
-async def redrive_dead_letters(request: Request, operations: Operations = OPERATIONS) -> Response:
+async def redrive_dead_letters(
+    request: Request, operations: Operations = OPERATIONS, reason: Reason = None
+) -> Response:
     body = read_body(DeadLetterFilterBody, await read_object(request, limit=body_limit(request)))
     _refuse_all_by_accident(body.all, any(getattr(body, name) is not None for name in _FILTERS))
     wanted = DeadLetterFilter(**{name: getattr(body, name) for name in _FILTERS})
     swept = Swept(0, 0)
     more = False
     # Each batch is a transaction of its own, so that nothing is left open where the loop ends.
-    async for swept in operations.dead_letters.redrive_all(wanted):
+    async for swept in operations.dead_letters.redrive_all(wanted, reason=reason):
         if more := swept.done >= MAX_SWEPT:
             break
     return json_response({"redriven": swept.done, "refused": swept.refused, "more": more})
@@ -123,7 +126,7 @@ async def redrive_dead_letters(request: Request, operations: Operations = OPERAT
         f"Oldest first, at most {MAX_SWEPT:,} in one call; `more` says whether to call again. Give a "
         "filter, or `all=true`. The history still records that their runs died."
     ),
-    dependencies=[only(*_FILTERS, "all")],
+    dependencies=[only(*_FILTERS, "all", "reason")],
     responses=answers(200, "The number of purged letters", PurgeDocument, 404),
 )
 @needs("write")
@@ -132,11 +135,12 @@ async def purge_dead_letters(
     operations: Operations = OPERATIONS,
     wanted: DeadLetterFilter = FILTER,
     all_: Annotated[bool, Query(alias="all", description="required if no filter is given")] = False,
+    reason: Reason = None,
 ) -> Response:
     _refuse_all_by_accident(all_, any(name in request.query_params for name in _FILTERS))
     swept = Swept(0, 0)
     more = False
-    async for swept in operations.dead_letters.purge_all(wanted):
+    async for swept in operations.dead_letters.purge_all(wanted, reason=reason):
         if more := swept.done >= MAX_SWEPT:
             break
     return json_response({"purged": swept.done, "more": more})
@@ -167,12 +171,12 @@ async def get_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> R
 @router.post(
     "/dead-letters/{run_id}/redrive",
     summary="Redrive a dead letter",
-    dependencies=[only()],
+    dependencies=[only("reason")],
     responses=answers(200, "The run, live again", RunDocument, 404, 409),
 )
 @needs("write")
-async def redrive_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
-    await operations.dead_letters.redrive(run_id)
+async def redrive_dead_letter(run_id: str, operations: Operations = OPERATIONS, reason: Reason = None) -> Response:
+    await operations.dead_letters.redrive(run_id, reason=reason)
     return json_response(run_document(await operations.runs.get(run_id)))
 
 
@@ -181,12 +185,12 @@ async def redrive_dead_letter(run_id: str, operations: Operations = OPERATIONS) 
     summary="Purge a dead letter",
     description="The history still records that its run died.",
     status_code=204,
-    dependencies=[only()],
+    dependencies=[only("reason")],
     responses=answers(204, "The dead letter is deleted", None, 404),
 )
 @needs("write")
-async def purge_dead_letter(run_id: str, operations: Operations = OPERATIONS) -> Response:
-    await operations.dead_letters.purge(run_id)
+async def purge_dead_letter(run_id: str, operations: Operations = OPERATIONS, reason: Reason = None) -> Response:
+    await operations.dead_letters.purge(run_id, reason=reason)
     return Response(status_code=204)
 
 

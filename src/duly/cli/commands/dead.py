@@ -11,7 +11,15 @@ import typer
 
 from duly.cli.backend import read_pages
 from duly.cli.invocation import with_operations
-from duly.cli.options import JsonLinesOption, JsonOption, LimitOption, RunArgument, make_option, with_options
+from duly.cli.options import (
+    JsonLinesOption,
+    JsonOption,
+    LimitOption,
+    ReasonOption,
+    RunArgument,
+    make_option,
+    with_options,
+)
 from duly.cli.output import (
     away,
     examples,
@@ -132,6 +140,7 @@ def redrive(
     context: typer.Context,
     run: OptionalRun = None,
     every: AllOption = False,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
     **options: str | None,
 ) -> None:
@@ -139,7 +148,7 @@ def redrive(
 
     Their attempts are counted from 1 again; the idempotency key stays the same.
     """
-    _sweep(context, "redrive", run, options, every, as_json, yes=True)
+    _sweep(context, "redrive", run, options, every, as_json, yes=True, reason=reason)
 
 
 @group.command()
@@ -149,11 +158,12 @@ def purge(
     run: OptionalRun = None,
     every: AllOption = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
     **options: str | None,
 ) -> None:
     """Delete dead letters for good. The history still says that their runs failed."""
-    _sweep(context, "purge", run, options, every, as_json, yes=yes)
+    _sweep(context, "purge", run, options, every, as_json, yes=yes, reason=reason)
 
 
 def _sweep(
@@ -165,6 +175,7 @@ def _sweep(
     as_json: bool,
     *,
     yes: bool,
+    reason: str | None,
 ) -> None:
     narrowed = any(option is not None for option in options.values())
     if run is not None and (narrowed or every):
@@ -175,7 +186,8 @@ def _sweep(
 
     async def one(operations: Backend) -> tuple[int, int]:
         assert run is not None
-        await (operations.dead_letters.redrive(run) if what == "redrive" else operations.dead_letters.purge(run))
+        letters = operations.dead_letters
+        await (letters.redrive if what == "redrive" else letters.purge)(run, reason=reason)
         return 1, 0
 
     async def count(operations: Backend) -> int:
@@ -183,7 +195,8 @@ def _sweep(
 
     async def many(operations: Backend) -> tuple[int, int]:
         wanted, letters = await _filter(operations, options), operations.dead_letters
-        sweeping: AsyncIterator[Swept] = letters.redrive_all(wanted) if what == "redrive" else letters.purge_all(wanted)
+        sweep = letters.redrive_all if what == "redrive" else letters.purge_all
+        sweeping: AsyncIterator[Swept] = sweep(wanted, reason=reason)
         done = refused = 0
         async for swept in sweeping:
             done, refused = swept.done, swept.refused

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from duly.cli.invocation import invocation_of, with_store
-from duly.cli.options import JsonLinesOption, JsonOption
+from duly.cli.options import JsonLinesOption, JsonOption, ReasonOption
 from duly.cli.output import away, coloured, examples, moment, one_line, print_json, print_json_lines, print_table, say
 from duly.errors import InvalidInput, InvalidSchedule, NotFound
 
@@ -126,10 +126,11 @@ def revoke(
     key_id: Annotated[
         str, typer.Argument(help="The key's id, as `duly key list` shows it, or the key itself.", metavar="KEY")
     ],
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Revoke a key. Running servers refuse it within seconds."""
-    revoked = with_store(context, lambda operations: operations.keys.revoke(key_id))
+    revoked = with_store(context, lambda operations: operations.keys.revoke(key_id, reason=reason))
     if as_json:
         print_json(_key_document(revoked))
     else:

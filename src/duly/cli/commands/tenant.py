@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from duly.cli.invocation import with_store
-from duly.cli.options import JsonLinesOption, JsonOption
+from duly.cli.options import JsonLinesOption, JsonOption, ReasonOption
 from duly.cli.output import examples, one_line, print_json, print_json_lines, print_table, say
 from duly.errors import InvalidInput
 
@@ -61,6 +61,7 @@ def set_(
             help="Whether it may submit commands, with keys of the role operator.",
         ),
     ] = None,
+    reason: ReasonOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set a tenant's limits and permissions. Options that are not given stay as they are.
@@ -85,7 +86,9 @@ def set_(
             "--max-jobs",
             "--requests-per-second, --tasks, --queues or --commands is required: there is nothing to set",
         )
-    _show_tenant(with_store(context, lambda operations: operations.tenants.set(name, **changes)), as_json=as_json)
+    _show_tenant(
+        with_store(context, lambda operations: operations.tenants.set(name, reason=reason, **changes)), as_json=as_json
+    )
 
 
 @group.command()
