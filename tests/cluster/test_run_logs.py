@@ -12,6 +12,8 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+import pytest
+
 from duly.model import JobRequest, Policy, make_run_id
 from duly.operations import Operations
 from duly.store.pool import Pool
@@ -28,12 +30,13 @@ LINES = 10
 FLUSHED_SECONDS = 4.0
 
 
+@pytest.mark.timeout(1200 if LARGE else 180)
 async def test_logs_are_complete_and_in_order_up_to_the_last_flush_under_kill_9(
     pool: Pool, operations: Operations, spawn: Spawn, sink: Path
 ) -> None:
     policy = Policy(max_retries=10, retry_delay_seconds=0)
     requests = [
-        JobRequest("talk", payload={"lines": LINES, "pause": 0.05 + (0.3 if LARGE else 0.1) * (n % 5)}, policy=policy)
+        JobRequest("talk", payload={"lines": LINES, "pause": 0.05 + (0.2 if LARGE else 0.1) * (n % 5)}, policy=policy)
         for n in range(RUNS)
     ]
     await operations.submit_many(requests, allow_unknown_handler=True)
@@ -46,7 +49,7 @@ async def test_logs_are_complete_and_in_order_up_to_the_last_flush_under_kill_9(
         async def under_way(kill: int = kill) -> bool:
             return await count(pool, "history") >= RUNS * kill // (KILLS + 2)
 
-        await eventually(under_way, seconds=120)
+        await eventually(under_way, seconds=400 if LARGE else 120)
         worker.kill()
         worker.wait()
         killed_at[worker.pid] = time.time()
@@ -55,7 +58,7 @@ async def test_logs_are_complete_and_in_order_up_to_the_last_flush_under_kill_9(
     async def all_ended() -> bool:
         return await count(pool, "history") == RUNS
 
-    await eventually(all_ended, seconds=240)
+    await eventually(all_ended, seconds=600 if LARGE else 120)
     last.terminate()
     await asyncio.to_thread(last.wait, 30)
 

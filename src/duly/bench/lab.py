@@ -11,7 +11,7 @@ from duly.app import Duly
 from duly.bench.figures import Figure
 from duly.bench.processes import BenchFailed
 from duly.bench.server import Server, Store, bench_settings
-from duly.bench.worker_process import noop
+from duly.bench.worker_process import chatter, noop
 from duly.clock import DatabaseClock
 from duly.model import JobRequest
 from duly.store.pool import Pool
@@ -52,6 +52,7 @@ async def application(store: Store) -> AsyncIterator[Duly]:
     """An application as a user would write it, with the bench's tasks, connected to a store."""
     app = Duly(settings=bench_settings(store.url))
     app.task("noop")(noop)
+    app.task("chatter")(chatter)
 
     async def stamp(mark: int) -> None:
         """Only its name is used: the bench's workers have the task that records its start."""

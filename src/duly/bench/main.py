@@ -22,6 +22,7 @@ from duly.bench import (
     latency,
     planning,
     registered,
+    run_logs,
     steady,
     submit,
     traced,
@@ -48,6 +49,7 @@ MEASURES: Mapping[str, Measure] = {
 # These take minutes to an hour, and gigabytes, or need what users may lack, and are measured only when named.
 LONG: Mapping[str, Measure] = {
     "steady": steady.measure,
+    "run-logs": run_logs.measure,
     "handlers": handlers.measure,
     "backlog": backlog.measure,
     "traced": traced.measure,

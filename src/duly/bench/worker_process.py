@@ -11,22 +11,32 @@ import asyncio
 import contextlib
 import cProfile
 import json
+import logging
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from duly.bench.child import DATABASE_URL, Parent, monotonic_us
 from duly.bench.server import bench_settings
+from duly.logs import let_handlers_log, set_up_logging
 from duly.node import running_worker
 from duly.process import run
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 
+log = logging.getLogger("bench.orders")
 _NAP_SECONDS = 0.002
 
 
 async def noop(n: int) -> None:
     """Does nothing, with one small argument to decode."""
+
+
+async def chatter(n: int) -> None:
+    """Logs ten lines."""
+    for number in range(10):
+        log.info("order %d: step %d of 10 has been done", n, number)
 
 
 async def nap(n: int) -> None:
@@ -44,12 +54,19 @@ class Stamps:
         self.taken.append((mark, monotonic_us()))
 
 
-async def work(url: str, *, concurrency: int | None, held: bool, profile: Path | None) -> None:
+async def work(url: str, *, concurrency: int | None, held: bool, profile: Path | None, run_logs: str | None) -> None:
     """Work until the bench ends it. `held`: connect, but claim nothing before the order to begin."""
     settings = bench_settings(url)
+    if run_logs is not None:
+        settings = settings.model_copy(update={"run_logs": run_logs})
     parent = await Parent.connect()
     stamps = Stamps()
-    tasks = {"noop": Task("noop", noop), "nap": Task("nap", nap), "stamp": Task("stamp", stamps.stamp)}
+    tasks = {
+        "noop": Task("noop", noop),
+        "nap": Task("nap", nap),
+        "chatter": Task("chatter", chatter),
+        "stamp": Task("stamp", stamps.stamp),
+    }
     pool = await Pool.connect(url, size=settings.pool_size)
     try:
         if held and not await parent.released():
@@ -103,11 +120,24 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int)
     parser.add_argument("--held", action="store_true")
     parser.add_argument("--profile", type=Path)
+    parser.add_argument("--run-logs")
     parser.add_argument("--sampled", type=float, help="with OpenTelemetry's SDK, which samples this share")
     options = parser.parse_args()
     if options.sampled is not None:
         make_spans(options.sampled)
-    run(lambda: work(options.database_url, concurrency=options.concurrency, held=options.held, profile=options.profile))
+    if options.run_logs is not None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+        set_up_logging("INFO")
+        let_handlers_log("INFO")
+    run(
+        lambda: work(
+            options.database_url,
+            concurrency=options.concurrency,
+            held=options.held,
+            profile=options.profile,
+            run_logs=options.run_logs,
+        )
+    )
 
 
 if __name__ == "__main__":

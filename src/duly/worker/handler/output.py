@@ -53,14 +53,17 @@ class Stream:
 class Listener(logging.Handler):
     """Passes records to the run that is executing."""
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def handle(self, record: logging.LogRecord) -> bool:
+        # Not by `emit`: it is called under a lock, which costs as much as all that is done here.
         run = current_run.get()
-        if run is None or (record.name.startswith("duly.") and record.name != RUN_LOGGER):
-            return
-        text = message_of_record(record)
-        if trace := exception_of_record(record):
-            text = f"{text}\n{trace}"
-        run.logged(record.levelname, record.name, text)
+        if run is not None:
+            name = record.name
+            if not name.startswith("duly.") or name == RUN_LOGGER:
+                text = message_of_record(record)
+                if (record.exc_info or record.exc_text) and (trace := exception_of_record(record)):
+                    text = f"{text}\n{trace}"
+                run.logged(record.levelname, name, text)
+        return True
 
 
 @contextmanager
