@@ -102,6 +102,7 @@ class RunLogs(Service):
         # Bytes of new lines that nothing will replace.
         self._fresh = 0
         self._many = asyncio.Event()
+        self._told_many = False
         self._written_at = float("-inf")
         self._said_at: dict[str, float] = {}
         #: Number of lines that found no room in memory.
@@ -111,7 +112,10 @@ class RunLogs(Service):
 
     def logged(self, execution: Execution, level: str, source: str, text: str) -> None:
         with self._lock:
-            if (found := self._log_of(execution)) is not None:
+            found = execution.log
+            if type(found) is not _Log or found.ended:
+                found = self._log_of(execution)
+            if found is not None:
                 self._add(found, level, source, text)
 
     def printed(self, execution: Execution, stream: str, text: str) -> None:
@@ -195,14 +199,16 @@ class RunLogs(Service):
                 found.tail_size -= gone
                 self._held -= gone
             found.tail_changed = True
-        self._touch(found)
+        if found not in self._changed or self._fresh > MANY_BYTES:
+            self._touch(found)
 
     def _touch(self, found: _Log) -> None:
         first = not self._changed
         self._changed[found] = None
         if first and not self._home.is_closed():
             self._home.call_soon_threadsafe(self.wake)
-        if self._fresh > MANY_BYTES and not self._many.is_set() and not self._home.is_closed():
+        if self._fresh > MANY_BYTES and not self._told_many and not self._home.is_closed():
+            self._told_many = True  # once: the loop may have its turn only after many more lines
             self._home.call_soon_threadsafe(self._many.set)
 
     def _say(self, what: str, message: str, *arguments: object) -> None:
@@ -245,6 +251,7 @@ class RunLogs(Service):
         with self._lock:
             changed, self._changed = self._changed, {}
             self._fresh = 0
+            self._told_many = False
             if not self.stopping:
                 self._many.clear()
             for found in changed:

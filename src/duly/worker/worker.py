@@ -101,6 +101,8 @@ class Worker:
         self.node: str | None = name
         self.shards = shards
         self._run_logs = run_logs
+        if run_logs is not None:  # the shortest way, because it is called for every line
+            self.logged, self.printed = run_logs.logged, run_logs.printed  # type: ignore[method-assign]
         self._version = version
         self._queues = weights_of(queues)
         self._tenants = list(dict.fromkeys(tenants))
@@ -293,12 +295,10 @@ class Worker:
         self._progress.say(run, fraction, note)
 
     def logged(self, execution: Execution, level: str, source: str, text: str) -> None:
-        if self._run_logs is not None:
-            self._run_logs.logged(execution, level, source, text)
+        """Not kept: `run_logs` replaces this."""
 
     def printed(self, execution: Execution, stream: str, text: str) -> None:
-        if self._run_logs is not None:
-            self._run_logs.printed(execution, stream, text)
+        """Not kept: `run_logs` replaces this."""
 
     def log_ended(self, execution: Execution) -> None:
         if self._run_logs is not None:

@@ -59,7 +59,8 @@ class Listener(logging.Handler):
         if run is not None:
             name = record.name
             if not name.startswith("duly.") or name == RUN_LOGGER:
-                text = message_of_record(record)
+                # Mostly another handler has formatted it already.
+                text = getattr(record, "message", None) or message_of_record(record)
                 if (record.exc_info or record.exc_text) and (trace := exception_of_record(record)):
                     text = f"{text}\n{trace}"
                 run.logged(record.levelname, name, text)
