@@ -12,11 +12,11 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from contextvars import Context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from duly.clock import Clock
 from duly.errors import DataRefused
@@ -50,28 +50,34 @@ _MAX_PARTS = 1_000
 _MAX_BYTES = 2 * 1024 * 1024
 # A line's share of a run's limit besides its text, about what its number, time and source take.
 _LINE_BYTES = 48
+_LEVELS = frozenset({"DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"})
+_MAX_SOURCES = 1_000
 # Pause between two log lines about the same.
 _SAY_SECONDS = 60.0
 # At the end of the process: time to write the last lines.
 _LAST_SECONDS = 3.0
 
-_Line = tuple[int, int, str | None, str, str]
+_quoted: Callable[[str], str] = json.encoder.encode_basestring
 
 
 class _Log:
     """The lines of one attempt."""
 
     __slots__ = (
-        "ended", "execution", "head", "head_room", "last_line", "part", "partial", "tail", "tail_changed", "tail_size",
+        "ended", "execution", "head", "head_last", "head_room", "head_size", "last_line", "part", "partial", "tail",
+        "tail_changed", "tail_size",
     )  # fmt: skip
 
     def __init__(self, execution: Execution, head_room: int) -> None:
         self.execution = execution
         self.head_room = head_room
-        self.head: list[tuple[int, _Line]] = []
+        # Lines are JSON at once: strings cost Python's garbage collector nothing, as tuples would.
+        self.head: list[str] = []
+        self.head_size = 0
+        self.head_last = 0
         #: Number of parts of the head that have been written.
         self.part = 0
-        self.tail: deque[tuple[int, _Line]] | None = None
+        self.tail: deque[str] | None = None
         self.tail_size = 0
         self.tail_changed = False
         self.last_line = 0
@@ -104,6 +110,8 @@ class RunLogs(Service):
         self._many = asyncio.Event()
         self._told_many = False
         self._written_at = float("-inf")
+        # Names of loggers and streams, as JSON.
+        self._sources: dict[str, str] = {}
         self._said_at: dict[str, float] = {}
         #: Number of lines that found no room in memory.
         self.dropped = 0
@@ -177,25 +185,33 @@ class RunLogs(Service):
             text = mask.text(text)
         if len(text) > MAX_LINE_BYTES:
             text = cut(text, MAX_LINE_BYTES)
+        if "\x00" in text or not text.isascii():
+            text = clean(text)
         found.last_line += 1
-        size = _LINE_BYTES + (len(text) if text.isascii() else len(text.encode("utf-8", "replace")))
+        told = "null" if level is None else f'"{level}"' if level in _LEVELS else _quoted(level)
+        by = self._sources.get(source)
+        if by is None:
+            by = self._source(source)
+        line = f"[{found.last_line},{self._clock.now_us()},{told},{by},{_quoted(text)}]"
+        size = _size(line)
         if self._held + size > MAX_HELD_BYTES:
             self.dropped += 1
             self._say("dropped", "lines of runs are left out: those that wait to be written fill their memory")
             return
         self._held += size
-        line = (found.last_line, self._clock.now_us(), level, source, text)
         if found.tail is None and size <= found.head_room:
             found.head_room -= size
-            found.head.append((size, line))
+            found.head.append(line)
+            found.head_size += size
+            found.head_last = found.last_line
             self._fresh += size
         else:
             if found.tail is None:
                 found.tail = deque()
-            found.tail.append((size, line))
+            found.tail.append(line)
             found.tail_size += size
             while found.tail_size > self._half and len(found.tail) > 1:
-                gone, _ = found.tail.popleft()
+                gone = _size(found.tail.popleft())
                 found.tail_size -= gone
                 self._held -= gone
             found.tail_changed = True
@@ -210,6 +226,12 @@ class RunLogs(Service):
         if self._fresh > MANY_BYTES and not self._told_many and not self._home.is_closed():
             self._told_many = True  # once: the loop may have its turn only after many more lines
             self._home.call_soon_threadsafe(self._many.set)
+
+    def _source(self, source: str) -> str:
+        if len(self._sources) >= _MAX_SOURCES:
+            self._sources.clear()
+        self._sources[source] = quoted = _quoted(clean(source[:200]))
+        return quoted
 
     def _say(self, what: str, message: str, *arguments: object) -> None:
         """Says it in the process's log now and then, from the loop: the lock is held here."""
@@ -287,21 +309,21 @@ class RunLogs(Service):
         tail = found.tail is not None and (found.tail_changed or found.ended)
         if found.head or (found.ended and not tail):
             head, found.head = found.head, []
-            self._held -= sum(size for size, _ in head)
-            yield self._part(found, found.part, [line for _, line in head], ended=found.ended and not tail)
+            self._held -= found.head_size
+            found.head_size = 0
+            yield self._part(found, found.part, head, found.head_last, ended=found.ended and not tail)
             found.part += 1
         if tail and found.tail is not None:
-            yield self._part(found, LAST_PART, [line for _, line in found.tail], ended=found.ended)
+            yield self._part(found, LAST_PART, found.tail, found.last_line, ended=found.ended)
             found.tail_changed = False
             if found.ended:
                 self._held -= found.tail_size
                 found.tail = None
 
-    def _part(self, found: _Log, part: int, lines: Sequence[_Line], *, ended: bool) -> Part:
+    def _part(self, found: _Log, part: int, lines: Iterable[str], last_line: int, *, ended: bool) -> Part:
         run = found.execution.run
-        text = _encode(lines)
+        text = f"[{','.join(lines)}]"
         self._held += len(text)
-        last_line = lines[-1][0] if lines else found.last_line
         return Part(run.job_id, run.scheduled_at, run.claim_id, part, run.attempt, last_line, ended, text)
 
 
@@ -316,23 +338,8 @@ def _last_lines(lines: Sequence[str], size: int) -> list[str]:
     return kept[::-1]
 
 
-def _encode(lines: Sequence[_Line]) -> str:
-    text = _json(lines)
-    if "\\u0000" not in text:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            pass
-        else:
-            return text
-    return _json([(*line[:3], clean(line[3]), clean(line[4])) for line in lines])
-
-
-def _json(lines: Sequence[Any]) -> str:
-    return _encoder.encode(lines)
-
-
-_encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), check_circular=False)
+def _size(line: str) -> int:
+    return len(line) if line.isascii() else len(line.encode())
 
 
 def _batch(waiting: deque[Part]) -> list[Part]:
