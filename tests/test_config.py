@@ -76,6 +76,7 @@ def test_unknown_settings_only_warn_if_told_so(clean: pytest.MonkeyPatch, caplog
         ("DULY_API_PORT_8080_TCP", "tcp://10.0.0.7:8080"),
         ("DULY_API_PORT_8080_TCP_ADDR", "10.0.0.7"),
         ("DULY_PORT", "tcp://10.0.0.7:8080"),
+        ("DULY_HEALTH_PORT", "tcp://10.0.0.7:9090"),
         ("DULY_RUN_ID", "x"),
         ("DULY_API_KEY", "x"),
     ],

@@ -104,6 +104,10 @@ def test_a_scheduler_and_a_worker_say_how_they_are_and_what_they_did(duly: Run, 
         other = "worker" if kind == "scheduler" else "scheduler"
         code, none = health(duly, one.process, "--kind", other)
         assert (code, none.startswith(f"no {other} with the id {one.process.pid} runs here")) == (1, True)
+    told = duly("health", "--pid", str(worker.process.pid), "--json").document
+    wrong = {"alive": None, "ready": None, "started": None}
+    mine = {"kind": "worker", "pid": worker.process.pid, "wrong": wrong}
+    assert told == {"check": "alive", "healthy": True, "processes": [mine]}
     scheduler.until_figure("duly_shards_owned", "", 64)
     for name in ("greet", "greet", "fail"):
         submit(duly, name, "--schedule", (datetime.now(UTC) + timedelta(seconds=1)).isoformat())

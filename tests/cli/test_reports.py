@@ -67,6 +67,13 @@ def test_counters_of_processes_that_come_and_go_never_go_back(reports: Reports) 
     assert (numbers["duly_rescued_total"], numbers["duly_runs_total"]["dead"]) == ({"": 3}, 1)
 
 
+def test_figures_of_another_version_are_left_out_and_its_state_is_heard(reports: Reports) -> None:
+    begin(reports, "worker 1 of 2", "a")
+    reports.heard("a", Report({"of tomorrow": 1}, {ALIVE: "its loop hangs"}))
+    assert succeeded(reports) == (0, 0)
+    assert reports.wrong()[ALIVE] == "worker 1 of 2: its loop hangs"
+
+
 def test_it_is_ready_when_each_place_has_a_process_that_is(reports: Reports) -> None:
     assert reports.wrong()[STARTED] == "worker 1 of 2 is starting"
     begin(reports, "worker 1 of 2", "a")

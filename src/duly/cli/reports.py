@@ -6,6 +6,7 @@ it ends. What it counted after its last report is lost with it if it is killed: 
 
 from __future__ import annotations
 
+import logging
 import select
 import threading
 import time
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 from duly.cli.worker_messages import Report, say
 from duly.figures import Figures, Snapshot, added
 from duly.vitals import ALIVE, READY, STARTED, Vitals
+
+log = logging.getLogger("duly.cli")
 
 # Pause between two reports of a process.
 REPORT_SECONDS = 1.0
@@ -95,7 +98,12 @@ class Reports:
             self._current[name] = process
 
     def heard(self, process: object, report: Report) -> None:
-        figures = Snapshot.read(report.figures)
+        try:
+            figures = Snapshot.read(report.figures)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            # It is of another version of Duly, which was installed anew since the supervisor started.
+            log.debug("the figures of a process are not understood: %r", error)
+            figures = Snapshot()
         with self._lock:
             if (heard := self._processes.get(process)) is not None:
                 heard.at, heard.figures, heard.wrong = time.monotonic(), figures, dict(report.wrong)
