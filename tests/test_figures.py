@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from datetime import timedelta
 from pathlib import Path
+from typing import cast
 
 import asyncpg
 import pytest
@@ -15,7 +17,7 @@ from duly.config import Settings
 from duly.figures import DURATION_BUCKETS, FIGURES, LAG_BUCKETS, REQUEST, Figures, Histogram, Snapshot, added
 from duly.maintenance.guardian import Guardian
 from duly.maintenance.rescuer import Rescuer
-from duly.model import Requeued
+from duly.model import ClaimedRun, Requeued, Succeeded, to_micros
 from duly.node import running_scheduler, running_worker
 from duly.operations import Operations
 from duly.store import runs
@@ -111,6 +113,27 @@ async def test_the_lag_that_metrics_report_is_the_one_that_history_has(pool: Poo
 
 async def _is(pool: Pool, table: str, number: int) -> bool:
     return await count(pool, table) == number
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3_000_000), st.integers(0, 3_000_000), st.integers(1, 2)), min_size=1, max_size=120
+    ),
+    st.integers(0, 5_000_000),
+)
+def test_lags_of_a_large_batch_are_counted_as_one_by_one(spans: list[tuple[int, int, int]], behind: int) -> None:
+    """Each with when it was scheduled and when it started, both after a moment, and its attempt."""
+    ends, expected = [], [0] * (len(LAG_BUCKETS) + 1)
+    for scheduled_us, started_us, attempt in spans * 3:
+        run = ClaimedRun()
+        run.scheduled_at, run.attempt = START + timedelta(microseconds=scheduled_us), attempt
+        ends.append(Succeeded(run, to_micros(START) + started_us + behind, to_micros(START) + started_us + behind + 7))
+        if attempt == 1:
+            expected[bisect_left(LAG_BUCKETS, (started_us + behind - scheduled_us) / 1e6)] += 1
+    figures = Figures("worker")
+    Completer(cast("Pool", None), lambda _: None, figures=figures)._note_recorded(ends)
+    assert figures.schedule_lag.counts == expected
+    assert figures.run_duration.counts[0] == len(ends)
 
 
 class Bench(Workbench):

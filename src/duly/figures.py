@@ -139,6 +139,15 @@ class Histogram:
             position = after
         self.counts[last] += len(times_us) - position
 
+    def observe_alike(self, low: float, high: float, count: int, sum_us: float) -> bool:
+        """Counts times of which only the bounds and a sum are known, if they lie in one bucket. Else returns False."""
+        bucket = bisect_left(self._bounds, low)
+        if low < 0 or bucket != bisect_left(self._bounds, high):
+            return False
+        self.counts[bucket] += count
+        self.sum_us += sum_us
+        return True
+
 
 def _end_of(ordered: Sequence[float], bound: float, start: int) -> int:
     return bisect_left(ordered, bound + 1, start)

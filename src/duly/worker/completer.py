@@ -15,7 +15,7 @@ from typing import TypeVar, cast
 from uuid import UUID
 
 from duly.errors import DataRefused, DulyError
-from duly.figures import Figures
+from duly.figures import Figures, Histogram
 from duly.model import Buried, ClaimedRun, Expired, Recorded, Requeued, Succeeded, make_run_id, to_micros
 from duly.service import Service
 from duly.store import runs
@@ -35,6 +35,8 @@ MAX_GATHER_SECONDS = 0.02
 FLUSH_AT = 200
 # Up to this many outcomes that are set apart do not count against the worker's concurrency.
 MAX_APART = 1_000
+# Number of runs from which the sum of their lags is estimated if all lie in one bucket.
+LARGE = 50
 End = TypeVar("End", Succeeded, Requeued, Buried, Expired)
 
 
@@ -265,7 +267,7 @@ class Completer(Service):
                 self._note_recorded([end for end in ends if (end.run.job_id, end.run.scheduled_at) in mine])
 
     def _note_recorded(self, ends: Sequence[Outcome]) -> None:
-        """Counts outcomes of one kind that were recorded. A success costs 0.2 µs here, where it costs 20 µs in all."""
+        """Counts outcomes of one kind that were recorded. A success costs 0.1 µs here, where it costs 20 µs in all."""
         if not ends:
             return
         figures, kind = self._figures, type(ends[0])
@@ -286,12 +288,7 @@ class Completer(Service):
         begun = cast("Sequence[Succeeded]", ends)  # all have the times of one
         figures.run_duration.observe([end.finished_us - end.started_us for end in begun])
         if firsts := [end for end in begun if end.run.attempt == 1]:
-            # From one run's time to the others': a span of fifty years takes Python three times as long to convert.
-            near = firsts[0].run.scheduled_at
-            near_us = to_micros(near)
-            figures.schedule_lag.observe(
-                [end.started_us - near_us - (end.run.scheduled_at - near).total_seconds() * 1e6 for end in firsts]
-            )
+            _observe_lags(figures.schedule_lag, firsts)
 
     async def _write_plainly(
         self, write: Callable[..., Awaitable[int]], ends: Sequence[End], error: DataRefused
@@ -333,6 +330,27 @@ class Completer(Service):
             self._figures.lease_lost += lost
             log.warning("%d runs were no longer this worker's when they ended; nothing was recorded for them", lost)
         return mine
+
+
+def _observe_lags(histogram: Histogram, ends: Sequence[Succeeded]) -> None:
+    """Counts the time from the scheduled moment to the start of each run."""
+    scheduled = [end.run.scheduled_at for end in ends]
+    first = min(scheduled)
+    first_us = to_micros(first)
+    if len(ends) >= LARGE:
+        # To convert each moment would take half of the time that is spent here; most large batches lie in one bucket.
+        started = [end.started_us for end in ends]
+        last_us = to_micros(max(scheduled))
+        sum_us = sum(started) - len(ends) * (first_us + last_us) / 2
+        if histogram.observe_alike(min(started) - last_us, max(started) - first_us, len(ends), sum_us):
+            return
+    # From one run's time to the others': a span of fifty years takes Python three times as long to convert.
+    histogram.observe(
+        [
+            end.started_us - first_us - (at - first).total_seconds() * 1e6
+            for end, at in zip(ends, scheduled, strict=True)
+        ]
+    )
 
 
 def _key(outcome: Outcome) -> tuple[UUID, int]:
