@@ -6,6 +6,46 @@ from mutants.mutant import Mutant
 
 MUTANTS = (
     Mutant(
+        "incidents-in-windows",
+        "a maintenance window keeps no incident from being opened",
+        "store/sql/incidents/open.sql",
+        "w.tenant = new.tenant and w.ends_at > duly.now()",
+        "false and w.ends_at > duly.now()",
+        ("store/test_incidents.py::test_a_maintenance_window_keeps_incidents_of_its_job_or_tenant_from_being_opened",),
+    ),
+    Mutant(
+        "incidents-closed-twice",
+        "an incident that is closed is closed again by an older leader",
+        "store/sql/incidents/close.sql",
+        " and i.closed_at is null",
+        "",
+        ("store/test_incidents.py::test_one_that_is_open_is_closed_once_and_then_a_new_one_may_be_opened",),
+    ),
+    Mutant(
+        "incidents-sent-again",
+        "a message that a channel has taken is sent with each pass",
+        "maintenance/teller.py",
+        "await incidents.sent(self._pool, group, channel.name, names)",
+        "pass",
+        ("maintenance/test_teller.py::test_five_hundred_with_one_cause_are_one_message_that_is_signed",),
+    ),
+    Mutant(
+        "changes-unwatched",
+        "a job that gets its alerts by a change is not watched",
+        "store/jobs.py",
+        'await store.fetch("incidents/watch", changed.job_id)',
+        "pass",
+        ("maintenance/test_watcher.py::test_jobs_come_under_watch_by_each_door_and_by_a_change",),
+    ),
+    Mutant(
+        "incidents-of-paused-jobs",
+        "an incident of a paused job stays open",
+        "maintenance/watcher.py",
+        'if job.status in ("paused", "cancelled"):',
+        'if job.status == "cancelled":',
+        ("maintenance/test_watcher.py::test_a_job_that_is_not_watched_any_more_closes_its_incidents",),
+    ),
+    Mutant(
         "recoveries-of-monitors-unseen",
         "a monitor that is up again keeps its incident until its next ping is due",
         "store/sql/monitors/ping.sql",
