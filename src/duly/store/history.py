@@ -124,8 +124,10 @@ async def _with_attempts(store: Querier, rows: Sequence[asyncpg.Record], *, all_
     ]
 
 
-def _trace_id(row: Any) -> str:
-    """The same as `ctx.trace_id` of all of the run's attempts."""
+def _trace_id(row: Any) -> str | None:
+    """The same as `ctx.trace_id` of all of the run's attempts. None: the statement does not read it (`explain`)."""
+    if "trace" not in row.keys():  # noqa: SIM118 - a record's own `in` asks for values
+        return None
     context = TraceContext.from_stored(row["trace"])
     return trace_id_of(row["job_id"], row["scheduled_at"]) if context is None else context.trace_id
 
