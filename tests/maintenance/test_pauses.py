@@ -163,7 +163,8 @@ async def test_another_end_replaces_the_first(stage: Stage) -> None:
     assert [what for what, _, _ in await stage.noted(job)] == ["submit", "pause", "pause", "resume"]
 
 
-async def test_an_older_self_that_wakes_up_ends_no_later_pause(stage: Stage) -> None:
+@pytest.mark.parametrize("later", [UNTIL + 5 * HOUR, None])
+async def test_an_older_self_that_wakes_up_ends_no_later_pause(stage: Stage, later: datetime | None) -> None:
     job = await stage.submit()
     await stage.pause(job)
     await stage.at(UNTIL)
@@ -171,9 +172,10 @@ async def test_an_older_self_that_wakes_up_ends_no_later_pause(stage: Stage) -> 
     stale = [PlannedEnd(one, UNTIL + HOUR) for one in seen]
     assert [one.ours for one in seen] == [True]
     await stage.operations.jobs.resume(str(job.job_id))
-    await stage.pause(job, UNTIL + 5 * HOUR)
+    await stage.pause(job, later)
     assert await pauses.finish(stage.pool, stale, void=seen) == []
-    assert (await stage.job(job)).paused_until == UNTIL + 5 * HOUR
+    paused = await stage.job(job)
+    assert (paused.status, paused.paused_until) == ("paused", later)
 
 
 async def test_two_leaders_and_a_lost_answer_end_it_once(stage: Stage) -> None:
