@@ -655,8 +655,8 @@ class Model:
                     Row(
                         claim_id=token, ordinal=ordinal, job_id=run.job_id, scheduled_at=run.scheduled_at,
                         attempt=run.attempt + 1, flags=run.flags, name="sim", handler="sim", target=None, payload="{}",
-                        payload_ref=None, timezone="UTC", policy=self.jobs[run.job_id].policy, tenant=None,
-                        trace=None, queue=None, next_run_at=None, now=None, took=None, emptied_lanes=None,
+                        payload_ref=None, timezone="UTC", policy=self.jobs[run.job_id].policy, aside=None,
+                        next_run_at=None, now=None, took=None, emptied_lanes=None,
                         emptied_to=None,
                     )
                 )  # fmt: skip
@@ -666,7 +666,7 @@ class Model:
             Row(
                 claim_id=None, ordinal=None, job_id=None, scheduled_at=None, attempt=None, flags=None, name=None,
                 handler=None, target=None, payload=None, payload_ref=None, timezone=None, policy=None,
-                tenant=None, trace=None, queue=None, next_run_at=min(ahead, default=None), now=now, took=timedelta(0),
+                aside=None, next_run_at=min(ahead, default=None), now=now, took=timedelta(0),
                 emptied_lanes=10, emptied_to=now,
             )
         )  # fmt: skip

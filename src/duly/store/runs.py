@@ -59,9 +59,12 @@ async def claim(
         run = ClaimedRun()
         (
             run.claim_id, run.ordinal, run.job_id, run.scheduled_at, run.attempt, run.flags, run.name, run.handler,
-            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, run.tenant,
-            run.trace, run.queue,
-        ) = row[:16]  # fmt: skip
+            run.target, run.payload, run.payload_ref, run.timezone, run.policy_text, aside,
+        ) = row[:14]  # fmt: skip
+        run.tenant = run.queue = run.trace = None
+        if aside is not None:
+            tenant, run.queue, trace = aside.split("\n", 2)
+            run.tenant, run.trace = tenant or None, trace or None
         runs.append(run)
     return Claim(
         runs[0].claim_id if runs else None,
