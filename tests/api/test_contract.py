@@ -120,7 +120,7 @@ async def test_every_call_of_the_spec_is_there(description: dict[str, Any]) -> N
     assert served - TABLE == {
         "GET /dead-letters/{run_id}", "GET /dead-letters/count", "DELETE /dead-letters", "GET /monitors",
         "PUT /monitors/{slug}", "GET /monitors/{slug}", "DELETE /monitors/{slug}",
-        "POST /monitors/{slug}/ping/{outcome}",
+        "POST /monitors/{slug}/ping/{outcome}", "GET /runs/{run_id}/logs",
     }  # fmt: skip
 
 

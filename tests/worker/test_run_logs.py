@@ -188,7 +188,7 @@ async def test_each_attempt_has_its_lines(bench: Workbench) -> None:
     assert (last.items, last.cursor, last.complete) == ([], second.cursor, True)
     at = second.items[1].at
     assert [line.text for line in (await logs(run.run_id, since=at)).items] == ["attempt 3"]
-    for wrong in ({"cursor": "x"}, {"attempt": 0}, {"tail": 0}, {"limit": 0}, {"cursor": first.cursor, "tail": 1}):
+    for wrong in ({"cursor": "x"}, {"attempt": 0}, {"tail": 0}, {"limit": 0}):
         with pytest.raises(InvalidInput):
             await logs(run.run_id, **wrong)
     with pytest.raises(NotFound):

@@ -90,7 +90,7 @@ def run_document(run: Run) -> dict[str, Any]:
 def log_document(page: LogPage) -> dict[str, Any]:
     return {
         "items": [log_line_document(line) for line in page.items],
-        "cursor": page.cursor,
+        "next_cursor": page.cursor,
         "more": page.more,
         "complete": page.complete,
     }

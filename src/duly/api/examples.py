@@ -226,7 +226,7 @@ EXAMPLES: dict[str, Example] = {
                     "left_out": 0,
                 }
             ],
-            "cursor": f"{_NODE_ID}.1",
+            "next_cursor": f"{_NODE_ID}.1",
             "more": False,
             "complete": True,
         }

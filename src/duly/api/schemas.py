@@ -379,7 +379,7 @@ class LogDocument(_Document):
     """A page of what a run's handler logged and printed."""
 
     items: list[LogLineDocument]
-    cursor: str = Field(description="position after this page, from which a later call goes on")
+    next_cursor: str = Field(description="position after this page, from which a later call goes on")
     more: bool = Field(description="there may be more lines already")
     complete: bool = Field(description="the run has ended, and no lines follow")
 

@@ -249,7 +249,7 @@ def read_log_page(document: Document) -> LogPage:
         LogLine(**{field.name: one[field.name] for field in fields(LogLine)} | {"at": _time(one["at"])})
         for one in document["items"]
     ]
-    return LogPage(items, document["cursor"], document["more"], document["complete"])
+    return LogPage(items, document["next_cursor"], document["more"], document["complete"])
 
 
 def read_forecast(document: Document) -> Forecast:

@@ -73,7 +73,7 @@ class RunOperations:
         since: datetime | None = None,
         limit: int = 1000,
     ) -> LogPage:
-        """What the run's handler logged and printed, in order: a page from a cursor on, or the last `tail` lines.
+        """What the run's handler logged and printed, in order: a page from a cursor on, or the last `tail` lines if there is none.
 
         `since`: without the lines before that moment. The cursor of any page goes on where it ended, also later, when
         there is more.
@@ -84,8 +84,6 @@ class RunOperations:
         limit = checks.check_integer("limit", limit, 1, MAX_LOG_PAGE)
         if tail is not None:
             limit = checks.check_integer("tail", tail, 1, MAX_LOG_PAGE)
-            if cursor is not None:
-                raise InvalidInput("tail", "does not go with a cursor")
         if run is None or await jobs.get(self._pool, job_id=run[0], tenant=self._tenant) is None:
             raise NotFound(f"there is no run {run_id[:100]!r}", kind="run", sought=run_id)
         job_id, scheduled_at = run
@@ -96,7 +94,7 @@ class RunOperations:
         more = False
         if not self._pool.has_step(run_logs.STEP):
             found = []
-        elif tail is not None:
+        elif tail is not None and cursor is None:
             found = await run_logs.read_last(
                 self._pool, job_id=job_id, scheduled_at=scheduled_at, attempt=attempt, limit=min(limit, MAX_PARTS)
             )

@@ -48,7 +48,11 @@ async def read_run_logs(
     cursor: Annotated[str | None, cursor_of("log")] = None,
     attempt: Annotated[int | None, Query(json_schema_extra={"minimum": 1, "maximum": 32_767})] = None,
     tail: Annotated[
-        int | None, Query(description="the last lines only", json_schema_extra={"minimum": 1, "maximum": MAX_LOG_PAGE})
+        int | None,
+        Query(
+            description="the last lines only; with a cursor, that decides",
+            json_schema_extra={"minimum": 1, "maximum": MAX_LOG_PAGE},
+        ),
     ] = None,
     since: Annotated[str | None, Query(description="no lines before this time", json_schema_extra=MOMENT_RULES)] = None,
     limit: Annotated[int, Query(json_schema_extra={"minimum": 1, "maximum": MAX_LOG_PAGE})] = 1000,
