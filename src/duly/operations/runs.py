@@ -73,7 +73,7 @@ class RunOperations:
         since: datetime | None = None,
         limit: int = 1000,
     ) -> LogPage:
-        """What the run's handler logged and printed, in order: a page from a cursor on, or the last `tail` lines if there is none.
+        """What the run's handler logged and printed, in order: a page from a cursor on, else the last `tail` lines.
 
         `since`: without the lines before that moment. The cursor of any page goes on where it ended, also later, when
         there is more.
