@@ -41,6 +41,7 @@ schemathesis.openapi.format("date-time", _MOMENTS)
 schemathesis.openapi.format("duly-job-cursor", st.uuids().map(str))
 schemathesis.openapi.format("duly-run-cursor", _MOMENTS)
 schemathesis.openapi.format("duly-log-cursor", st.uuids().map(lambda claim: f"{claim}.1"))
+schemathesis.openapi.format("duly-incident-cursor", st.just(f"{10**15:x}.{7:032x}"))
 schemathesis.openapi.format("duly-dead-letter-cursor", st.just(_LETTER))
 schemathesis.openapi.format("duly-ndjson", _LINES)
 
