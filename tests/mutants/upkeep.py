@@ -64,10 +64,10 @@ MUTANTS = (
     Mutant(
         "early-pings-count-twice",
         "a ping that comes a second early leaves its time unanswered, and the monitor goes down",
-        "maintenance/expecting.py",
+        "timing/expecting.py",
         "first - base > _EARLY",
         "True",
-        ("maintenance/test_expecting.py::test_a_ping_answers_what_was_expected_until_then",),
+        ("timing/test_expecting.py::test_a_ping_answers_what_was_expected_until_then",),
     ),
     Mutant(
         "ping-addresses-can-be-guessed",

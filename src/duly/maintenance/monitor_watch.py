@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 from datetime import datetime, timedelta
 
-from duly.maintenance.expecting import judge
 from duly.maintenance.leader import LeaderService
 from duly.model import StoredMonitor
 from duly.store import incidents, monitors
 from duly.store.incidents import Closing, Opening
 from duly.store.monitors import Look
 from duly.store.pool import Pool, Querier
+from duly.timing.expecting import judge
 
 log = logging.getLogger("duly.maintenance")
 

@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 
 from duly import checks
 from duly.errors import Conflict, InvalidInput, LimitReached, NotFound, StoreBusy
-from duly.maintenance.expecting import Judgement, judge
 from duly.model import Monitor, MonitorDefinition, Page, PingEvent, ScheduleKind, StoredMonitor
 from duly.operations.core import INVALID_CURSOR, MAX_PAGE, Core
 from duly.rates import TokenBucket
@@ -26,6 +25,7 @@ from duly.store import incidents, monitors
 from duly.store.incidents import Closing
 from duly.store.pool import Pool, Querier
 from duly.timing import Fuel, parse_schedule
+from duly.timing.expecting import Judgement, judge
 
 # Monitors of one tenant.
 MAX_MONITORS = 10_000

@@ -5,6 +5,7 @@ Callers pass `now`. Instants are aware UTC datetimes; a `local` time is in the j
 The data flows: text → `parse` → a `Schedule` (one module per kind: `once`, `cron`, `interval`, `rrule`; local times
 become instants in `dst`) → a `Timetable` within the job's bounds, made by its `Definition` → `missed` plans a fire,
 from the `cache`; `wheel` says when to look. When the rules of a zone change, `rezoned` says where a plan goes.
+`expecting` judges a monitor: when its next ping is due, and what is wrong.
 """
 
 from .cache import next_occurrence

@@ -16,7 +16,8 @@ from uuid import UUID
 
 from duly.formats import rough_span, utc_text
 from duly.model import DEFAULT_POLICY, MonitorState, StoredMonitor
-from duly.timing import Definition, Fuel
+from duly.timing.definition import Definition
+from duly.timing.fuel import Fuel
 
 #: The kinds of incidents of monitors.
 NO_PING, PING_FAILED, PING_OVERRUN = "no_ping", "ping_failed", "ping_overrun"

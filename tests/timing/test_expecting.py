@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from duly.errors import InvalidInput
-from duly.maintenance.expecting import judge
 from duly.model import Ping, StoredMonitor
 from duly.timing import parse_schedule
+from duly.timing.expecting import judge
 
 
 def at(text: str) -> datetime:
