@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
+import re
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,13 +24,24 @@ _LINES = _JOBS.map(lambda jobs: "".join(json.dumps(job) + "\n" for job in jobs))
 _MOMENTS = st.datetimes(datetime(2030, 1, 1), datetime(2090, 1, 1)).map(  # noqa: DTZ001
     lambda moment: moment.replace(tzinfo=UTC).isoformat().replace("+00:00", "Z")
 )
+_AHEAD = datetime(2030, 1, 1, tzinfo=UTC)
 _LETTER = "64d3f1a2b3c4d.019a7c1e-5b5e-7c3a-9d3f-2f6a1d0c4b7e-4006432a6d5a2000"
+_UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+# The cursors of each list. They are opaque to clients, so the description only names their format.
+_CURSORS = {
+    "duly-job-cursor": (st.uuids().map(str), _UUID),
+    "duly-run-cursor": (_MOMENTS, r"\d{4}-\d\d-\d\dT.*Z"),
+    "duly-log-cursor": (st.uuids().map(lambda claim: f"{claim}.1"), _UUID + r"\.\d+"),
+    "duly-monitor-cursor": (st.sampled_from(["nightly", "a-b_c"]), "[a-z0-9][a-z0-9_-]*"),
+    "duly-audit-cursor": (st.just(f"{10**15:x}.7"), "[0-9a-f]{13}\\.[0-9a-f]{1,8}"),
+    "duly-incident-cursor": (st.just(f"{10**15:x}.{7:032x}"), "[0-9a-f]{13}\\.[0-9a-f]{32}"),
+    "duly-dead-letter-cursor": (st.just(_LETTER), rf"[0-9a-f]{{13}}\.{_UUID}-[0-9a-f]+"),
+}
 
 schemathesis.openapi.format("duly-schedule", st.sampled_from(_SCHEDULES))
 schemathesis.openapi.format(
     "duly-recurring-schedule", st.sampled_from([text for text in _SCHEDULES if text != "now" and "2031" not in text])
 )
-schemathesis.openapi.format("duly-monitor-cursor", st.sampled_from(["nightly", "a-b_c"]))
 schemathesis.openapi.format("duly-timezone", st.sampled_from(_ZONES))
 schemathesis.openapi.format("duly-key-template", st.sampled_from(_TEMPLATES))
 schemathesis.openapi.format("duly-path", st.sampled_from(["password", "card.number", "a\\.b", "Zoë.x y"]))
@@ -38,12 +50,9 @@ schemathesis.openapi.format(
 )
 schemathesis.openapi.format("http-url", st.sampled_from(["https://example.org/hook", "http://example.org:8080/a?b=c"]))
 schemathesis.openapi.format("date-time", _MOMENTS)
-schemathesis.openapi.format("duly-job-cursor", st.uuids().map(str))
-schemathesis.openapi.format("duly-run-cursor", _MOMENTS)
-schemathesis.openapi.format("duly-log-cursor", st.uuids().map(lambda claim: f"{claim}.1"))
-schemathesis.openapi.format("duly-incident-cursor", st.just(f"{10**15:x}.{7:032x}"))
-schemathesis.openapi.format("duly-dead-letter-cursor", st.just(_LETTER))
 schemathesis.openapi.format("duly-ndjson", _LINES)
+for _format, (_strategy, _) in _CURSORS.items():
+    schemathesis.openapi.format(_format, _strategy)
 
 
 @schemathesis.serializer("application/x-ndjson")
@@ -62,6 +71,7 @@ def _without_later_rules(job: Any) -> Any:
         return job
     if "\\u0000" in json.dumps(job.get("payload"), default=str):
         job = {field: value for field, value in job.items() if field != "payload"}
+    job = _with_ends_ahead(job)
     once = job.get("schedule") in _ONE_OFFS
     return {
         field: value
@@ -71,6 +81,23 @@ def _without_later_rules(job: Any) -> Any:
         and not (once and field == "max_runs" and _is_count(value))
         and not (field == "secret_fields" and _is_paths(value) and "payload" not in job)
     }
+
+
+def _with_ends_ahead(body: dict[str, Any]) -> dict[str, Any]:
+    """The end of a pause or of a maintenance window lies ahead and after its start; a link fills in any moment."""
+    for field in ("until", "ends_at"):
+        if _is_moment(body.get(field)) and datetime.fromisoformat(body[field]) < _AHEAD:
+            body = {**body, field: _moment(_AHEAD)}
+    if _is_moment(body.get("starts_at")) and _is_moment(body.get("ends_at")):
+        moments = sorted(datetime.fromisoformat(body[field]) for field in ("starts_at", "ends_at"))
+        if moments[0] == moments[1]:
+            moments[0] -= timedelta(seconds=1)
+        body = {**body, "starts_at": _moment(moments[0]), "ends_at": _moment(moments[1])}
+    return body
+
+
+def _moment(at: datetime) -> str:
+    return at.isoformat().replace("+00:00", "Z")
 
 
 def _is_paths(value: Any) -> bool:
@@ -104,8 +131,12 @@ def map_query(_: Any, query: Any) -> Any:
 def _together(name: str, query: dict[str, Any]) -> dict[str, Any]:
     """Changes parameters that would break a rule between parameters, because the description states those rules in
     words only. Only values that are valid by themselves are changed."""
-    if name == "purge_dead_letters" and query.keys() <= {"all"} and query.get("all", False) in (False, "false"):
-        return {"all": True}
+    if (
+        name == "purge_dead_letters"
+        and query.keys() <= {"all", "reason"}
+        and query.get("all", False) in (False, "false")
+    ):
+        return {**query, "all": True}
     if name == "explain_occurrence":
         if "from" not in query:
             return {key: value for key, value in query.items() if key not in ("to", "cursor") or not _is_moment(value)}
@@ -140,9 +171,20 @@ def before_call(_: Any, case: Any, __: Any) -> None:
         case.query = {key: value for key, value in case.query.items() if key in ("find", "payload")}
     if name in ("purge_dead_letters", "explain_occurrence"):
         case.query = _together(name, dict(case.query or {}))
-        # A link fills in any value of an answer; in a valid request, the cursor must be one that a list could return.
-        if meant_to_fit and not _is_moment(case.query.get("cursor", "")):
-            case.query = {key: value for key, value in case.query.items() if key != "cursor"}
+    if meant_to_fit and "cursor" in (case.query or {}) and not _is_cursor(case):
+        case.query = {key: value for key, value in case.query.items() if key != "cursor"}
+
+
+def _is_cursor(case: Any) -> bool:
+    """Whether the cursor is one that this list could have returned: a link fills in any value of an answer."""
+    given = str(case.query["cursor"])
+    for parameter in case.operation.definition.raw["parameters"]:
+        if parameter.get("name") == "cursor":
+            _, form = _CURSORS[parameter["schema"]["format"]]
+            return re.fullmatch(form, given) is not None and (
+                form != _CURSORS["duly-run-cursor"][1] or _is_moment(given)
+            )
+    return False
 
 
 @schemathesis.check

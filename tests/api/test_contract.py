@@ -106,7 +106,7 @@ TABLE = {
     "GET /jobs/{job_id}/runs", "GET /jobs/{job_id}/upcoming", "GET /jobs/{job_id}/explain", "GET /forecast",
     "GET /runs/{run_id}", "POST /runs/{run_id}/cancel", "GET /dead-letters", "POST /dead-letters/{run_id}/redrive",
     "POST /dead-letters/redrive", "DELETE /dead-letters/{run_id}", "POST /schedules/preview", "GET /cluster",
-    "GET /stats", "GET /audit", "POST /monitors/{slug}/ping",
+    "GET /stats", "GET /audit", "GET /incidents", "POST /monitors/{slug}/ping",
 }  # fmt: skip
 
 
@@ -120,7 +120,8 @@ async def test_every_call_of_the_spec_is_there(description: dict[str, Any]) -> N
     assert served - TABLE == {
         "GET /dead-letters/{run_id}", "GET /dead-letters/count", "DELETE /dead-letters", "GET /monitors",
         "PUT /monitors/{slug}", "GET /monitors/{slug}", "DELETE /monitors/{slug}",
-        "POST /monitors/{slug}/ping/{outcome}", "GET /runs/{run_id}/logs",
+        "POST /monitors/{slug}/ping/{outcome}", "GET /runs/{run_id}/logs", "POST /incidents/{incident_id}/ack",
+        "GET /maintenance-windows", "POST /maintenance-windows", "DELETE /maintenance-windows/{window_id}",
     }  # fmt: skip
 
 

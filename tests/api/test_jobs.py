@@ -72,11 +72,13 @@ async def test_a_job_document_has_every_field_of_the_spec_with_its_default(clien
         "dst_fold": "first",
         "idempotency_key_template": "{{job_id}}:{{scheduled_at_unix}}",
         "ping_url": None,
+        "alerts": None,
         "secret_fields": [],
         "dedupe_key": None,
         "labels": {},
         "status": "active",
         "status_reason": None,
+        "paused_until": None,
         "run_count": 1,
         "version": 1,
     }

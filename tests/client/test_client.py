@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 from uuid import UUID, uuid4
 
@@ -429,13 +429,22 @@ async def test_every_route_of_the_api_has_a_call(store_operations: StoreOperatio
     paths = create_app(store_operations).openapi()["paths"]
     routes = {(verb.upper(), path) for path, verbs in paths.items() if path.startswith("/api/v1") for verb in verbs}
     of_jobs = ("get_job", "change", "cancel", "pause", "resume", "trigger", "upcoming", "explain", "runs_page")
-    of_runs = ("get_run", "cancel_run", "get_dead_letter", "redrive", "purge")
+    of_runs = ("get_run", "cancel_run", "run_logs_page", "get_dead_letter", "redrive", "purge")
+    of_monitors = ("get_monitor", "remove_monitor", "ping_monitor")
     wanted = DeadLetterFilter(name="x")
-    others = ("jobs_page", "dead_letters_page", "count_dead_letters", "forecast", "cluster", "stats")
+    others = ("jobs_page", "dead_letters_page", "count_dead_letters", "audit_page", "monitors_page", "incidents_page",
+              "maintenance_windows", "forecast", "cluster", "stats")  # fmt: skip
+    from_now = datetime(2031, 5, 1, tzinfo=UTC)
     made: list[calls.Call[Any]] = [
         *(getattr(calls, name)("{job_id}") for name in of_jobs),
         *(getattr(calls, name)("{run_id}") for name in of_runs),
+        *(getattr(calls, name)("{slug}") for name in of_monitors),
         *(getattr(calls, name)() for name in others),
+        calls.set_monitor("{slug}", "@daily"),
+        calls.ping_monitor_outcome("{slug}", cast("Any", "{outcome}")),
+        calls.ack_incident("{incident_id}"),
+        calls.add_maintenance_window(ends_at=from_now),
+        calls.remove_maintenance_window("{window_id}"),
         calls.preview("now"),
         calls.redrive_some(wanted),
         calls.purge_some(wanted),

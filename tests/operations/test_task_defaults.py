@@ -224,6 +224,7 @@ async def test_every_field_of_a_policy_travels(pool: Pool, settings: Settings) -
         retry_backoff="linear", retry_delay_seconds=0.5, retry_max_delay_seconds=10, timeout_seconds=2.5,
         start_within_seconds=9, jitter_seconds=4, dst_gap="skip", dst_fold="both",
         idempotency_key_template="{{name}}:{{date}}", secret_fields=("card.number",),
+        ping_url="https://hc-ping.com/a-b", alerts={"late_seconds": 60, "not_finished_by": "09:00"},
     )  # fmt: skip
     assert all(getattr(policy, name) != getattr(Policy(), name) for name in Policy.__slots__)
     await offer(pool, report=TaskDefaults(policy=policy))

@@ -21,7 +21,7 @@ from functools import lru_cache
 from duly.schema_name import DEFAULT_SCHEMA
 
 #: What follows the schema's name in the names of channels. No underscore: two schemas never share a channel.
-CHANNELS = ("work", "due", "cancel", "submitted", "zones", "shards")
+CHANNELS = ("work", "due", "cancel", "submitted", "zones", "shards", "monitors")
 # "duly" in ASCII. It stands in the baseline and must never change.
 _DEFAULT_KEY = 0x64756C79
 _NAME = re.compile(

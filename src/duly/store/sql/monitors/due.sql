@@ -1,6 +1,8 @@
 -- Locks monitors at which the watch has to look, without those that a ping or another leader holds, and returns them with
 -- the time of this look.   $1 limit
-select m.*, clock.now
+select m.tenant, m.slug, m.description, m.schedule, m.kind, m.timezone, m.grace_seconds, m.max_runtime_seconds, m.created_at,
+    m.updated_at, m.watched_from, m.last_start_at, m.last_success_at, m.last_failure_at, m.failure, m.starts, m.pings,
+    clock.now
 from (select duly.now() as now) clock
 join lateral (
     select * from duly.monitors m

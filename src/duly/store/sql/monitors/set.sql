@@ -25,4 +25,6 @@ set description = excluded.description,
     updated_at = excluded.updated_at,
     look_at = least(m.look_at, excluded.look_at),
     version = m.version + 1
-returning *, version = 1 as created, (select count(pg_notify('duly_monitors', '')::text)) as told
+returning tenant, slug, description, schedule, kind, timezone, grace_seconds, max_runtime_seconds, created_at, updated_at,
+    watched_from, last_start_at, last_success_at, last_failure_at, failure, starts, pings,
+    version = 1 as created, (select count(pg_notify('duly_monitors', '')::text)) as told

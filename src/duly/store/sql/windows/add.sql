@@ -3,4 +3,4 @@ insert into duly.maintenance_windows (window_id, tenant, job_id, starts_at, ends
 select $1, $2, $3::uuid, coalesce($4::timestamptz, now.at), $5, $6, now.at from (select duly.now() as at) now
 where $5::timestamptz > coalesce($4::timestamptz, now.at)
 on conflict (window_id) do update set window_id = excluded.window_id
-returning *
+returning window_id, tenant, job_id, starts_at, ends_at, reason, created_at
