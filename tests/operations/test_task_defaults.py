@@ -24,7 +24,7 @@ from duly import AsyncClient, Client, Conflict, Duly, Forbidden, InvalidInput
 from duly.api.server import create_app, serve
 from duly.config import Settings
 from duly.maintenance.sql_submits import SqlSubmits
-from duly.model import DEFAULT_TENANT, NO_DEFAULTS, Declarer, Job, JobRequest, Policy, TaskDefaults, complete
+from duly.model import DEFAULT_TENANT, NO_DEFAULTS, Alerts, Declarer, Job, JobRequest, Policy, TaskDefaults, complete
 from duly.model.deploys import rank_of_setting
 from duly.operations import Operations, StoreOperations
 from duly.operations.sql_submits import plan_sql_submit
@@ -224,7 +224,7 @@ async def test_every_field_of_a_policy_travels(pool: Pool, settings: Settings) -
         retry_backoff="linear", retry_delay_seconds=0.5, retry_max_delay_seconds=10, timeout_seconds=2.5,
         start_within_seconds=9, jitter_seconds=4, dst_gap="skip", dst_fold="both",
         idempotency_key_template="{{name}}:{{date}}", secret_fields=("card.number",),
-        ping_url="https://hc-ping.com/a-b", alerts={"late_seconds": 60, "not_finished_by": "09:00"},
+        ping_url="https://hc-ping.com/a-b", alerts=Alerts(late_seconds=60, not_finished_by="09:00"),
     )  # fmt: skip
     assert all(getattr(policy, name) != getattr(Policy(), name) for name in Policy.__slots__)
     await offer(pool, report=TaskDefaults(policy=policy))
