@@ -39,7 +39,6 @@ class Server:
     full_page_writes: bool
     synchronous_commit: str
     autovacuum: bool
-    track_activities: bool
     freeze_max_age: int
     xid_age: int
     multixact_age: int
