@@ -7,6 +7,7 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -18,9 +19,10 @@ from duly.api.access import Access
 from duly.api.server import create_app, serve
 from duly.config import Settings, load_settings
 from duly.errors import ConfigError, Permanent
-from duly.model import DEFAULT_TENANT, DeadLetterFilter, JobRequest, parse_run_id
+from duly.model import DEFAULT_TENANT, DeadLetterFilter, JobRequest, MonitorDefinition, parse_run_id
 from duly.node import running_worker
 from duly.operations import Operations, StoreOperations
+from duly.store.incidents import Opening, open_many
 from duly.store.pool import Pool
 from duly.worker.handler.task import Task
 from harness.waiting import eventually
@@ -78,6 +80,11 @@ async def test_with_keys_every_route_that_is_not_meant_for_all_is_401_without_on
     for method, path in routes_of(app):
         if path in PUBLIC or path.startswith("/static/"):
             assert (await nobody.request(method, path)).status_code == 200, path
+            continue
+        if path.startswith("/ping/"):
+            # The address of a monitor is its own key, and can do nothing but ping it.
+            address = path.replace("{outcome}", "start")
+            assert (await nobody.request(method, address)).status_code == 404, path
             continue
         seen += 1
         for headers in ({}, {"Authorization": "Bearer duly_nonsense"}, {"Authorization": "Basic eDp5"}):
@@ -143,10 +150,11 @@ async def test_a_reader_may_look_and_change_nothing(
     job = await store_operations.for_tenant("acme").submit(JobRequest("h", schedule="every 1h"))
     run_id = (await store_operations.for_tenant("acme").jobs.trigger(str(job.job_id))).run_id
     before = await store_operations.for_tenant("acme").jobs.get(str(job.job_id))
+    await store_operations.for_tenant("acme").monitors.set("backup", MonitorDefinition("@daily"))
     for method, path in routes_of(app):
         if not path.startswith("/api/") or path in READABLE_BY_POST:
             continue
-        address = path.replace("{job_id}", str(job.job_id)).replace("{run_id}", run_id)
+        address = path.replace("{job_id}", str(job.job_id)).replace("{run_id}", run_id).replace("{slug}", "backup")
         response = await reader.request(method, address, json=None if method in ("GET", "DELETE") else {})
         if method == "GET":
             # No dead letter has this id; every other read is allowed.
@@ -198,12 +206,23 @@ async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
     run_id = (await store_operations.for_tenant("theirs").jobs.trigger(job_id)).run_id
     dead_id = await _dead_letter(pool, store_operations, settings, "theirs")
     before = await store_operations.for_tenant("theirs").jobs.get(job_id)
+    await store_operations.for_tenant("theirs").monitors.set("backup", MonitorDefinition("@daily"))
+    await open_many(pool, [Opening("theirs", "theirs", "late", "late", "late", job_id=theirs.job_id)])
+    [incident] = (await store_operations.for_tenant("theirs").incidents.page()).items
+    window = await store_operations.for_tenant("theirs").windows.add(ends_at=datetime(2999, 1, 1, tzinfo=UTC))
+    names = {
+        "{job_id}": job_id, "{slug}": "backup", "{outcome}": "start", "{incident_id}": str(incident.incident_id),
+        "{window_id}": str(window.window_id),
+    }  # fmt: skip
     seen = 0
     for method, path in routes_of(app):
-        if "{" not in path:
+        # A PUT makes a monitor of one's own; a ping address names no tenant.
+        if "{" not in path or method == "PUT" or path.startswith("/ping/"):
             continue
         for run in (run_id, dead_id):
-            address = path.replace("{job_id}", job_id).replace("{run_id}", run)
+            address = path.replace("{run_id}", run)
+            for name, value in names.items():
+                address = address.replace(name, value)
             response = await ours.request(method, address, json=None if method in ("GET", "DELETE") else {})
             assert response.status_code == 404, f"{method} {path}: {response.text}"
             assert "theirs" not in response.text
@@ -222,6 +241,9 @@ async def test_another_tenants_ids_are_404_on_every_route_that_takes_one(
         assert "theirs" not in (await ours.get(path)).text
     # The other tenant's data is unchanged.
     assert await store_operations.for_tenant("theirs").jobs.get(job_id) == before
+    assert (await store_operations.for_tenant("theirs").monitors.get("backup")).pings == ()
+    assert (await store_operations.for_tenant("theirs").incidents.page()).items == [incident]
+    assert await store_operations.for_tenant("theirs").windows.list() == [window]
     assert (await store_operations.for_tenant("theirs").runs.get(run_id)).status == "queued"
     assert await store_operations.for_tenant("theirs").dead_letters.count(DeadLetterFilter()) == 1
 

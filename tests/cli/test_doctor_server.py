@@ -440,7 +440,7 @@ def test_it_finds_extras_that_are_used_and_missing(duly: Run, own_url: str, tmp_
 def test_it_warns_long_before_transaction_ids_run_out() -> None:
     def status(age: int, freeze_max_age: int = 200_000_000) -> str:
         server = Server(
-            180000, True, True, "on", True, True, freeze_max_age, age, 0, connections_allowed=97, connections=1,
+            180000, True, True, "on", True, freeze_max_age, age, 0, connections_allowed=97, connections=1,
             own_connections=1, sees_all=True,
         )  # fmt: skip
         return diagnosis.check_wraparound(server).status

@@ -7,8 +7,8 @@ import asyncio
 import json
 import logging
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from duly import Duly
 from duly.api.server import create_app
 from duly.cli.main import app as commands
 from duly.config import Settings
-from duly.model import DEFAULT_TENANT, JobRequest, Policy
+from duly.model import DEFAULT_TENANT, JobRequest, MonitorDefinition, Policy
 from duly.node import running_worker
 from duly.operations import StoreOperations
 from duly.operations.rights import ROLES
@@ -35,6 +35,7 @@ Run = Callable[..., Ended]
 #: Part of every secret of these jobs.
 MARKER = "kiwi7"
 #: Columns that hold the secrets as they were submitted. No other column may contain one.
+MONITOR = "backup"
 KEPT = {("jobs", "payload"), ("jobs", "target"), ("dead_letters", "payload"), ("dead_letters", "target")}
 
 
@@ -138,6 +139,7 @@ async def live(settings: Settings) -> Life:
         await operations.jobs.trigger(job_id)
         await operations.jobs.pause(job_id, reason="for now")
         await store_operations.tenants.set("default", max_jobs=1_000)
+        await operations.monitors.set(MONITOR, MonitorDefinition("@daily"))
         assert {call.path.partition("?")[0] for call in endpoint.calls} == {"/fine", "/bad"}
         assert secret("card") in endpoint.calls[0].body.decode(), "the endpoint gets the real payload"
         dead = [letter.run_id for letter in (await operations.dead_letters.page()).items]
@@ -147,7 +149,7 @@ async def live(settings: Settings) -> Life:
         return Life(ids, runs, dead)
 
 
-async def answers_of_the_api(settings: Settings, life: Life) -> AsyncIterator[tuple[str, httpx.Response]]:
+async def answers_of_the_api(settings: Settings, life: Life) -> AsyncGenerator[tuple[str, httpx.Response]]:
     """The answers of every GET route to each role that may call it."""
     async with opened(settings) as (_, store_operations):
         app = create_app(store_operations)
@@ -165,7 +167,10 @@ async def answers_of_the_api(settings: Settings, life: Life) -> AsyncIterator[tu
                     pairs = [(job, run) for job in life.jobs for run in runs]
                     if role != "read":  # the same code answers the other roles, so one pair is enough
                         pairs = pairs[-1:]
-                    paths = {call.path.replace("{job_id}", job).replace("{run_id}", run) for job, run in pairs}
+                    paths = {
+                        call.path.replace("{job_id}", job).replace("{run_id}", run).replace("{slug}", MONITOR)
+                        for job, run in pairs
+                    }
                     if call.path.endswith("/explain"):
                         paths |= {f"{path}?from=2020-01-01T00:00:00Z" for path in paths}
                     for path in paths:
@@ -188,10 +193,11 @@ def test_a_secret_is_in_no_answer_no_output_no_log_and_no_record(
 
     async def ask() -> None:
         nonlocal looked_at
-        async for what, answer in answers_of_the_api(settings, life):
-            assert answer.status_code == 200, (what, answer.text)
-            assert MARKER not in answer.text, what
-            looked_at += 1
+        async with aclosing(answers_of_the_api(settings, life)) as answers:
+            async for what, answer in answers:
+                assert answer.status_code == 200, (what, answer.text)
+                assert MARKER not in answer.text, what
+                looked_at += 1
 
     async def look_through() -> set[tuple[str, str]]:
         """The columns that contain a secret."""
@@ -214,7 +220,7 @@ def test_a_secret_is_in_no_answer_no_output_no_log_and_no_record(
     assert looked_at > 100
     arguments = {
         ("job", "show"): life.jobs, ("job", "runs"): life.jobs, ("run", "show"): life.runs, ("dead", "show"): life.dead,
-        ("explain",): life.jobs, ("tenant", "show"): ["default"],
+        ("explain",): life.jobs, ("tenant", "show"): ["default"], ("monitor", "show"): [MONITOR],
     }  # fmt: skip
     for command in shows(typer.main.get_command(commands)):
         for argument in arguments.get(command, [""]):

@@ -43,7 +43,7 @@ def test_a_submitted_job_is_run_and_its_run_shown(duly: Run, start: Start) -> No
     job_id = submit(duly, "greet", "--payload", '{"name": "Ada"}', "--name", "greeting")
     failing = submit(duly, "fail", *APP)
     worker = start("worker", *APP)
-    worker.wait_for("worker .* is running: 7 tasks, queues default, reports")
+    worker.wait_for("worker .* is running: 8 tasks, queues default, reports")
     lines = {worker.wait_for(r"  (greeting|fail)  ")[1]: worker.output[-1] for _ in range(2)}
     moment = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}"
     assert re.fullmatch(moment + r"  greeting +succeeded +attempt 1  [\d.]+ m?s  lag .+", lines["greeting"])

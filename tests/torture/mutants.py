@@ -56,24 +56,26 @@ def apply(name: str) -> None:
 def _mutate_statements(mutant: Mutant) -> None:
     module = import_module("duly.store.statements")
     original: Callable[..., str] = module.statement
-    texts = {}
-    for name, pairs in mutant.statements.items():
-        text = original(name)
-        for old, new in pairs:
-            if text.count(old) != 1:
-                raise Unmatched(f"mutant {mutant.name}: {name}.sql has {text.count(old)} times {old!r}, not once")
-            text = text.replace(old, new)
-        texts[name] = text
-    if mutant.everywhere is not None:
-        surely, old, new = mutant.everywhere
-        for name in _all_statements():
-            if old in (text := original(name)):
-                texts[name] = text.replace(old, new)
-        if surely not in texts:
-            raise Unmatched(f"mutant {mutant.name}: {surely}.sql has no {old!r}")
+    # With the part that writes to duly.audit, and without.
+    texts: dict[tuple[str, bool], str] = {}
+    for audited in (False, True):
+        for name, pairs in mutant.statements.items():
+            text = original(name, audited=audited)
+            for old, new in pairs:
+                if text.count(old) != 1:
+                    raise Unmatched(f"mutant {mutant.name}: {name}.sql has {text.count(old)} times {old!r}, not once")
+                text = text.replace(old, new)
+            texts[name, audited] = text
+        if mutant.everywhere is not None:
+            surely, old, new = mutant.everywhere
+            for name in _all_statements():
+                if old in (text := original(name, audited=audited)):
+                    texts[name, audited] = text.replace(old, new)
+            if (surely, audited) not in texts:
+                raise Unmatched(f"mutant {mutant.name}: {surely}.sql has no {old!r}")
 
-    def statement(name: str, schema: str = "duly") -> str:
-        return texts.get(name) or original(name, schema)
+    def statement(name: str, schema: str = "duly", *, audited: bool = False) -> str:
+        return texts.get((name, audited)) or original(name, schema, audited=audited)
 
     if str(inspect.signature(statement)) != str(inspect.signature(original)):
         raise Unmatched(f"`statement` has other parameters: {inspect.signature(original)}")
