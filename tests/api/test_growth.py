@@ -308,16 +308,17 @@ def nested(outer: Fill, inner: Fill) -> Fill:
 
 
 def fields_of(schema: dict[str, Any], example: dict[str, Any]) -> Iterator[tuple[str, Fill]]:
-    """Every field of a body, also those of each kind of handler, with a function that puts a value into the field."""
+    """Every field of a body, also those of alerts and of each kind of handler, with a function that fills it."""
     for field, rules in schema["properties"].items():
         yield field, within(example, field)
         for kind in rules.get("anyOf", ()):
             inner = kind.get("properties", {})
             least = {"url": "https://example.org/", "argv": ["true"]}
             least = {name: value for name, value in least.items() if name in inner}
+            if "type" in inner:
+                least["type"] = inner["type"]["const"]
             for part in inner:
-                typed = {"type": inner["type"]["const"], **least}
-                yield f"{field}.{part}", nested(within(example, field), within(typed, part))
+                yield f"{field}.{part}", nested(within(example, field), within(least, part))
     yield "an unknown field", within(example, "unknown")
 
 
